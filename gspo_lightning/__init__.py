@@ -1,0 +1,27 @@
+"""Fine-tune language models with sequence-level reinforcement learning (GSPO) on Lightning.
+
+The package imports nothing heavy by itself (PEP 562): reward workers must start without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gspo_lightning.data import PromptDataModule
+    from gspo_lightning.module import GSPOModule
+
+__version__ = "0.1.0"
+__all__ = ["GSPOModule", "PromptDataModule", "__version__"]
+
+_LAZY = {
+    "GSPOModule": "gspo_lightning.module",
+    "PromptDataModule": "gspo_lightning.data",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,169 @@
+"""Reading arguments before the parser exists, and turning the parser's complaints into one clear message."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import yaml
+
+from gspo_lightning import registry
+from gspo_lightning.errors import UserError, did_you_mean
+
+__all__ = ["config_files", "explain", "plugin_paths"]
+
+TRANSLATIONS = {
+    "num_generations": "data.group_size",
+    "n_samples_per_prompt": "data.group_size",
+    "rollout.n": "data.group_size",
+    "epsilon": "model.objective.init_args.clip_low (and clip_high)",
+    "epsilon_low": "model.objective.init_args.clip_low",
+    "epsilon_high": "model.objective.init_args.clip_high",
+    "clip_ratio_low": "model.objective.init_args.clip_low",
+    "clip_ratio_high": "model.objective.init_args.clip_high",
+    "clip_ratio": "model.objective.init_args.clip_low (and clip_high)",
+    "left_clip_range": "model.objective.init_args.clip_low",
+    "right_clip_range": "model.objective.init_args.clip_high",
+    "ppo_mini_batch_size": "data.minibatches_per_rollout (a number of mini-batches, not a size)",
+    "train_batch_size": "data.prompts_per_rollout",
+    "rollout_batch_size": "data.prompts_per_rollout",
+    "per_device_train_batch_size": "data.max_tokens_per_micro_batch (a token budget; results do not depend on it)",
+    "gradient_accumulation_steps": "data.max_tokens_per_micro_batch (a token budget; results do not depend on it)",
+    "beta": "model.objective.init_args.kl_coef",
+    "kl_coef": "model.objective.init_args.kl_coef",
+    "steps_per_generation": "data.minibatches_per_rollout",
+    "num_iterations": "data.epochs_per_rollout",
+    "ppo_epochs": "data.epochs_per_rollout",
+    "loss_type": "model.objective",
+    "adv_estimator": "data.advantages",
+    "scale_rewards": "data.advantages",
+    "importance_sampling_level": "model.objective (GSPO is the sequence level, GRPO the token level)",
+    "max_completion_length": "data.max_response_tokens",
+    "max_prompt_length": "data.max_prompt_tokens",
+    "max_new_tokens": "data.max_response_tokens",
+    "reward_funcs": "data.rewards",
+    "learning_rate": "model.optimizer.init_args.lr",
+    "max_grad_norm": "trainer.gradient_clip_val",
+    "model_name_or_path": "model.name_or_path",
+    "total_epochs": "trainer.max_epochs",
+}
+"""Words of other frameworks -> what the same thing is called here."""
+
+
+def _values(arguments: Sequence[str], *flags: str) -> Iterator[str]:
+    for i, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if flag in flags:
+            if equals:
+                yield value
+            elif i + 1 < len(arguments):
+                yield arguments[i + 1]
+
+
+def config_files(arguments: Sequence[str]) -> list[Path]:
+    """The files given by ``--config``, in order.
+
+    Raises:
+        UserError: one does not exist or is not YAML.
+    """
+    return [Path(value) for value in _values(arguments, "--config", "-c")]
+
+
+def plugin_paths(arguments: Sequence[str]) -> list[str]:
+    """Plug-ins named by ``plugins:`` in any config file and by ``--plugins``, without repetitions.
+
+    Raises:
+        UserError: a config file is missing or malformed.
+    """
+    found: list[str] = []
+    for file in config_files(arguments):
+        content = _read_yaml(file)
+        listed = content.get("plugins") or []
+        found += [listed] if isinstance(listed, str) else [str(p) for p in listed]
+    for value in _values(arguments, "--plugins", "--plugins+"):
+        listed = ast.literal_eval(value) if value.startswith("[") and "'" in value + '"' else value
+        found += [str(p) for p in listed] if isinstance(listed, list) else [value]
+    return list(dict.fromkeys(found))
+
+
+def _read_yaml(file: Path) -> dict[str, object]:
+    if not file.is_file():
+        near = did_you_mean(file.name, (p.name for p in file.parent.glob("*.yaml"))) if file.parent.is_dir() else ""
+        raise UserError("--config", f"{str(file)!r} does not exist" + (f"; {near}" if near else ""))
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f":{where.line + 1}" if where is not None else ""
+        problem = getattr(error, "problem", None) or "is not text"
+        raise UserError(f"{file}{line}", f"is not YAML: {problem}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UserError(str(file), f"holds a {type(content).__name__}; a config is a mapping such as 'data: ...'")
+    return content
+
+
+def explain(error: Exception, arguments: Sequence[str]) -> UserError:
+    """One message from jsonargparse's complaint: the field, what was wrong, and the nearest right word."""
+    text = str(error)
+    if (found := _unknown_key(text)) is not None:
+        return found
+    if (found := _unknown_class(text)) is not None:
+        return found
+    lines = [line.strip(" -") for line in text.splitlines() if line.strip(" -")]
+    field = re.search(r'[Pp]arser key "([^"]+)"', text) or re.search(r'key "([^"]+)"', text)
+    return UserError(field.group(1) if field else "arguments", " ".join(_informative(lines)))
+
+
+def _informative(lines: Sequence[str]) -> list[str]:
+    wanted = [ln for ln in lines if not ln.startswith(("usage", "Problem with given class_path", "Does not validate"))]
+    return [re.sub(r'^[Pp]arser key "[^"]+":?\s*', "", ln) for ln in wanted[:4]] or list(lines[:4])
+
+
+def _unknown_key(text: str) -> UserError | None:
+    match = (
+        re.search(r"[Kk]ey '([^']+)' is not expected", text)
+        or re.search(r"[Oo]ption '([^']+)' is not accepted", text)
+        or re.search(r"[Uu]nrecognized arguments: (\S+)", text)
+        or re.search(r"[Nn]o action for key \"([^\"]+)\"", text)
+    )
+    if match is None:
+        return None
+    key = match.group(1).lstrip("-").partition("=")[0]
+    last = key.split(".")[-1]
+    for theirs, ours in TRANSLATIONS.items():
+        if key == theirs or last == theirs or key.endswith("." + theirs):
+            return UserError(key, "is a word of another framework", fix=f"this is called {ours} here")
+    near = did_you_mean(last, _known_words(key))
+    return UserError(key, f"is not a setting; {near}")
+
+
+def _known_words(key: str) -> list[str]:
+    import inspect
+
+    from gspo_lightning.data import PromptDataModule
+    from gspo_lightning.module import GSPOModule
+
+    room = key.split(".")[0]
+    owner = {"model": GSPOModule, "data": PromptDataModule}.get(room)
+    if owner is not None and key.count(".") <= 1:
+        return [p for p in inspect.signature(owner).parameters if p not in ("seed", "plugins")]
+    return ["seed_everything", "plugins", "trainer", "model", "data", "ckpt_path"]
+
+
+def _unknown_class(text: str) -> UserError | None:
+    match = re.search(r"[Uu]nexpected class_path '?([\w.]+)'?|Import path '?([\w.]+)'?|class_path \"?([\w.]+)", text)
+    field = re.search(r'[Kk]ey "([^"]+)"', text)
+    if match is None or field is None:
+        return None
+    name = next(g for g in match.groups() if g)
+    for kind in registry.KINDS:
+        word = {"objectives": "objective", "prompts": "train"}.get(kind, kind)
+        if word in field.group(1).split(".") or (kind == "prompts" and field.group(1).endswith((".val", ".test"))):
+            known = registry.components(kind)
+            if name.split(".")[-1] not in known:
+                return UserError(field.group(1), f"{name!r} is not registered; {did_you_mean(name, known)}")
+    return None

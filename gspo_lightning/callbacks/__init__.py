@@ -1,0 +1,11 @@
+"""Callbacks: what a run shows and keeps."""
+
+from gspo_lightning.callbacks.checkpoints import AtomicCheckpointIO, Interrupts, LastCheckpoint
+from gspo_lightning.callbacks.dashboard import Dashboard
+from gspo_lightning.callbacks.predictions import PredictionWriter
+from gspo_lightning.callbacks.progress import RunProgress
+from gspo_lightning.callbacks.summary import RunSummary
+
+__all__ = [
+    "AtomicCheckpointIO", "Dashboard", "Interrupts", "LastCheckpoint", "PredictionWriter", "RunProgress", "RunSummary",
+]  # fmt: skip

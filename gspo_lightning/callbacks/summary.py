@@ -1,0 +1,152 @@
+"""What a run leaves for people: ``summary.json``, ``report.png``, and a table on the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+from rich.table import Table
+
+from gspo_lightning.callbacks.folder import run_folder
+from gspo_lightning.commands.report import write_report
+
+__all__ = ["RunSummary", "versions"]
+
+PACKAGES = ("gspo_lightning", "torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "tensorboard")
+
+
+class RunSummary(Callback):
+    """Before and after, in numbers and in three example completions.
+
+    Args:
+        examples: held-out prompts whose answers are shown, before and after.
+        report: also draw ``report.png``.
+    """
+
+    def __init__(self, examples: int = 3, report: bool = True) -> None:
+        self.examples, self.report = examples, report
+        self._start = time.monotonic()
+        self._clipped: list[float] = []
+        self._before: dict[str, Any] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """A resumed run still knows where it came from."""
+        return {"before": self._before, "clipped": self._clipped, "seconds": time.monotonic() - self._start}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self._before, self._clipped = state_dict["before"], state_dict["clipped"]
+        self._start = time.monotonic() - state_dict["seconds"]
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the first evaluation: it is the one before the first update."""
+        if trainer.state.fn == "fit" and not self._before:
+            self._before = {"accuracy": pl_module.last_evaluation.get("val/accuracy"), "answers": _answers(pl_module)}
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Remember how many tokens were clipped."""
+        if (value := pl_module.last_update.get("clip/tokens")) is not None:
+            self._clipped.append(value)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write and show the summary."""
+        folder = run_folder(trainer)
+        if not trainer.is_global_zero:
+            return
+        summary = self._summary(trainer, pl_module)
+        write_json(folder / "summary.json", summary)
+        for logger in trainer.loggers:
+            logger.save()
+        picture = write_report([folder], folder) if self.report and any(folder.glob("events.*")) else None
+        show(summary, folder, picture)
+
+    def _summary(self, trainer: Trainer, module: LightningModule) -> dict[str, Any]:
+        after = _answers(module)
+        examples = [
+            {"prompt": p, "answer": a["answer"], "before": self._before["answers"][p]["completion"], "after": a["completion"]}
+            for p, a in after.items()
+            if p in self._before.get("answers", {})
+        ]
+        changed = sorted(examples, key=lambda e: e["before"] == e["after"])
+        return {
+            "accuracy_before": self._before.get("accuracy"),
+            "accuracy_after": module.last_evaluation.get("val/accuracy"),
+            "evaluated_at_update": module.evaluations[-1][0] if module.evaluations else None,
+            "iterations": module.data.loader.iteration + 1,
+            "updates": trainer.global_step,
+            "seconds": round(time.monotonic() - self._start, 2),
+            "objective": type(module.objective).__name__,
+            "objective_settings": repr(module.objective),
+            "model": module.settings.name_or_path,
+            "seed": module.data.seed,
+            "clip_fraction_tokens": sum(self._clipped) / len(self._clipped) if self._clipped else None,
+            "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+            "last_update": module.last_update,
+            "examples": changed[: self.examples],
+            "versions": versions(),
+        }
+
+
+def _answers(module: LightningModule) -> dict[str, dict[str, str]]:
+    return {
+        r.prompt.text: {"completion": r.text, "answer": str(r.prompt.columns.get("answer", ""))}
+        for r in module.evaluation_metrics.examples[:16]
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages whose numbers matter."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write beside the target and swap in."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(json.dumps(content, indent=2, default=str) + "\n")
+    os.replace(unfinished, path)
+
+
+def show(summary: dict[str, Any], folder: Path, picture: Path | None) -> None:
+    """Print the table, the examples and the paths."""
+    console = Console(highlight=False)
+    table = Table(title=f"{summary['objective']}, seed {summary['seed']}: before and after", title_justify="left")
+    for heading in ("prompt", "answer", "before", "after"):
+        table.add_column(heading, overflow="fold")
+    table.add_row("held-out accuracy", "", _percent(summary["accuracy_before"]), _percent(summary["accuracy_after"]), end_section=True)
+    for e in summary["examples"]:
+        table.add_row(e["prompt"], e["answer"], e["before"], e["after"])
+    console.print(table)
+    console.print(
+        f"{summary['iterations']} iterations, {summary['updates']} updates, {summary['seconds']:.0f} s, "
+        f"peak memory {summary['peak_memory_mb'] / 1024:.2f} GiB, tokens clipped {_percent(summary['clip_fraction_tokens'])}"
+    )
+    paths = {"run folder": folder, "summary": folder / "summary.json", "picture": picture}
+    for name, path in paths.items():
+        if path is not None:
+            console.print(f"{name + ':':<12}{_short(path)}", soft_wrap=True)
+    console.print(f"{'curves:':<12}tensorboard --logdir {_short(folder.parent)}", soft_wrap=True)
+
+
+def _percent(value: float | None) -> str:
+    return "not measured" if value is None else f"{100 * value:.1f}%"
+
+
+def _short(path: Path) -> str:
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,157 @@
+"""Everything that is verified before the first rollout: each check is one rule, and says the field, value, rule and fix.
+
+Only attributes are read here; nothing is imported from the rooms below.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from gspo_lightning.distributed import rank_and_world
+from gspo_lightning.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lightning.pytorch import Trainer
+
+    from gspo_lightning.data import PromptDataModule
+    from gspo_lightning.module import GSPOModule
+    from gspo_lightning.policy import Policy
+    from gspo_lightning.types import Prompt
+
+__all__ = ["check_context", "check_data_settings", "check_prompts", "check_run"]
+
+log = logging.getLogger(__name__)
+
+
+def check_data_settings(data: PromptDataModule) -> None:
+    """Rules that need nothing but the settings of the data module."""
+    positive = (
+        "prompts_per_rollout", "minibatches_per_rollout", "epochs_per_rollout", "max_tokens_per_micro_batch",
+        "max_prompt_tokens", "max_response_tokens", "group_size",
+    )  # fmt: skip
+    for name in positive:
+        value = getattr(data, name)
+        if value < 1:
+            raise UserError(f"data.{name}", f"is {value}; it must be at least 1")
+    _check_groups(data)
+    _check_rewards(data)
+    _check_evaluation(data)
+    if data.temperature <= 0:
+        raise UserError(
+            "data.temperature",
+            f"is {data.temperature}; training rollouts must be sampled, so it must be above 0",
+            fix="use 1.0; greedy decoding belongs into data.evaluation.temperature",
+        )
+    if (longest := data.max_prompt_tokens + data.max_response_tokens) > data.max_tokens_per_micro_batch:
+        raise UserError(
+            "data.max_tokens_per_micro_batch",
+            f"is {data.max_tokens_per_micro_batch}, but a sequence may have {data.max_prompt_tokens} + "
+            f"{data.max_response_tokens} = {longest} tokens (max_prompt_tokens + max_response_tokens)",
+            fix=f"use at least {longest}",
+        )
+
+
+def _check_groups(data: PromptDataModule) -> None:
+    least = data.advantages.min_group_size
+    if data.group_size < least:
+        raise UserError(
+            "data.group_size",
+            f"is {data.group_size}, but {type(data.advantages).__name__} compares the responses of a group",
+            fix=f"use at least {least}, or other data.advantages",
+        )
+    prompts, cuts = data.prompts_per_rollout, data.minibatches_per_rollout
+    if prompts % cuts:
+        below, above = prompts - prompts % cuts, prompts + cuts - prompts % cuts
+        near = f"{below} or {above}" if below else str(above)
+        raise UserError(
+            "data.prompts_per_rollout",
+            f"{prompts} prompts x {data.group_size} responses cannot be cut into {cuts} mini-batches of whole groups",
+            fix=f"use {near} prompts, or a divisor of {prompts} for data.minibatches_per_rollout",
+        )
+
+
+def _check_rewards(data: PromptDataModule) -> None:
+    if not data.rewards:
+        raise UserError("data.rewards", "is empty", fix="name at least one, for example rewards: {correct: ExactMatch}")
+    for name in data.reward_weights or {}:
+        if name not in data.rewards:
+            raise UserError("data.reward_weights", f"{name!r} is no reward; {did_you_mean(name, data.rewards)}")
+    if (name := data.accuracy_reward) not in data.rewards:
+        raise UserError("data.evaluation.accuracy_reward", f"{name!r} is no reward; {did_you_mean(name, data.rewards)}")
+
+
+def _check_evaluation(data: PromptDataModule) -> None:
+    chosen = data.evaluation
+    if chosen.samples < 1:
+        raise UserError("data.evaluation.samples", f"is {chosen.samples}; it must be at least 1")
+    if chosen.temperature < 0:
+        raise UserError("data.evaluation.temperature", f"is {chosen.temperature}; it must be 0 (greedy) or above")
+    if chosen.samples > 1 and chosen.temperature == 0:
+        raise UserError(
+            "data.evaluation.samples",
+            f"is {chosen.samples}, but greedy decoding gives the same response every time",
+            fix="set data.evaluation.temperature above 0, or samples: 1",
+        )
+    for k in chosen.pass_at:
+        if not 1 <= k <= chosen.samples:
+            raise UserError("data.evaluation.pass_at", f"pass@{k} needs between 1 and samples = {chosen.samples}")
+
+
+def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> None:
+    """Rules that join the settings of trainer, model and data."""
+    reason = module.objective.unusual_clip()
+    if reason and not module.allow_unusual_clip:
+        raise UserError(
+            "model.objective", reason, fix="correct the range, or say model.allow_unusual_clip: true if you mean it"
+        )
+    if trainer.accumulate_grad_batches != 1:
+        raise UserError(
+            "trainer.accumulate_grad_batches",
+            f"is {trainer.accumulate_grad_batches}, but one batch here is one whole optimizer step",
+            fix="leave it at 1 and bound memory by data.max_tokens_per_micro_batch",
+        )
+    if trainer.precision in ("16-mixed", "16-true"):
+        raise UserError(
+            "trainer.precision",
+            f"{trainer.precision!r} cannot hold log-ratios of the size of the clip range",
+            fix="use bf16-mixed or 32-true",
+        )
+    _, world = rank_and_world()
+    cut = data.prompts_per_rollout // data.minibatches_per_rollout
+    if cut % world:
+        raise UserError(
+            "data.prompts_per_rollout",
+            f"a mini-batch of {cut} groups cannot be dealt evenly to {world} ranks",
+            fix=f"use a multiple of {world * data.minibatches_per_rollout}",
+        )
+    if data.updates_per_iteration == 1:
+        log.warning(
+            "one update per rollout batch: the policy equals the old policy at every update, so no ratio can leave 1 "
+            "and clipping cannot bind (data.minibatches_per_rollout: 4 is the GSPO paper's setting)"
+        )
+
+
+def check_prompts(data: PromptDataModule, prompts: Sequence[Prompt]) -> None:
+    """The training set holds at least one rollout batch, so that no iteration sees a prompt twice."""
+    if len(prompts) < data.prompts_per_rollout:
+        raise UserError(
+            "data.train",
+            f"holds {len(prompts)} usable prompts, fewer than one rollout batch "
+            f"(data.prompts_per_rollout = {data.prompts_per_rollout})",
+            fix="give more prompts, or lower data.prompts_per_rollout",
+        )
+
+
+def check_context(data: PromptDataModule, policy: Policy) -> None:
+    """Prompt and response fit into the positions the model was built for."""
+    limit = policy.context_length
+    wanted = data.max_prompt_tokens + max(data.max_response_tokens, data.evaluation.max_response_tokens or 0)
+    if limit is not None and wanted > limit:
+        raise UserError(
+            "data.max_response_tokens",
+            f"max_prompt_tokens + max_response_tokens = {wanted}, but the model was built for {limit} positions",
+            fix=f"lower them to {limit} together",
+        )

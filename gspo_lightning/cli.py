@@ -1,0 +1,88 @@
+"""``gspo``: the command line. Training goes through LightningCLI; the other commands start without torch."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from gspo_lightning.errors import GSPOError, UserError, did_you_mean
+
+__all__ = ["COMMANDS", "TRAINING", "entry_point", "main"]
+
+TRAINING = {
+    "fit": "train (and make the cold start first, where a config asks for one)",
+    "validate": "evaluate on the held-out prompts",
+    "test": "evaluate on the test prompts",
+    "predict": "answer prompts and write predictions.jsonl",
+}
+COMMANDS = {
+    "list": "what is registered: objectives, advantages, rewards, rollouts, prompts",
+    "score": "score recorded completions without training",
+    "report": "curves of runs as report.png and a one-page summary",
+    "export": "write a checkpoint in transformers format",
+}
+"""Commands of their own: each is ``main(argv) -> int`` in ``gspo_lightning.commands.<name>``."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code (0 done, 1 failed, 2 a mistake of the user, 130 interrupted).
+
+    Args:
+        argv: arguments without the program's name; None takes ``sys.argv``.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    show_traceback = "--traceback" in arguments
+    if show_traceback:
+        arguments.remove("--traceback")
+    try:
+        return _dispatch(arguments)
+    except UserError as error:
+        if show_traceback:
+            raise
+        _complain(error)
+        return 2
+    except GSPOError as error:
+        if show_traceback:
+            raise
+        _complain(error)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def entry_point() -> None:
+    """The console script."""
+    sys.exit(main())
+
+
+def _dispatch(arguments: list[str]) -> int:
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help"):
+        print(_usage())
+        return 0
+    if name == "--version":
+        from gspo_lightning import __version__
+
+        print(f"gspo_lightning {__version__}")
+        return 0
+    if name in TRAINING:
+        from gspo_lightning.training_cli import run
+
+        return run(arguments)
+    if name in COMMANDS:
+        module = importlib.import_module(f"gspo_lightning.commands.{name}")
+        return int(module.main(arguments[1:]))
+    raise UserError("gspo", f"{name!r} is no command; {did_you_mean(name, [*TRAINING, *COMMANDS])}")
+
+
+def _usage() -> str:
+    lines = ["usage: gspo COMMAND [options]     (gspo COMMAND --help for its options)", ""]
+    lines += [f"  {name:<10}{text}" for name, text in {**TRAINING, **COMMANDS}.items()]
+    return "\n".join([*lines, "", "start here: gspo fit --config configs/quickstart.yaml"])
+
+
+def _complain(error: Exception) -> None:
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # one message, not one per rank
+        print(f"error: {error}", file=sys.stderr)

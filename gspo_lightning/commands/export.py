@@ -1,0 +1,80 @@
+"""``gspo export``: a checkpoint as a folder in transformers format."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gspo_lightning.errors import UserError
+
+__all__ = ["export", "main"]
+
+PREFIX = "policy.model."
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the policy of a checkpoint with its tokenizer and generation config.
+
+    Raises:
+        UserError: the checkpoint or its config is missing or unreadable, or the target exists.
+    """
+    parser = argparse.ArgumentParser("gspo export", description="Write a checkpoint in transformers format.")
+    parser.add_argument("checkpoint", type=Path, help="a .ckpt file")
+    parser.add_argument("output", type=Path, help="folder to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    options = parser.parse_args(list(argv))
+    export(options.checkpoint, options.output, overwrite=options.overwrite)
+    print(f"exported: {options.output}")
+    return 0
+
+
+def export(checkpoint: Path, output: Path, *, overwrite: bool = False) -> None:
+    """The frozen old policy is never part of it. The folder appears whole or not at all.
+
+    Args:
+        checkpoint: written by ``gspo fit``; it knows which model it belongs to.
+        output: loads with ``AutoModelForCausalLM.from_pretrained(output)``.
+        overwrite: replace an existing folder.
+
+    Raises:
+        UserError: see :func:`main`.
+    """
+    import torch
+
+    from gspo_lightning.policy import ModelSettings, load_policy
+
+    if output.exists() and not overwrite:
+        raise UserError("output", f"{output} exists", fix="give another folder, or --overwrite")
+    content = _read(checkpoint)
+    settings = ModelSettings(**content["gspo_lightning"]["model"])
+    policy = load_policy(settings)
+    weights = {k.removeprefix(PREFIX): v for k, v in content["state_dict"].items() if k.startswith(PREFIX)}
+    dtype = next((v.dtype for v in weights.values() if v.is_floating_point()), torch.float32)
+    policy.model.to(dtype)
+    policy.model.load_state_dict(weights, strict=True)
+    policy.model.tie_weights()
+    unfinished = output.with_name(f".{output.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    policy.save_pretrained(unfinished)
+    if output.exists():
+        shutil.rmtree(output)
+    os.replace(unfinished, output)
+
+
+def _read(checkpoint: Path) -> dict[str, Any]:
+    import torch
+
+    if not checkpoint.is_file():
+        raise UserError("checkpoint", f"{checkpoint} does not exist")
+    try:
+        content: dict[str, Any] = torch.load(checkpoint, weights_only=True, map_location="cpu", mmap=True)
+    except Exception as error:
+        raise UserError("checkpoint", f"{checkpoint} cannot be read: {error}") from error
+    if "gspo_lightning" not in content or "state_dict" not in content:
+        raise UserError("checkpoint", f"{checkpoint} was not written by gspo fit")
+    return content

@@ -1,0 +1,53 @@
+"""``gspo list``: everything that is registered, with its parameters."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from gspo_lightning import registry
+from gspo_lightning.errors import UserError, did_you_mean
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print a table per kind.
+
+    Raises:
+        UserError: no such kind.
+    """
+    parser = argparse.ArgumentParser("gspo list", description="What is registered, with its parameters.")
+    parser.add_argument("kind", nargs="*", help=", ".join(registry.KINDS))
+    parser.add_argument("--plugins", nargs="*", default=[], help="files, folders or modules to import first")
+    options = parser.parse_args(list(argv))
+    registry.import_plugins(options.plugins)
+    for kind in options.kind or registry.KINDS:
+        if kind not in registry.KINDS:
+            raise UserError("gspo list", f"{kind!r} is no kind of component; {did_you_mean(kind, registry.KINDS)}")
+        Console().print(table(kind))
+    return 0
+
+
+def table(kind: str) -> Table:
+    """Name, parameters with defaults, and the first line of the description."""
+    rows = Table(title=kind, title_justify="left", show_lines=True)
+    for heading, ratio in (("name", 2), ("parameters", 4), ("what it is", 4)):
+        rows.add_column(heading, ratio=ratio, overflow="fold")
+    for name, cls in registry.components(kind).items():
+        text = inspect.getdoc(cls) or ""
+        rows.add_row(name, "\n".join(_parameters(cls)) or "-", text.split("\n\n")[0].replace("\n", " "))
+    return rows
+
+
+def _parameters(cls: type[Any]) -> list[str]:
+    shown = []
+    for parameter in registry.parameters(cls):
+        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        shown.append(f"{parameter.name}{default}")
+    return shown

@@ -1,0 +1,373 @@
+"""Prompts in, mini-batches out: the DataModule, and the experience loader with its exact state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import LightningDataModule
+
+from gspo_lightning import checks
+from gspo_lightning.advantages import Advantages, GroupNormalised
+from gspo_lightning.distributed import all_gather_objects, rank_and_world
+from gspo_lightning.errors import UserError
+from gspo_lightning.experience import Experience, Groups, collect, deal, respond
+from gspo_lightning.prompts import PromptSet, open_prompts
+from gspo_lightning.prompts.encode import encode_prompts
+from gspo_lightning.randomness import Purpose, permutation, stream
+from gspo_lightning.rewards import Reward, RewardRunner
+from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource
+from gspo_lightning.types import MiniBatch, Prompt, SamplingParams
+
+if TYPE_CHECKING:
+    from gspo_lightning.module import GSPOModule
+
+__all__ = ["Evaluation", "ExperienceLoader", "PromptDataModule"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How held-out prompts are answered; independent of training."""
+
+    temperature: float = 0.0
+    """0 is greedy."""
+    samples: int = 1
+    """Responses per prompt (the k of avg@k). More than one needs a temperature above 0."""
+    max_response_tokens: int | None = None
+    """Tokens; None takes data.max_response_tokens."""
+    top_p: float = 1.0
+    """Nucleus sampling; only evaluation may leave 1."""
+    top_k: int = 0
+    """0 keeps all tokens; only evaluation may leave 0."""
+    pass_at: tuple[int, ...] = ()
+    """Values of k for pass@k, each at most ``samples``."""
+    limit: int | None = None
+    """Use only the first so many prompts; None uses all."""
+    batch_size: int = 256
+    """Prompts answered at a time."""
+    accuracy_reward: str | None = None
+    """Name of the reward that decides what is correct (a value of at least 1); None takes the first one."""
+
+
+class PromptDataModule(LightningDataModule):
+    """Rolls out, scores and cuts; one Lightning epoch is one iteration, one batch is one mini-batch.
+
+    Args:
+        train: prompts to train on: a prompt set such as ``ChainTask``, a ``.jsonl`` or ``.parquet`` file, or a hub id.
+        val: held-out prompts, evaluated before the first update and every ``trainer.check_val_every_n_epoch`` iterations.
+        test: prompts of ``gspo test``; None takes ``val``.
+        predict: prompts of ``gspo predict``; None takes ``val``.
+        columns: our word -> the data's (``{prompt: question, answer: solution}``).
+        rewards: name -> reward; the total is their weighted sum.
+        reward_weights: name -> weight; 1 where not given.
+        reward_workers: worker processes for rewards; None leaves one core to the trainer.
+        reward_deadline_s: seconds of CPU time one sample may take in a reward.
+        rollouts: where responses come from.
+        advantages: what a reward is worth within its group.
+        group_size: responses per prompt (G).
+        prompts_per_rollout: prompts per iteration over all ranks (P).
+        minibatches_per_rollout: optimizer steps per pass over a rollout batch; the GSPO paper uses 4.
+        epochs_per_rollout: passes over each rollout batch.
+        max_tokens_per_micro_batch: tokens, padding included, that go through the model at once; memory only, never
+            results.
+        max_prompt_tokens: longer prompts are dropped with a message, never cut.
+        max_response_tokens: longer responses are cut and count as truncated.
+        temperature: of training rollouts, > 0; every log-probability uses it.
+        stop_strings: texts that end a response, next to the end-of-sequence tokens.
+        stop_token_ids: token ids that end a response, next to the end-of-sequence tokens.
+        system_prompt: system message put before every prompt; needs a chat template.
+        chat_template_kwargs: passed to the chat template (for example ``{enable_thinking: false}``).
+        evaluation: how held-out prompts are answered.
+        seed: of prompt order and sampling; the command line sets it from ``seed_everything``.
+        plugins: plug-ins that reward workers import; the command line sets it.
+    """
+
+    def __init__(
+        self,
+        train: PromptSet | str,
+        rewards: dict[str, Reward],
+        val: PromptSet | str | None = None,
+        test: PromptSet | str | None = None,
+        predict: PromptSet | str | None = None,
+        columns: dict[str, str] | None = None,
+        reward_weights: dict[str, float] | None = None,
+        reward_workers: int | None = None,
+        reward_deadline_s: float = 3.0,
+        rollouts: RolloutSource | None = None,
+        advantages: Advantages | None = None,
+        group_size: int = 8,
+        prompts_per_rollout: int = 32,
+        minibatches_per_rollout: int = 4,
+        epochs_per_rollout: int = 1,
+        max_tokens_per_micro_batch: int = 16384,
+        max_prompt_tokens: int = 512,
+        max_response_tokens: int = 512,
+        temperature: float = 1.0,
+        stop_strings: list[str] | None = None,
+        stop_token_ids: list[int] | None = None,
+        system_prompt: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        evaluation: Evaluation = Evaluation(),  # noqa: B008 (frozen)
+        seed: int = 0,
+        plugins: list[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.train, self.val, self.test, self.predict = train, val, test, predict
+        self.columns = columns or {}
+        self.rewards, self.reward_weights = rewards, reward_weights
+        self.reward_workers, self.reward_deadline_s = reward_workers, reward_deadline_s
+        self.rollouts = rollouts if rollouts is not None else GroupedSampler()
+        self.advantages = advantages if advantages is not None else GroupNormalised()
+        self.group_size, self.prompts_per_rollout = group_size, prompts_per_rollout
+        self.minibatches_per_rollout, self.epochs_per_rollout = minibatches_per_rollout, epochs_per_rollout
+        self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
+        self.max_prompt_tokens, self.max_response_tokens = max_prompt_tokens, max_response_tokens
+        self.temperature = temperature
+        self.stop_strings, self.stop_token_ids = tuple(stop_strings or ()), tuple(stop_token_ids or ())
+        self.system_prompt, self.chat_template_kwargs = system_prompt, dict(chat_template_kwargs or {})
+        self.evaluation, self.seed, self.plugins = evaluation, seed, tuple(plugins or ())
+        self.loader = ExperienceLoader(self)
+        self._runner: RewardRunner | None = None
+        self._prompts: dict[str, list[Prompt]] = {}
+        checks.check_data_settings(self)
+
+    # Lightning's hooks -------------------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Read the prompts, start the reward workers, and check everything that can be checked without a model."""
+        module = self._module
+        if stage == "fit":
+            checks.check_run(self, module, self.trainer)
+        for name in {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,)):
+            self._read(name)
+        runner = self.runner  # starts the workers: their import time hides behind the model's
+        for prompts in self._prompts.values():
+            runner.check(set(prompts[0].columns))
+        if stage == "fit":
+            checks.check_prompts(self, self._prompts["train"])
+
+    def teardown(self, stage: str) -> None:
+        """Stop the reward workers and the rollout source."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+        self.rollouts.close()
+
+    def train_dataloader(self) -> ExperienceLoader:
+        """The experience loader: sized, one element per optimizer step of an iteration."""
+        return self.loader
+
+    def val_dataloader(self) -> list[list[Prompt]]:
+        """This rank's share of the held-out prompts, in batches."""
+        return self._evaluation_batches("val")
+
+    def test_dataloader(self) -> list[list[Prompt]]:
+        """This rank's share of the test prompts, in batches."""
+        return self._evaluation_batches("test")
+
+    def predict_dataloader(self) -> list[list[Prompt]]:
+        """This rank's share of the prompts to answer, in batches."""
+        return self._evaluation_batches("predict")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Iteration, position and the whole buffer of every rank: a resume continues inside a rollout batch."""
+        return {"ranks": all_gather_objects(self.loader.state_dict())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore this rank's part.
+
+        Raises:
+            UserError: the number of ranks changed in the middle of an iteration.
+        """
+        ranks = state_dict["ranks"]
+        rank, world = rank_and_world()
+        spent = all(s["trained"] >= len(s["experience"]["mini_batches"]) * s["epochs"] for s in ranks)
+        if len(ranks) != world and not spent:
+            raise UserError(
+                "trainer.devices",
+                f"the checkpoint was written by {len(ranks)} ranks in the middle of an iteration, this run has {world}",
+                fix=f"resume with {len(ranks)} ranks, or from a checkpoint at the end of an iteration",
+            )
+        self.loader.load_state_dict(ranks[min(rank, len(ranks) - 1)])
+
+    # what the module and the callbacks use -----------------------------------------------------------------------
+
+    @property
+    def runner(self) -> RewardRunner:
+        """The reward workers, started on first use."""
+        if self._runner is None:
+            self._runner = RewardRunner(
+                self.rewards,
+                self.reward_weights,
+                num_workers=self.reward_workers,
+                deadline_s=self.reward_deadline_s,
+                plugins=self.plugins,
+            )
+            self._runner.start()
+        return self._runner
+
+    @property
+    def accuracy_reward(self) -> str:
+        """The reward that decides what is correct in an evaluation."""
+        return self.evaluation.accuracy_reward or next(iter(self.rewards))
+
+    @property
+    def updates_per_iteration(self) -> int:
+        """Optimizer steps per rollout batch."""
+        return self.minibatches_per_rollout * self.epochs_per_rollout
+
+    def sampling(self, stops: Sequence[int]) -> SamplingParams:
+        """How training rollouts are drawn; ``stops`` are the policy's end tokens."""
+        return SamplingParams(
+            self.max_response_tokens,
+            self.temperature,
+            stop_token_ids=tuple(sorted({*stops, *self.stop_token_ids})),
+            stop_strings=self.stop_strings,
+        )
+
+    def evaluation_sampling(self, stops: Sequence[int]) -> SamplingParams:
+        """How held-out prompts are answered."""
+        chosen = self.evaluation
+        return dataclasses.replace(
+            self.sampling(stops),
+            max_response_tokens=chosen.max_response_tokens or self.max_response_tokens,
+            temperature=chosen.temperature,
+            top_p=chosen.top_p,
+            top_k=chosen.top_k,
+        )
+
+    def answer(self, prompts: Sequence[Prompt]) -> Groups:
+        """Scored responses of the live policy to held-out prompts, ``evaluation.samples`` each."""
+        module = self._module
+        groups, _ = respond(
+            self.rollouts,
+            module.policy,
+            prompts,
+            self.runner,
+            group_size=self.evaluation.samples,
+            sampling=self.evaluation_sampling(module.policy.eos_token_ids),
+            draws=Draws.of(self.seed, Purpose.EVAL_SAMPLING, 0),
+            version=module.global_step,
+            context=self.trainer.precision_plugin.forward_context,
+        )
+        return groups
+
+    def roll_out(self, iteration: int) -> Experience:
+        """Everything that happens between two iterations; see :mod:`gspo_lightning.experience`."""
+        module = self._module
+        old = module.old_policy
+        old.refresh(module.policy, iteration)
+        prompts = self._prompts["train"]
+        chosen = [prompts[i] for i in deal(self._order(iteration), self.minibatches_per_rollout)]
+        context = self.trainer.precision_plugin.forward_context
+        groups, seconds = respond(
+            self.rollouts,
+            old.sampling_policy(module.policy),
+            chosen,
+            self.runner,
+            group_size=self.group_size,
+            sampling=self.sampling(module.policy.eos_token_ids),
+            draws=Draws.of(self.seed, Purpose.TRAIN_SAMPLING, iteration),
+            version=module.global_step,
+            context=context,
+        )
+        experience = collect(
+            groups,
+            seconds,
+            advantages=self.advantages,
+            mini_batches=self.minibatches_per_rollout,
+            max_tokens=self.max_tokens_per_micro_batch,
+            iteration=iteration,
+            device=module.device,
+        )
+        with context():
+            experience.mini_batches = old.prepare(module.policy, experience.mini_batches, self.temperature)
+        return experience
+
+    def _order(self, iteration: int) -> list[int]:
+        """Indices of the prompts of an iteration: a fresh permutation for every pass over the set."""
+        total = len(self._prompts["train"])
+        first = iteration * self.prompts_per_rollout
+        wanted = range(first, first + self.prompts_per_rollout)
+        passes = {p: permutation(stream(self.seed, Purpose.PROMPT_ORDER, p), total) for p in {i // total for i in wanted}}
+        return [int(passes[i // total][i % total]) for i in wanted]
+
+    def _read(self, name: str) -> None:
+        source = getattr(self, name) if name in ("train", "val") else getattr(self, name) or self.val
+        if source is None or name in self._prompts:
+            return
+        records = open_prompts(source, self.columns).records()
+        self._prompts[name] = encode_prompts(
+            records,
+            self._module.tokenizer,
+            max_prompt_tokens=self.max_prompt_tokens,
+            system_prompt=self.system_prompt,
+            chat_template_kwargs=self.chat_template_kwargs,
+            field=f"data.{name}",
+        )
+
+    def _evaluation_batches(self, name: str) -> list[list[Prompt]]:
+        rank, world = rank_and_world()
+        mine = self._prompts.get(name, [])[: self.evaluation.limit][rank::world]
+        size = self.evaluation.batch_size
+        return [mine[i : i + size] for i in range(0, len(mine), size)]
+
+    @property
+    def _module(self) -> GSPOModule:
+        if self.trainer is None:
+            raise RuntimeError("the data module is not attached to a trainer yet")
+        module: GSPOModule = self.trainer.lightning_module
+        return module
+
+
+class ExperienceLoader:
+    """A sized, stateful iterable: hands out the mini-batches of an iteration and rolls out when its buffer is spent.
+
+    Its own counters decide where it stands, not Lightning's: ``trained`` moves only after an optimizer step, so a
+    checkpoint at any moment continues with exactly the mini-batches that were not trained on yet.
+    """
+
+    def __init__(self, data: PromptDataModule) -> None:
+        self._data = data
+        self.iteration = -1
+        self.trained = 0
+        self.experience = Experience([], {})
+
+    def __len__(self) -> int:
+        return self._data.updates_per_iteration
+
+    def __iter__(self) -> Iterator[MiniBatch]:
+        if self.trained >= len(self.experience.mini_batches) * self._data.epochs_per_rollout:
+            self.experience = Experience([], {})  # free the memory; an interrupted rollout still counts as not begun
+            experience = self._data.roll_out(self.iteration + 1)
+            self.iteration, self.trained, self.experience = self.iteration + 1, 0, experience
+        for position in range(self.trained, len(self)):
+            yield self._batch(position)
+
+    def _batch(self, position: int) -> MiniBatch:
+        batches = self.experience.mini_batches
+        epoch, index = divmod(position, len(batches))
+        order = permutation(stream(self._data.seed, Purpose.ROW_ORDER, self.iteration, epoch), len(batches))
+        chosen = batches[int(order[index])] if epoch else batches[index]
+        return dataclasses.replace(chosen, index=position)
+
+    def mark_trained(self) -> None:
+        """One more mini-batch has gone through the optimizer."""
+        self.trained += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and primitives only."""
+        return {
+            "iteration": self.iteration,
+            "trained": self.trained,
+            "epochs": self._data.epochs_per_rollout,
+            "experience": self.experience.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self.iteration, self.trained = int(state["iteration"]), int(state["trained"])
+        self.experience = Experience.from_state_dict(state["experience"])
+

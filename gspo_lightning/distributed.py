@@ -1,0 +1,56 @@
+"""The few collectives the loop needs; each is the identity in a single process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["all_gather_objects", "all_sum", "gather_rows", "largest", "rank_and_world"]
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This process's rank and the number of processes."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def all_sum(values: Tensor) -> Tensor:
+    """Sum over ranks, out of place."""
+    if rank_and_world()[1] == 1:
+        return values
+    total = values.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def largest(value: int, device: torch.device) -> int:
+    """The largest of the ranks' values."""
+    if rank_and_world()[1] == 1:
+        return value
+    found = torch.tensor(value, device=device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return int(found)
+
+
+def all_gather_objects(value: Any) -> list[Any]:
+    """Every rank's value, in rank order. For small control data and checkpoints, not for the hot path."""
+    world = rank_and_world()[1]
+    if world == 1:
+        return [value]
+    gathered: list[Any] = [None] * world
+    dist.all_gather_object(gathered, value)
+    return gathered
+
+
+def gather_rows(values: Tensor) -> Tensor:
+    """[world, N] of equally long vectors [N], in rank order."""
+    world = rank_and_world()[1]
+    if world == 1:
+        return values.unsqueeze(0)
+    gathered = [torch.empty_like(values) for _ in range(world)]
+    dist.all_gather(gathered, values.contiguous())
+    return torch.stack(gathered)

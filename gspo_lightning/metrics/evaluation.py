@@ -1,0 +1,54 @@
+"""What an evaluation counts: avg@k, pass@k, reward, length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torchmetrics import MeanMetric
+
+from gspo_lightning.metrics.passk import AverageAtK, PassAtK
+from gspo_lightning.types import Rollout
+
+if TYPE_CHECKING:
+    from gspo_lightning.data import Evaluation
+
+__all__ = ["EvaluationMetrics"]
+
+
+class EvaluationMetrics(nn.Module):
+    """torchmetrics of one evaluation; they reduce over ranks when computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics = nn.ModuleDict()
+        self.examples: list[Rollout] = []
+
+    def start(self, evaluation: Evaluation, device: torch.device) -> None:
+        """Begin an evaluation with these settings."""
+        self.metrics = nn.ModuleDict({"accuracy": AverageAtK()})
+        for k in evaluation.pass_at:
+            self.metrics[f"pass@{k}"] = PassAtK(k)
+        for name in ("reward", "response_length", "terminated"):
+            self.metrics[name] = MeanMetric()
+        self.metrics.to(device)
+        self.examples = []
+
+    def update(self, groups: Sequence[Sequence[Rollout]], accuracy_reward: str) -> None:
+        """Count the scored answers to some prompts; a response is correct if its accuracy reward is at least 1."""
+        correct = torch.tensor([[(r.reward_parts.get(accuracy_reward) or 0.0) >= 1.0 for r in g] for g in groups])
+        for name, metric in self.metrics.items():
+            if name == "accuracy" or name.startswith("pass@"):
+                metric.update(correct.to(metric.device))  # type: ignore[operator]
+        flat = [r for group in groups for r in group]
+        rewards = [r.reward for r in flat if r.reward is not None]
+        self.metrics["reward"].update(torch.tensor(rewards, dtype=torch.float64))  # type: ignore[operator]
+        self.metrics["response_length"].update(torch.tensor([float(len(r.token_ids)) for r in flat]))  # type: ignore[operator]
+        self.metrics["terminated"].update(torch.tensor([float(not r.truncated) for r in flat]))  # type: ignore[operator]
+        self.examples += [g[0] for g in groups]
+
+    def compute(self) -> dict[str, float]:
+        """``val/<name>`` -> value, over all ranks."""
+        return {f"val/{name}": float(metric.compute()) for name, metric in self.metrics.items()}  # type: ignore[operator]

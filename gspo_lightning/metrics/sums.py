@@ -1,0 +1,58 @@
+"""Sums and counts over micro-batches and ranks: one packed reduction per update, never a mean of means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.distributed import all_sum
+
+__all__ = ["RATIO_EDGES", "MetricSums", "ratio_histogram"]
+
+_DECADES = torch.logspace(-6, 1, 29, dtype=torch.float64)
+RATIO_EDGES: Tensor = torch.cat([-_DECADES.flip(0), torch.zeros(1, dtype=torch.float64), _DECADES])
+"""Bin edges of log s_i, finer around 0: the paper's clip range is 3e-4, a run off the rails is at 1 and beyond."""
+
+
+def ratio_histogram(log_ratios: Tensor) -> Tensor:
+    """Counts [len(RATIO_EDGES) + 1] of log-ratios [N] per bin; counts add up over micro-batches and ranks."""
+    edges = RATIO_EDGES.to(log_ratios.device)
+    bins = torch.bucketize(log_ratios.double(), edges)
+    return torch.bincount(bins, minlength=edges.numel() + 1).double()
+
+
+class MetricSums:
+    """Accumulates ``{name: (sum, count)}`` on the device and reduces everything in one collective."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._vectors: dict[str, Tensor] = {}
+
+    def add(self, sums: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Add the sums and counts of one micro-batch (0-dim tensors)."""
+        for name, (total, count) in sums.items():
+            pair = torch.stack([total.detach().double(), count.detach().double()])
+            self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+
+    def add_vector(self, name: str, values: Tensor) -> None:
+        """Add a vector of counts (a histogram)."""
+        self._vectors[name] = self._vectors[name] + values if name in self._vectors else values
+
+    def reduce(self) -> tuple[dict[str, tuple[float, float]], dict[str, list[float]]]:
+        """Sums and counts, and vectors, over all ranks; one collective and one device sync for all of them.
+
+        Every rank must have added the same names.
+        """
+        if not self._sums:
+            return {}, {}
+        names, vectors = sorted(self._sums), sorted(self._vectors)
+        packed = torch.cat([self._sums[n] for n in names] + [self._vectors[v] for v in vectors])
+        values = all_sum(packed).tolist()
+        pairs = {n: (values[2 * i], values[2 * i + 1]) for i, n in enumerate(names)}
+        rest, found = values[2 * len(names) :], {}
+        for name in vectors:
+            size = self._vectors[name].numel()
+            found[name], rest = rest[:size], rest[size:]
+        return pairs, found

@@ -1,0 +1,291 @@
+"""The LightningModule: policy, old policy and objective. The loop itself is :meth:`GSPOModule.training_step`.
+
+Automatic optimization; one Lightning epoch is one RL iteration, one batch is one mini-batch is one optimizer step. So
+``global_step``, clipping, schedulers, precision and checkpoints keep their plain meaning, and no checkpoint can fall
+between the micro-batches of an update.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from gspo_lightning import checks
+from gspo_lightning.coldstart import ColdStart
+from gspo_lightning.data import PromptDataModule
+from gspo_lightning.distributed import all_sum, largest, rank_and_world
+from gspo_lightning.errors import UserError
+from gspo_lightning.metrics.evaluation import EvaluationMetrics
+from gspo_lightning.metrics.sums import MetricSums, ratio_histogram
+from gspo_lightning.metrics.update import measure_mismatch, sequence_log_ratios, update_scalars
+from gspo_lightning.objectives import GSPO, Objective
+from gspo_lightning.old_policy import CachedLogProbs, OldPolicy, ResidentSnapshot
+from gspo_lightning.packing import filler
+from gspo_lightning.policy import DType, ModelSettings, Policy, check_head, load_policy, load_tokenizer
+from gspo_lightning.types import MicroBatch, MiniBatch, Prompt, Rollout
+
+__all__ = ["GSPOModule"]
+
+
+class GSPOModule(LightningModule):
+    """A policy trained with a sequence- or token-level objective against its own frozen snapshot.
+
+    Args:
+        name_or_path: hub id, local folder in transformers format, or a built-in tiny model (``tiny-qwen3``,
+            ``tiny-qwen3-moe``).
+        objective: turns log-probabilities and advantages into a loss.
+        old_policy: how the frozen snapshot is kept.
+        optimizer: built from the policy's trainable parameters.
+        lr_scheduler: stepped once per optimizer step; None keeps the learning rate constant.
+        cold_start: supervised steps before reinforcement learning, made once and cached; None starts from the model.
+        dtype: of the weights. float32 with ``trainer.precision: bf16-mixed`` is the rule.
+        attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2`` ...; None lets transformers choose.
+        gradient_checkpointing: recompute activations in the backward pass.
+        trust_remote_code: run Python code that a model repository ships.
+        revision: branch, tag or commit of a hub id.
+        config_overrides: fields of the model's config to change before it is built.
+        allow_unusual_clip: accept a clip range of the wrong scale for the objective's level.
+        histogram_every: optimizer steps between two histograms of s_i.
+        seed: of freshly initialised weights; the command line sets it from ``seed_everything``.
+    """
+
+    policy: Policy
+
+    def __init__(
+        self,
+        name_or_path: str = "tiny-qwen3",
+        objective: Objective | None = None,
+        old_policy: OldPolicy | None = None,
+        optimizer: OptimizerCallable = torch.optim.AdamW,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        cold_start: ColdStart | None = None,
+        dtype: DType = "float32",
+        attn_implementation: str | None = None,
+        gradient_checkpointing: bool = False,
+        trust_remote_code: bool = False,
+        revision: str | None = None,
+        config_overrides: dict[str, Any] | None = None,
+        allow_unusual_clip: bool = False,
+        histogram_every: int = 1,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.settings = ModelSettings(
+            name_or_path, dtype, attn_implementation, gradient_checkpointing, trust_remote_code, revision,
+            config_overrides or {}, seed,
+        )  # fmt: skip
+        self.objective = objective if objective is not None else GSPO()
+        self.old_policy = old_policy if old_policy is not None else CachedLogProbs()
+        self.build_optimizer, self.build_scheduler = optimizer, lr_scheduler
+        self.cold_start = cold_start
+        self.allow_unusual_clip, self.histogram_every = allow_unusual_clip, histogram_every
+        self.evaluation_metrics = EvaluationMetrics()
+        self.last_update: dict[str, float] = {}
+        self.last_evaluation: dict[str, float] = {}
+        self.evaluations: list[tuple[int, dict[str, float]]] = []
+        self._pending: dict[str, float] = {}
+        self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._micro_batch_counts: dict[int, int] = {}
+
+    # building ----------------------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Loaded on first use, before the model: prompts are checked while a mistake is still cheap."""
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self.settings)
+        return self._tokenizer
+
+    @property
+    def data(self) -> PromptDataModule:
+        """The data module this module trains on."""
+        data: PromptDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
+        return data
+
+    def configure_model(self) -> None:
+        """Make the cold start if there is none yet, load the policy, and check its output head."""
+        if hasattr(self, "policy"):
+            return
+        settings = self.settings
+        if self.cold_start is not None and self.trainer.ckpt_path is None:
+            settings = self.cold_start.ensure(settings, Path(self.trainer.default_root_dir))
+        self.policy = load_policy(settings)
+        self.policy.train()
+        check_head(self.policy)
+        checks.check_context(self.data, self.policy)
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer over the policy's trainable parameters, and the scheduler stepped with it."""
+        parameters = [p for p in self.policy.parameters() if p.requires_grad]
+        optimizer = self.build_optimizer(parameters)
+        if self.build_scheduler is None:
+            return optimizer
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": self.build_scheduler(optimizer), "interval": "step"},
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Make room for a snapshot that is in the checkpoint."""
+        if isinstance(self.old_policy, ResidentSnapshot):
+            self.configure_model()
+            self.old_policy.materialise(self.policy)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Say which model this is (for ``gspo export``), and flush the loggers.
+
+        Loggers then hold at least what the checkpoint has seen: a resume neither loses nor doubles a step.
+        """
+        checkpoint["gspo_lightning"] = {"model": dataclasses.asdict(self.settings), "objective": repr(self.objective)}
+        for logger in self.loggers:
+            if hasattr(experiment := logger.experiment, "flush"):
+                experiment.flush()
+
+    # the loop ----------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: MiniBatch, batch_idx: int) -> Tensor:
+        """One update: forward and backward of every micro-batch; Lightning does the last backward and the step.
+
+        Gradients do not depend on how the mini-batch was cut or on how many ranks hold it: every micro-batch is
+        divided by the denominator of the whole mini-batch over all ranks.
+        """
+        start = time.perf_counter()
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        optimizer.zero_grad(set_to_none=True)
+        micro_batches = self._in_step(batch.micro_batches)
+        denominator = all_sum(torch.stack([self.objective.count(m.response_mask) for m in micro_batches]).sum())
+        sums = MetricSums()
+        for part in micro_batches[:-1]:
+            with self._without_sync():
+                self._loss(part, denominator, sums).backward()
+        loss = self._loss(micro_batches[-1], denominator, sums)
+        self._measure(batch, sums, start)
+        return loss
+
+    def _loss(self, part: MicroBatch, denominator: Tensor, sums: MetricSums) -> Tensor:
+        """The share of one micro-batch in the loss; DDP and FSDP average over ranks, so it is scaled to a sum."""
+        logprobs, entropy = self.policy(part, self.data.temperature)
+        old_logprobs = self.old_policy.logprobs(part, self.data.temperature)
+        out = self.objective(
+            logprobs,
+            old_logprobs,
+            part.advantages,
+            part.response_mask,
+            behaviour_logprobs=part.behaviour_logprobs,
+            entropy=entropy,
+            denominator=denominator,
+        )
+        one = torch.ones_like(denominator)
+        sums.add(out.sums | {"loss": (out.loss, one * 0)} | measure_mismatch(part, old_logprobs))
+        log_ratios = sequence_log_ratios(logprobs.detach(), old_logprobs, part.response_mask)
+        sums.add_vector("ratio", ratio_histogram(log_ratios))
+        return out.loss * rank_and_world()[1]
+
+    def _in_step(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
+        """The same number of micro-batches on every rank; the missing ones carry weight 0."""
+        wanted = largest(len(micro_batches), self.device)
+        return micro_batches + [filler(micro_batches[-1])] * (wanted - len(micro_batches))
+
+    @contextlib.contextmanager
+    def _without_sync(self) -> Iterator[None]:
+        """Gradients of this micro-batch stay on this rank; they are reduced with the last one's."""
+        wrapped = self.trainer.strategy.model
+        if isinstance(wrapped, nn.parallel.DistributedDataParallel):
+            wrapped.require_backward_grad_sync = False
+            try:
+                yield
+            finally:
+                wrapped.require_backward_grad_sync = True
+        else:
+            yield
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
+        """Gradients are cleared at the start of :meth:`training_step`; here they already hold most of the update."""
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record the gradient norm before clipping."""
+        gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        self._pending["optim/gradient_norm"] = float(norm)
+        self._pending["optim/lr"] = float(optimizer.param_groups[0]["lr"])
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """One step; only now does the mini-batch count as trained on, and only now is the update logged."""
+        super().optimizer_step(*args, **kwargs)
+        self.data.loader.mark_trained()
+        self._log_update(self.global_step + 1)  # Lightning counts the step after this hook
+
+    # measuring ---------------------------------------------------------------------------------------------------
+
+    def _measure(self, batch: MiniBatch, sums: MetricSums, start: float) -> None:
+        pairs, vectors = sums.reduce()
+        self._pending = self.data.loader.experience.metrics | update_scalars(pairs)
+        self._ratio_counts = vectors["ratio"]
+        tokens = all_sum(torch.tensor(batch.num_tokens, dtype=torch.float64, device=self.device))
+        self._pending["data/tokens_per_update"] = float(tokens)
+        self._pending["data/micro_batches"] = float(len(batch.micro_batches))
+        self._update_start = start
+
+    def _log_update(self, step: int) -> None:
+        seconds = time.perf_counter() - self._update_start
+        self._pending["time/update_s"] = seconds
+        self._pending["throughput/trained_tokens_per_s"] = self._pending["data/tokens_per_update"] / max(seconds, 1e-9)
+        self.last_update = self._pending
+        for logger in self.loggers:
+            logger.log_metrics(self.last_update, step=step)
+
+    @property
+    def ratio_counts(self) -> list[float]:
+        """Histogram of log s_i of the last update, over :data:`gspo_lightning.metrics.sums.RATIO_EDGES`."""
+        return self._ratio_counts
+
+    # evaluation --------------------------------------------------------------------------------------------------
+
+    def on_validation_epoch_start(self) -> None:
+        """Start counting."""
+        self.evaluation_metrics.start(self.data.evaluation, self.device)
+
+    def validation_step(self, batch: list[Prompt], batch_idx: int) -> None:
+        """Answer held-out prompts and count what is correct."""
+        self.evaluation_metrics.update(self.data.answer(batch), self.data.accuracy_reward)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log under the number of updates so far; the evaluation before the first update is step 0."""
+        self.last_evaluation = self.evaluation_metrics.compute()
+        self.evaluations.append((self.global_step, self.last_evaluation))
+        if self.trainer.state.fn == "fit":
+            for logger in self.loggers:
+                logger.log_metrics(self.last_evaluation, step=self.global_step)
+        if not self.trainer.sanity_checking:  # Lightning refuses self.log there; callbacks may monitor these
+            self.log_dict(self.last_evaluation, logger=False)
+
+    def on_test_epoch_start(self) -> None:
+        """As in validation."""
+        self.on_validation_epoch_start()
+
+    def test_step(self, batch: list[Prompt], batch_idx: int) -> None:
+        """As in validation."""
+        self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        """As in validation."""
+        self.on_validation_epoch_end()
+
+    def predict_step(self, batch: list[Prompt], batch_idx: int) -> list[Rollout]:
+        """Scored responses to the prompts of a batch, one group after another."""
+        return [rollout for group in self.data.answer(batch) for rollout in group]
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """Not used: call ``module.policy``."""
+        raise UserError("GSPOModule", "has no forward of its own", fix="call module.policy(micro_batch, temperature)")

@@ -1,0 +1,221 @@
+"""The objective interface: log-probabilities and advantages in, one loss and its measurements out.
+
+No module with an objective postpones its annotations: a dataclass inherits them, and as strings they could not be
+resolved in the module of a subclass, so that the command line would accept any value for them.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, fields
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.objectives.aggregate import Aggregation, aggregate, count_rows, count_tokens
+from gspo_lightning.objectives.measure import Sums, Term, measure
+from gspo_lightning.objectives.options import (
+    Correction,
+    CorrectionMode,
+    KLEstimator,
+    check_choice,
+    check_number,
+    correction_weights,
+    kl_estimate,
+    off_policy_rows,
+)
+from gspo_lightning.objectives.rows import Rows
+from gspo_lightning.types import ObjectiveOutput
+
+__all__ = ["Level", "Objective", "Rows", "Surface", "Term"]
+
+Level = Literal["sequence", "token"]
+
+
+class Surface(ABC):  # noqa: B024 - the abstract method is in its only subclass
+    """What start-up checks read; not dataclass fields, so that an objective without clipping needs no such option."""
+
+    level: Level = "token"
+    clip_low: float | None = None
+    clip_high: float | None = None
+    aggregation: Aggregation = Aggregation.SEQUENCE_MEAN
+
+
+@dataclass(repr=False)
+class Objective(Surface):
+    """Base of all objectives: subclass it as a dataclass, implement :meth:`term`, choose ``aggregation``.
+
+    Args:
+        kl_coef: weight of a KL(policy || reference) loss term, >= 0, per nat. 0 (the GSPO paper's setting) needs no
+            reference policy.
+        kl_estimator: k1 | k2 | k3, see ``kl_estimate``; k3 is GRPO's.
+        entropy_coef: weight of an entropy bonus, >= 0, per nat.
+        opsm_delta: off-policy sequence mask: rows with mean(old - new) above this many nats per token are dropped where
+            the advantage is negative (DeepSeek-V3.2). None switches it off.
+        correction: importance weights old / behaviour for samples that another policy drew (an inference engine, a
+            stale snapshot): none, per token, or per sequence (geometric mean).
+        correction_cap: largest importance weight, >= 1. 2 is the usual bound of truncated importance sampling.
+        correction_mode: truncate (cut to the cap) or mask (drop what lies above it).
+    """
+
+    kl_coef: float = field(default=0.0, kw_only=True)
+    kl_estimator: KLEstimator = field(default="k3", kw_only=True)
+    entropy_coef: float = field(default=0.0, kw_only=True)
+    opsm_delta: float | None = field(default=None, kw_only=True)
+    correction: Correction = field(default="none", kw_only=True)
+    correction_cap: float = field(default=2.0, kw_only=True)
+    correction_mode: CorrectionMode = field(default="truncate", kw_only=True)
+
+    per_token_advantages: ClassVar[bool] = True
+    """Whether advantages [N, T] are allowed besides [N]."""
+    token_correction: ClassVar[bool] = True
+    """Whether importance weights may differ within a sequence (not where the loss is one number per sequence)."""
+
+    def __post_init__(self) -> None:
+        check_number("kl_coef", self.kl_coef, low=0.0)
+        check_number("entropy_coef", self.entropy_coef, low=0.0)
+        check_number("correction_cap", self.correction_cap, low=1.0)
+        if self.opsm_delta is not None:
+            check_number("opsm_delta", self.opsm_delta, low=0.0)
+        check_choice("kl_estimator", self.kl_estimator, get_args(KLEstimator))
+        check_choice("correction", self.correction, get_args(Correction))
+        check_choice("correction_mode", self.correction_mode, get_args(CorrectionMode))
+        if self.correction == "token" and not self.token_correction:
+            raise UserError(
+                "correction",
+                f"is 'token', but the loss of {type(self).__name__} is one number per sequence",
+                fix="use correction='sequence', or a token-level objective such as GSPOToken",
+            )
+
+    @abstractmethod
+    def term(self, rows: Rows) -> Term:
+        """The loss per sequence or token, the ratio before clipping and where clipping took the gradient away."""
+
+    def count(self, response_mask: Tensor) -> Tensor:
+        """What these rows contribute to the denominator: a float64 scalar that adds up over rows.
+
+        Args:
+            response_mask: [N, T] bool.
+        """
+        return (count_tokens if self.aggregation is Aggregation.TOKEN_MEAN else count_rows)(response_mask)
+
+    def unusual_clip(self) -> str | None:
+        """A sentence that explains why the clip range has the wrong scale for this objective, or None."""
+        return None
+
+    def __call__(
+        self,
+        logprobs: Tensor,
+        old_logprobs: Tensor,
+        advantages: Tensor,
+        response_mask: Tensor,
+        *,
+        ref_logprobs: Tensor | None = None,
+        behaviour_logprobs: Tensor | None = None,
+        entropy: Tensor | None = None,
+        segments: Tensor | None = None,
+        denominator: Tensor | float | None = None,
+    ) -> ObjectiveOutput:
+        """The loss of these rows, to be minimised, with its measurements.
+
+        Args:
+            logprobs: [N, T] of the policy, nats, with gradient.
+            old_logprobs: [N, T] of the old policy that the ratio divides by.
+            advantages: [N], or [N, T] where the objective allows it.
+            response_mask: [N, T] bool, True on tokens that the policy chose. Values elsewhere are never read.
+            ref_logprobs: [N, T] of the reference policy; needed with ``kl_coef``.
+            behaviour_logprobs: [N, T] of the policy that drew the samples; needed with ``correction``.
+            entropy: [N, T] nats; needed with ``entropy_coef``.
+            segments: [N, T] int64 in [0, T), for objectives over segments.
+            denominator: :meth:`count` summed over all micro-batches and ranks of the mini-batch; None when this call
+                is the whole mini-batch.
+
+        Raises:
+            UserError: an argument has the wrong shape or dtype, is missing, or selects nothing.
+        """
+        rows = Rows.build(
+            logprobs,
+            old_logprobs,
+            advantages,
+            response_mask,
+            ref_logprobs=ref_logprobs,
+            behaviour_logprobs=behaviour_logprobs,
+            entropy=entropy,
+            segments=segments,
+            per_token_advantages=self.per_token_advantages,
+        )
+        self._check_needed(rows)
+        term = self.term(rows)
+        weights, extra = self._weights(rows, term.loss)
+        loss = term.loss if weights is None else term.loss * weights.reshape_as(term.loss)
+        total = aggregate(loss, rows.mask, rows.lengths, self.aggregation)
+        if (penalty := self._penalty(rows)) is not None:
+            total = total + aggregate(penalty, rows.mask, rows.lengths, self.aggregation)
+        dropped = None if weights is None else (weights == 0).reshape(len(weights), -1)
+        return ObjectiveOutput(
+            loss=total / self._denominator(denominator, rows),
+            ratio=torch.where(rows.valid(term.ratio), term.ratio, 1.0),
+            clipped=term.clipped & rows.valid(term.ratio),
+            sums=measure(rows, term, level=self.level, dropped=dropped) | extra,
+        )
+
+    def _check_needed(self, rows: Rows) -> None:
+        for option, wanted, argument, value in (
+            ("kl_coef", self.kl_coef > 0, "ref_logprobs", rows.ref_logprobs),
+            ("entropy_coef", self.entropy_coef > 0, "entropy", rows.entropy),
+            ("correction", self.correction != "none", "behaviour_logprobs", rows.behaviour_logprobs),
+        ):
+            if wanted and value is None:
+                raise UserError(argument, f"is None, but {option}={getattr(self, option)!r} needs it, shape [N, T]")
+
+    def _weights(self, rows: Rows, loss: Tensor) -> tuple[Tensor | None, Sums]:
+        """Constant weights on ``loss``, at its level, and the sums that report them."""
+        weights: Tensor | None = None
+        sums: Sums = {}
+        if self.correction != "none":
+            weights = correction_weights(rows, self.correction, self.correction_cap, self.correction_mode)
+            weights = weights.squeeze(-1) if loss.ndim == 1 else weights.expand_as(loss)
+            valid = rows.valid(loss)
+            counted = torch.where(valid, weights, 0.0).double()
+            sums["correction_weight"] = (counted.sum(), valid.sum().double())
+            sums["correction_weight_squared"] = (counted.square().sum(), valid.sum().double())
+        if self.opsm_delta is not None:
+            far = off_policy_rows(rows, self.opsm_delta)
+            drop = (far if loss.ndim == 1 else far.unsqueeze(-1)) & (rows.advantages_like(loss) < 0)
+            weights = torch.where(drop, 0.0, torch.ones_like(loss.detach()) if weights is None else weights)
+            hit = drop if drop.ndim == 1 else drop.any(dim=-1)
+            sums["opsm_dropped_sequences"] = (hit.sum().double(), rows.nonempty.sum().double())
+        return weights, sums
+
+    def _penalty(self, rows: Rows) -> Tensor | None:
+        """[N, T] KL term minus entropy bonus."""
+        penalty: Tensor | None = None
+        if self.kl_coef > 0 and rows.ref_logprobs is not None:
+            penalty = self.kl_coef * kl_estimate(rows.logprobs, rows.ref_logprobs, self.kl_estimator)
+        if self.entropy_coef > 0 and rows.entropy is not None:
+            bonus = self.entropy_coef * rows.entropy
+            penalty = -bonus if penalty is None else penalty - bonus
+        return penalty
+
+    def _denominator(self, denominator: Tensor | float | None, rows: Rows) -> Tensor:
+        if denominator is None:
+            value = self.count(rows.mask)
+            if value.device.type == "cpu" and float(value) <= 0:
+                raise UserError(
+                    "response_mask",
+                    f"of shape {tuple(rows.mask.shape)} selects nothing, but a mini-batch needs one response token",
+                    fix="pass denominator= for a micro-batch that may be empty",
+                )
+        elif isinstance(denominator, Tensor):
+            value = denominator.detach()
+        else:
+            check_number("denominator", denominator, low=0.0)
+            value = torch.tensor(denominator, dtype=torch.float64, device=rows.logprobs.device)
+        if value.ndim != 0:
+            raise UserError("denominator", f"has shape {tuple(value.shape)}, but must be one number")
+        value = value.to(device=rows.logprobs.device, dtype=rows.logprobs.dtype)
+        return torch.where(value > 0, value, 1.0)  # nothing selected anywhere: the loss is 0 / 1, not 0 / 0
+
+    def __repr__(self) -> str:
+        shown = [f for f in fields(self) if not f.kw_only or getattr(self, f.name) != f.default]
+        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"

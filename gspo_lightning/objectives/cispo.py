@@ -1,0 +1,62 @@
+"""CISPO: the weight is clipped, the gradient is not."""
+
+from dataclasses import dataclass
+
+import torch
+
+from gspo_lightning.objectives.aggregate import Aggregation
+from gspo_lightning.objectives.base import Objective
+from gspo_lightning.objectives.clip import Band
+from gspo_lightning.objectives.measure import Term
+from gspo_lightning.objectives.options import check_number
+from gspo_lightning.objectives.rows import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
+
+__all__ = ["CISPO"]
+
+
+@dataclass(repr=False)
+class CISPO(Band, Objective):
+    """Clipped token ratio as a constant weight on the log-probability; no token loses its gradient.
+
+    ``J = sum_it sg[clip(r_it, 1 - low, 1 + high)] A_i log pi(y_it) / sum_i n_i``: MiniMax-M1, arXiv 2506.13585, Eq. 4
+    and 5. The value of the loss means nothing, only its gradient does; ``clipped`` is False everywhere,
+    ``outside_band`` tells how many weights were clipped.
+
+    We differ in: some name the cap itself ``epsilon_high``; here the cap is 1 + clip_high, as everywhere else.
+
+    Args:
+        clip_low: the weight is at least 1 - clip_low, [0, 1]; 1 means no lower bound, as in the paper.
+        clip_high: the weight is at most 1 + clip_high, >= 0; 4 gives the cap of 5 of ScaleRL (arXiv 2510.13786), since
+            the paper does not print its own.
+    """
+
+    clip_low: float = 1.0
+    clip_high: float = 4.0
+
+    aggregation = Aggregation.TOKEN_MEAN
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("clip_low", self.clip_low, low=0.0, high=1.0)
+        check_number("clip_high", self.clip_high, low=0.0)
+
+    def term(self, rows: Rows) -> Term:
+        """See :meth:`Objective.term`."""
+        log_ratio = rows.log_ratio.detach()
+        ratio = torch.exp(clamp_log_ratio(log_ratio))
+        low, high = 1 - self.clip_low, 1 + self.clip_high
+        return Term(
+            loss=-ratio.clamp(low, high) * rows.token_advantages * rows.logprobs,
+            ratio=ratio,
+            outside=(ratio < low) | (ratio > high),
+            clamped=log_ratio.abs() > LOG_RATIO_LIMIT,
+        )
+
+    def unusual_clip(self) -> str | None:
+        """An upper bound on the scale of a sequence ratio; any lower bound is usual."""
+        if self.clip_high >= 1e-3:
+            return None
+        return (
+            f"CISPO with clip_high={self.clip_high:g} caps the weight of half of all tokens: this is the scale of a "
+            "sequence ratio; ScaleRL uses a cap of 5, clip_high=4 (arXiv 2510.13786)"
+        )

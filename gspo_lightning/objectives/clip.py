@@ -1,0 +1,103 @@
+"""Ratio, clip: the shared part of every objective of the form ``min(r A, clip(r, 1 - low, 1 + high) A)``."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.objectives.base import Objective, Surface
+from gspo_lightning.objectives.measure import Term
+from gspo_lightning.objectives.options import check_number
+from gspo_lightning.objectives.rows import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
+
+__all__ = ["RatioClip"]
+
+SEQUENCE_SCALE, TOKEN_SCALE = 1e-2, 1e-3
+"""Above the first a clip range is unusual at sequence level, below the second at token level."""
+
+
+class Band(Surface):
+    """A clip range that is set. Not fields, so that every objective declares its own defaults in its own order."""
+
+    clip_low: float
+    clip_high: float
+
+
+@dataclass(repr=False)
+class RatioClip(Band, Objective):
+    """Shared base: a subclass says what the log-ratio is and how losses are aggregated.
+
+    Args:
+        clip_low: the ratio is clipped below 1 - clip_low where the advantage is negative, in [0, 1).
+        clip_high: the ratio is clipped above 1 + clip_high where the advantage is positive, >= 0.
+        dual_clip: where the advantage is negative the loss is at most dual_clip * abs(advantage): a bound on ratios
+            that grow without limit, > 1; 3 in its paper (arXiv 1912.09729, Eq. 5). None switches it off.
+    """
+
+    dual_clip: float | None = field(default=None, kw_only=True)
+
+    usual_clip: ClassVar[str] = ""
+    """What to use instead, with its source; the end of the sentence of :meth:`unusual_clip`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("clip_low", self.clip_low, low=0.0, high=1.0, open_high=True)
+        check_number("clip_high", self.clip_high, low=0.0)
+        if self.dual_clip is not None:
+            check_number("dual_clip", self.dual_clip, low=1.0, open_low=True)
+
+    @abstractmethod
+    def log_ratio(self, rows: Rows) -> Tensor:
+        """[N] or [N, T] logarithm of the ratio, with its gradient; values at masked positions do not matter."""
+
+    def term(self, rows: Rows) -> Term:
+        """``-min(r A, clip(r) A)`` with the gradient exactly zero where the clipped branch is the smaller one."""
+        log_ratio = self.log_ratio(rows)
+        log_ratio = torch.where(rows.valid(log_ratio), log_ratio, 0.0)
+        clamped = log_ratio.detach().abs() > LOG_RATIO_LIMIT
+        ratio = torch.exp(clamp_log_ratio(log_ratio))
+        advantages, value = rows.advantages_like(ratio), ratio.detach()
+        above, below = value > 1 + self.clip_high, value < 1 - self.clip_low
+        high, low = above & (advantages > 0), below & (advantages < 0)
+        bounded = torch.where(high, 1 + self.clip_high, torch.where(low, 1 - self.clip_low, ratio))
+        dual: Tensor | None = None
+        if self.dual_clip is not None:
+            dual = (advantages < 0) & (value > self.dual_clip)
+            bounded = torch.where(dual, self.dual_clip, bounded)
+        return Term(
+            loss=-bounded * advantages,
+            ratio=value,
+            low=low,
+            high=high,
+            dual=dual,
+            outside=above | below,
+            clamped=clamped,
+            flat=clamped,
+        )
+
+    def unusual_clip(self) -> str | None:
+        """See :meth:`Objective.unusual_clip`: above 1e-2 at sequence level, below 1e-3 at token level."""
+        if self.level == "token":
+            return token_scale_note(self, self.usual_clip)
+        if max(self.clip_low, self.clip_high) > SEQUENCE_SCALE:
+            return (
+                f"{_describe(self)} hardly ever clips: the ratio of a whole sequence is a mean over its tokens, and an "
+                f"update of a large model moves it by about {TOKEN_SCALE:g}; {self.usual_clip}"
+            )
+        return None
+
+
+def token_scale_note(objective: Band, usual: str) -> str | None:
+    """The sentence of :meth:`Objective.unusual_clip` for a token-level range on the scale of a sequence ratio."""
+    if min(objective.clip_low, objective.clip_high) >= TOKEN_SCALE:
+        return None
+    return (
+        f"{_describe(objective)} clips almost every token: this is the scale of a sequence ratio, single tokens move "
+        f"by more than {TOKEN_SCALE:g} in any update; {usual}"
+    )
+
+
+def _describe(objective: Band) -> str:
+    return f"{type(objective).__name__} with clip_low={objective.clip_low:g}, clip_high={objective.clip_high:g}"

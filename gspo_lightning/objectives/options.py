@@ -1,0 +1,87 @@
+"""What composes with every objective: a KL term, corrections for stale or foreign samples, checks of numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.objectives.rows import Rows, clamp_log_ratio
+
+__all__ = [
+    "Correction",
+    "CorrectionMode",
+    "KLEstimator",
+    "check_number",
+    "correction_weights",
+    "kl_estimate",
+    "off_policy_rows",
+]
+
+KLEstimator = Literal["k1", "k2", "k3"]
+Correction = Literal["none", "token", "sequence"]
+CorrectionMode = Literal["truncate", "mask"]
+
+
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
+    """Per-token estimate of KL(policy || reference) from samples of the policy, with ``x = logprobs - ref_logprobs``.
+
+    ``k1 = x`` (unbiased, but its gradient as a loss term is zero in expectation), ``k2 = x^2 / 2`` (the right
+    gradient on-policy), ``k3 = exp(-x) - 1 + x`` (unbiased, never negative, GRPO's choice; arXiv 2402.03300, Eq. 4).
+
+    >>> x = torch.tensor([0.0, 0.5])
+    >>> [round(float(kl_estimate(x, torch.zeros(2), k)[1]), 4) for k in ("k1", "k2", "k3")]
+    [0.5, 0.125, 0.1065]
+    """
+    x = logprobs - ref_logprobs
+    if estimator == "k1":
+        return x
+    if estimator == "k2":
+        return 0.5 * x.square()
+    return torch.exp(-clamp_log_ratio(x)) - 1 + x
+
+
+def correction_weights(rows: Rows, level: Correction, cap: float, mode: CorrectionMode) -> Tensor:
+    """Importance weights old / behaviour, [N, 1] or [N, T], for samples that came from another policy than ``old``.
+
+    At sequence level the geometric mean over tokens: the product collapses (0.06 where tokens say 0.9999). Above
+    ``cap`` a weight is cut to ``cap`` (truncated importance sampling) or set to zero (masked).
+    """
+    assert rows.behaviour_logprobs is not None
+    log_weight = rows.old_logprobs - rows.behaviour_logprobs
+    if level == "sequence":
+        log_weight = rows.mean(log_weight).unsqueeze(-1)
+    weight = torch.exp(clamp_log_ratio(log_weight))
+    return weight.clamp(max=cap) if mode == "truncate" else torch.where(weight > cap, 0.0, weight)
+
+
+def off_policy_rows(rows: Rows, delta: float) -> Tensor:
+    """[N] bool: mean(old - new) > delta nats per token; such rows are dropped where the advantage is negative.
+
+    Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
+    """
+    return rows.mean(-rows.log_ratio.detach()) > delta
+
+
+def check_number(
+    name: str, value: float, *, low: float, high: float = math.inf, open_low: bool = False, open_high: bool = False
+) -> None:
+    """Refuse what is not a finite number of the interval from ``low`` to ``high``.
+
+    Raises:
+        UserError: naming the argument, its value and the rule.
+    """
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    ok = ok and (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
+    if not ok:
+        upper = "" if high == math.inf else f" and {'<' if open_high else '<='} {high:g}"
+        raise UserError(name, f"is {value!r}, but must be a finite number {'>' if open_low else '>='} {low:g}{upper}")
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Refuse what is not one of ``choices``."""
+    if value not in choices:
+        raise UserError(name, f"is {value!r}, but must be one of {', '.join(choices)}")

@@ -1,0 +1,49 @@
+"""REINFORCE: no ratio, no clip."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from gspo_lightning.objectives.aggregate import Aggregation
+from gspo_lightning.objectives.base import Objective
+from gspo_lightning.objectives.measure import Term
+from gspo_lightning.objectives.options import check_choice
+from gspo_lightning.objectives.rows import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
+
+__all__ = ["REINFORCE"]
+
+Reduction = Literal["sequence_sum", "sequence_mean", "token_mean"]
+
+
+@dataclass(repr=False)
+class REINFORCE(Objective):
+    """Plain policy gradient: advantage times log-probability, no ratio, no clip.
+
+    ``J = mean_i A_i sum_t log pi(y_it)``: Williams 1992; for language models arXiv 2402.14740, whose RLOO
+    this is with ``LeaveOneOut`` advantages. The value of the loss
+    means nothing, only its gradient does. The old policy enters the metrics only, so that with several mini-batches per
+    rollout the gradient is biased and nothing bounds the update: use one, or ``correction``.
+
+    We differ in: nothing with the defaults.
+
+    Args:
+        reduction: ``sequence_sum``: the sum over tokens, mean over sequences; the unbiased gradient of the expected
+            reward. ``sequence_mean``: GSPO's and GRPO's weights. ``token_mean``: DAPO's weights.
+    """
+
+    reduction: Reduction = "sequence_sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("reduction", self.reduction, get_args(Reduction))
+        self.aggregation = Aggregation(self.reduction)
+
+    def term(self, rows: Rows) -> Term:
+        """See :meth:`Objective.term`."""
+        log_ratio = rows.log_ratio.detach()
+        return Term(
+            loss=-rows.token_advantages * rows.logprobs,
+            ratio=torch.exp(clamp_log_ratio(log_ratio)),
+            clamped=log_ratio.abs() > LOG_RATIO_LIMIT,
+        )

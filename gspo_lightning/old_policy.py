@@ -1,0 +1,138 @@
+"""The old policy: the frozen snapshot that samples *and* that the ratio divides by, behind one interface.
+
+The forms differ in memory, not in numbers: in float32 they give bit-identical training.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.policy import Policy
+from gspo_lightning.types import MicroBatch, MiniBatch
+
+__all__ = ["CachedLogProbs", "OldPolicy", "ResidentSnapshot"]
+
+
+class OldPolicy(nn.Module):
+    """The policy of the last refresh. ``refresh_every`` counts iterations (rollout batches)."""
+
+    def __init__(self, refresh_every: int = 1) -> None:
+        super().__init__()
+        if refresh_every < 1:
+            raise UserError("model.old_policy.refresh_every", f"is {refresh_every}; it must be at least 1")
+        self.refresh_every = refresh_every
+
+    @abstractmethod
+    def sampling_policy(self, policy: Policy) -> Policy:
+        """The weights that rollouts are sampled from."""
+
+    @abstractmethod
+    def refresh(self, policy: Policy, iteration: int) -> None:
+        """Called before each rollout: take a new snapshot if this iteration is due for one."""
+
+    @abstractmethod
+    def prepare(self, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
+        """Called once after each rollout, before the first update on it."""
+
+    @abstractmethod
+    def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
+        """Old log-probabilities [N, T] of a micro-batch while it is trained on."""
+
+    def due(self, iteration: int) -> bool:
+        """Whether a snapshot is taken before this iteration's rollout."""
+        return iteration % self.refresh_every == 0
+
+
+class CachedLogProbs(OldPolicy):
+    """The snapshot evaluated once, right after sampling, in the training layout; no second model in memory.
+
+    Only the log-probabilities of the rollouts are kept, so the snapshot cannot outlive one iteration.
+    """
+
+    def __init__(self, refresh_every: int = 1) -> None:
+        super().__init__(refresh_every)
+        if refresh_every != 1:
+            raise UserError(
+                "model.old_policy.refresh_every",
+                f"is {refresh_every}, but CachedLogProbs keeps no weights to sample from again",
+                fix="use model.old_policy: ResidentSnapshot, or refresh_every: 1",
+            )
+
+    def sampling_policy(self, policy: Policy) -> Policy:
+        """The live policy: at sampling time it is the snapshot."""
+        return policy
+
+    def refresh(self, policy: Policy, iteration: int) -> None:
+        """Nothing to copy."""
+
+    @torch.no_grad()
+    def prepare(self, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
+        """Evaluate every micro-batch with the weights that sampled it."""
+        device = policy.device
+        return [
+            replace(
+                batch,
+                micro_batches=[
+                    replace(m, old_logprobs=policy(m.to(device), temperature)[0].to(m.input_ids.device))
+                    for m in batch.micro_batches
+                ],
+            )
+            for batch in batches
+        ]
+
+    def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
+        """The cached values."""
+        if batch.old_logprobs is None:
+            raise ValueError("a micro-batch without old_logprobs reached training: prepare() was not called")
+        return batch.old_logprobs
+
+
+class ResidentSnapshot(OldPolicy):
+    """A second, frozen copy of the weights on the same device; allows ``refresh_every`` above 1."""
+
+    snapshot: Policy
+
+    def _copy(self, policy: Policy) -> None:
+        if "snapshot" not in self._modules:
+            frozen = Policy(copy.deepcopy(policy.model), policy.tokenizer)
+            self.snapshot = frozen.requires_grad_(False).train(policy.training)
+            return
+        with torch.no_grad():
+            pairs = zip(self.snapshot.model.state_dict().values(), policy.model.state_dict().values(), strict=True)
+            for mine, theirs in pairs:
+                mine.copy_(theirs)
+
+    def sampling_policy(self, policy: Policy) -> Policy:
+        """The snapshot."""
+        return self.snapshot
+
+    def refresh(self, policy: Policy, iteration: int) -> None:
+        """Copy the weights when due (or when there is no snapshot yet)."""
+        if self.due(iteration) or "snapshot" not in self._modules:
+            self._copy(policy)
+
+    def prepare(self, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
+        """Nothing to cache: the snapshot is evaluated micro-batch by micro-batch."""
+        return list(batches)
+
+    @torch.no_grad()
+    def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
+        """A forward of the snapshot through the same path as the policy's."""
+        logprobs: Tensor = self.snapshot(batch, temperature)[0]
+        return logprobs
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def materialise(self, policy: Policy) -> None:
+        """Make room for a snapshot that a checkpoint is about to fill."""
+        if "snapshot" not in self._modules:
+            self._copy(policy)

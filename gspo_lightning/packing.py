@@ -1,0 +1,123 @@
+"""From scored groups to mini-batches (one optimizer step each) to micro-batches (one forward each).
+
+Mini-batches are made of whole groups. Micro-batches hold rows of similar length under a token budget; how rows are cut
+never changes a loss or gradient, because denominators belong to the mini-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.types import MicroBatch, MiniBatch, Rollout
+
+__all__ = ["cut_micro_batches", "filler", "make_micro_batch", "make_mini_batches"]
+
+
+def make_mini_batches(
+    groups: Sequence[Sequence[Rollout]],
+    *,
+    mini_batches: int,
+    max_tokens: int,
+    order: Sequence[int] | None = None,
+    iteration: int = 0,
+    first_index: int = 0,
+) -> list[MiniBatch]:
+    """Deal whole groups to ``mini_batches`` mini-batches of equal numbers of groups.
+
+    Args:
+        groups: P groups of rollouts; missing rollouts (``reward is None``) keep their row with an empty response mask.
+        mini_batches: how many; must divide P.
+        max_tokens: budget of one micro-batch, padding included.
+        order: a permutation of ``range(P)``; the identity by default.
+        iteration: number of the rollout batch, recorded in each mini-batch.
+        first_index: index of the first mini-batch (later epochs over the same rollouts go on counting).
+
+    Raises:
+        UserError: P is not a multiple of ``mini_batches``.
+    """
+    if len(groups) % mini_batches:
+        raise UserError(
+            "data.minibatches_per_rollout",
+            f"{len(groups)} groups per rank cannot be cut into {mini_batches} equal mini-batches of whole groups",
+            fix="make prompts_per_rollout a multiple of minibatches_per_rollout times the number of ranks",
+        )
+    ordered = [groups[i] for i in (order if order is not None else range(len(groups)))]
+    size = len(groups) // mini_batches
+    return [
+        MiniBatch(
+            cut_micro_batches(list(chain.from_iterable(ordered[i * size : (i + 1) * size])), max_tokens),
+            index=first_index + i,
+            iteration=iteration,
+        )
+        for i in range(mini_batches)
+    ]
+
+
+def cut_micro_batches(rollouts: Sequence[Rollout], max_tokens: int) -> list[MicroBatch]:
+    """Rows sorted by length, cut so that rows x longest row stays within ``max_tokens``.
+
+    A single row longer than the budget is refused: it could never be trained on.
+    """
+    rows = sorted(rollouts, key=_length, reverse=True)  # a stable sort: equal lengths keep their order
+    longest = _length(rows[0])
+    if longest > max_tokens:
+        raise UserError(
+            "data.max_tokens_per_micro_batch",
+            f"is {max_tokens}, but one sequence has {longest} tokens",
+            fix=f"use at least max_prompt_tokens + max_response_tokens (here {longest} or more)",
+        )
+    cuts: list[list[Rollout]] = [[]]
+    width = longest
+    for row in rows:
+        if (len(cuts[-1]) + 1) * width > max_tokens:
+            cuts.append([])
+            width = _length(row)
+        cuts[-1].append(row)
+    return [make_micro_batch(cut) for cut in cuts]
+
+
+def _length(rollout: Rollout) -> int:
+    return len(rollout.prompt.token_ids) + int(rollout.token_ids.shape[0])
+
+
+def make_micro_batch(rollouts: Sequence[Rollout]) -> MicroBatch:
+    """Left-aligned rows: prompt, response, padding (id 0, masked by length, so its value is never read)."""
+    prompts = torch.tensor([len(r.prompt.token_ids) for r in rollouts])
+    responses = torch.tensor([r.token_ids.shape[0] for r in rollouts])
+    width = int((prompts + responses).max())
+    steps = int(responses.max())
+    input_ids = torch.zeros(len(rollouts), width, dtype=torch.int64)
+    mask = torch.zeros(len(rollouts), steps, dtype=torch.bool)
+    has_logprobs = all(r.logprobs is not None for r in rollouts)
+    behaviour = torch.zeros(len(rollouts), steps, dtype=torch.float32) if has_logprobs else None
+    for i, rollout in enumerate(rollouts):
+        start, count = int(prompts[i]), int(responses[i])
+        input_ids[i, :start] = torch.tensor(rollout.prompt.token_ids)
+        input_ids[i, start : start + count] = rollout.token_ids
+        if rollout.reward is not None:
+            mask[i, :count] = rollout.response_mask
+        if behaviour is not None and rollout.logprobs is not None:
+            behaviour[i, :count] = rollout.logprobs
+    advantages = torch.tensor([r.advantage for r in rollouts], dtype=torch.float32)
+    return MicroBatch(input_ids, prompts, responses, mask, advantages, behaviour_logprobs=behaviour)
+
+
+def filler(like: MicroBatch) -> MicroBatch:
+    """A one-row micro-batch of weight 0: keeps a rank that has fewer micro-batches in step with the others."""
+    row = slice(0, 1)
+    blank: Tensor = torch.zeros_like(like.response_mask[row])
+    return MicroBatch(
+        like.input_ids[row],
+        like.prompt_lengths[row],
+        like.response_lengths[row],
+        blank,
+        torch.zeros_like(like.advantages[row]),
+        None if like.old_logprobs is None else like.old_logprobs[row],
+        None if like.behaviour_logprobs is None else like.behaviour_logprobs[row],
+        weight=0.0,
+    )

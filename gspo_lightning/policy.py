@@ -1,0 +1,240 @@
+"""The policy: a transformers causal language model, its tokenizer, and the one forward that every log-probability uses."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.logprobs import token_logprobs
+from gspo_lightning.tiny import TINY_MODELS, build_tiny_model, character_tokenizer
+from gspo_lightning.types import MicroBatch
+
+__all__ = ["DType", "ModelSettings", "Policy", "load_policy", "load_tokenizer"]
+
+DType = Literal["float32", "bfloat16", "auto"]
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """How a model is loaded."""
+
+    name_or_path: str = "tiny-qwen3"
+    """Hub id, local folder in transformers format, or a built-in tiny model (``tiny-qwen3``, ``tiny-qwen3-moe``)."""
+    dtype: DType = "float32"
+    """Of the weights. float32 masters with ``trainer.precision: bf16-mixed`` is the rule; bf16 weights lose small updates."""
+    attn_implementation: str | None = None
+    """``sdpa``, ``eager``, ``flash_attention_2`` ...; None lets transformers choose."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more compute."""
+    trust_remote_code: bool = False
+    """Run Python code that a model repository ships. Only for repositories you have read."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+    config_overrides: dict[str, Any] = field(default_factory=dict)
+    """Fields of the model's config to change before it is built (for example ``rope_theta``)."""
+    seed: int = 0
+    """Of freshly initialised weights (built-in tiny models)."""
+
+
+class Policy(nn.Module):
+    """A causal language model whose ``forward`` gives log-probabilities of responses.
+
+    Everything that needs a log-probability, training, old policy and reference alike, goes through :meth:`forward`:
+    one code path, one layout, so that an unchanged policy has ratios of exactly 1.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        for module in self.model.modules():  # dropout moves s_i by more than the paper's clip range
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The model without its output head."""
+        return self.model.base_model  # type: ignore[return-value]
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states [..., D], with the family's scaling and soft-capping."""
+        config = self.model.config.get_text_config()
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        if (scale := getattr(config, "logit_scale", None)) is not None:  # Cohere
+            logits = logits * scale
+        if (scale := getattr(config, "logits_scaling", None)) is not None:  # Granite
+            logits = logits / scale
+        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:  # Gemma 2, 3
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    def forward(self, batch: MicroBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of the response tokens.
+
+        Args:
+            batch: N rows, left-aligned.
+            temperature: the one responses were sampled at, > 0.
+
+        Returns:
+            ``logprobs`` and ``entropies``, both [N, T], float32 or wider, nats; 0 beyond a row's response.
+        """
+        prompt, response = batch.prompt_lengths, batch.response_lengths
+        width = batch.input_ids.shape[1] - 1  # the last token of a row predicts nothing: it is never forwarded
+        positions = torch.arange(width, device=prompt.device).expand(batch.input_ids.shape[0], -1)
+        mask = positions < (batch.lengths - 1).unsqueeze(1)
+        hidden: Tensor = self.backbone(
+            input_ids=batch.input_ids[:, :-1],
+            attention_mask=mask.long(),
+            position_ids=positions.masked_fill(~mask, 0),
+            use_cache=False,
+        ).last_hidden_state
+        steps = torch.arange(batch.response_mask.shape[1], device=prompt.device)
+        rows, offsets = torch.nonzero(steps.unsqueeze(0) < response.unsqueeze(1), as_tuple=True)
+        before = prompt[rows] + offsets - 1  # the position that predicts response token ``offset``
+        chosen, entropy = token_logprobs(
+            self.head, hidden[rows, before], batch.input_ids[rows, before + 1], temperature=temperature
+        )
+        empty = torch.zeros(batch.response_mask.shape, dtype=chosen.dtype, device=chosen.device)
+        return empty.index_put((rows, offsets), chosen), empty.index_put((rows, offsets), entropy)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Every token that ends a response: the union of the tokenizer's and the generation config's."""
+        ids: set[int] = set()
+        generation = getattr(self.model, "generation_config", None)
+        sources = (self.tokenizer.eos_token_id, getattr(generation, "eos_token_id", None))
+        for value in sources:
+            ids.update([value] if isinstance(value, int) else (value or []))
+        return tuple(sorted(ids))
+
+    @property
+    def context_length(self) -> int | None:
+        """Positions the model was built for, if its config says so."""
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return int(limit) if limit else None
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Model, tokenizer and generation config in transformers format."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        if getattr(self.model, "generation_config", None) is not None:
+            self.model.generation_config.save_pretrained(folder)
+
+
+def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model.
+
+    Raises:
+        UserError: not found, or without an end-of-sequence token (responses could never end).
+    """
+    if settings.name_or_path in TINY_MODELS:
+        return character_tokenizer()
+    check_name(settings.name_or_path)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            settings.name_or_path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise _not_loadable(settings.name_or_path, error) from error
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            "model.name_or_path",
+            f"the tokenizer of {settings.name_or_path} has no end-of-sequence token, so no response could end",
+            fix="set eos_token in its tokenizer_config.json",
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token  # only ever used as a filler; masks come from lengths
+    return tokenizer
+
+
+def check_name(name: str) -> None:
+    """Refuse a model name that can be neither a folder, a hub id nor a built-in, before anything is loaded."""
+    if name in TINY_MODELS or Path(name).is_dir():
+        return
+    if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
+        raise UserError("model.name_or_path", f"the folder {name!r} does not exist")
+    if name.startswith("tiny-"):
+        raise UserError("model.name_or_path", f"{name!r} is no built-in model; {did_you_mean(name, TINY_MODELS)}")
+
+
+def load_policy(settings: ModelSettings) -> Policy:
+    """Model and tokenizer, in the requested dtype, dropout off.
+
+    Raises:
+        UserError: the model cannot be found or loaded.
+    """
+    tokenizer = load_tokenizer(settings)
+    if settings.name_or_path in TINY_MODELS:
+        dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
+        model = build_tiny_model(settings.name_or_path, settings.seed, dtype)
+        if settings.attn_implementation:
+            model.set_attn_implementation(settings.attn_implementation)
+    else:
+        model = _load_pretrained(settings)
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return Policy(model, tokenizer)
+
+
+def _load_pretrained(settings: ModelSettings) -> PreTrainedModel:
+    common = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(settings.name_or_path, **common)
+        for key, value in settings.config_overrides.items():
+            if not hasattr(config, key):
+                raise UserError("model.config_overrides", f"{key!r} is not a field of {type(config).__name__}")
+            setattr(config, key, value)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            settings.name_or_path,
+            config=config,
+            dtype=settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype),
+            **({"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}),
+            **common,
+        )
+    except UserError:
+        raise
+    except (OSError, ValueError, ImportError) as error:
+        raise _not_loadable(settings.name_or_path, error) from error
+    return model
+
+
+def _not_loadable(name: str, error: Exception) -> UserError:
+    cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return UserError(
+        "model.name_or_path",
+        f"{name!r} cannot be loaded: {cause}",
+        fix=f"give a hub id you can reach, a folder in transformers format, or one of {', '.join(TINY_MODELS)}",
+    )
+
+
+def check_head(policy: Policy) -> None:
+    """Compare :meth:`Policy.head` on the backbone with the model's own logits on a few tokens.
+
+    A family whose head does more than this package knows would be trained on wrong log-probabilities; here it is loud.
+
+    Raises:
+        UserError: they differ.
+    """
+    ids = torch.arange(4, device=policy.device).unsqueeze(0)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        own = policy.model(input_ids=ids, use_cache=False).logits.float()
+        ours = policy.head(policy.backbone(input_ids=ids, use_cache=False).last_hidden_state).float()
+    if own.shape != ours.shape or not torch.allclose(own, ours, atol=1e-3, rtol=1e-3):
+        raise UserError(
+            "model.name_or_path",
+            f"{type(policy.model).__name__} computes its logits in a way this package does not know",
+            fix="use another model family, or report this with the name of the model",
+        )

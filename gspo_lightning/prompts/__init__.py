@@ -1,0 +1,7 @@
+"""Prompt sets: built-in tasks, files, the hub."""
+
+from gspo_lightning.prompts.base import PromptSet, Record, map_columns
+from gspo_lightning.prompts.chain import ChainTask
+from gspo_lightning.prompts.files import HubPrompts, PromptFile, open_prompts
+
+__all__ = ["ChainTask", "HubPrompts", "PromptFile", "PromptSet", "Record", "map_columns", "open_prompts"]

@@ -1,0 +1,39 @@
+"""What a run is trained and evaluated on: records with a prompt and whatever the rewards need to know about it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["PromptSet", "Record", "map_columns"]
+
+Record = Mapping[str, Any]
+"""``prompt`` (text or a list of chat messages), usually ``answer``, and any further column a reward asks for by name."""
+
+
+class PromptSet(ABC):
+    """A finite list of records."""
+
+    @abstractmethod
+    def records(self) -> Sequence[Record]:
+        """Every record, in an order that never changes."""
+
+    def demonstrations(self) -> Sequence[tuple[str, str]]:
+        """(prompt, completion) pairs for a cold start.
+
+        Raises:
+            NotImplementedError: this set has none.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no demonstrations")
+
+
+def map_columns(record: Record, columns: Mapping[str, str]) -> dict[str, Any]:
+    """Rename columns: ``columns`` maps our word to theirs (``{"prompt": "question"}``).
+
+    >>> map_columns({"question": "1+1", "level": 3}, {"prompt": "question"})
+    {'level': 3, 'prompt': '1+1'}
+    """
+    renamed = {theirs: ours for ours, theirs in columns.items()}
+    kept = {k: v for k, v in record.items() if k not in renamed}
+    return kept | {ours: record[theirs] for theirs, ours in renamed.items() if theirs in record}

@@ -1,0 +1,179 @@
+"""What can be named in YAML: objectives, rewards, rollout sources, and the plug-ins that add to them.
+
+A component is a class. Defining a concrete subclass of one of the base classes registers it under its name: the
+registry is a view on the class tree, so there is no second list that could disagree with it. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from gspo_lightning.errors import UserError, did_you_mean
+
+__all__ = ["KINDS", "base_class", "component", "components", "import_plugins"]
+
+KINDS: dict[str, tuple[str, str]] = {
+    "objectives": ("gspo_lightning.objectives", "Objective"),
+    "advantages": ("gspo_lightning.advantages", "Advantages"),
+    "rewards": ("gspo_lightning.rewards", "Reward"),
+    "rollouts": ("gspo_lightning.rollouts", "RolloutSource"),
+    "prompts": ("gspo_lightning.prompts", "PromptSet"),
+}
+"""Kind -> (module, base class). Importing the module defines the built-in members of the kind."""
+
+ENTRY_POINT_GROUP = "gspo_lightning.plugins"
+
+
+def base_class(kind: str) -> type[Any]:
+    """The base class of a kind.
+
+    Raises:
+        UserError: no such kind.
+    """
+    if kind not in KINDS:
+        raise UserError("kind", f"{kind!r} is not a kind of component; {did_you_mean(kind, KINDS)}")
+    module, name = KINDS[kind]
+    found: type[Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def components(kind: str) -> dict[str, type[Any]]:
+    """Every registered component of a kind by name, sorted.
+
+    Raises:
+        UserError: two different classes carry one name.
+    """
+    found: dict[str, type[Any]] = {}
+    for cls in _subclasses(base_class(kind)):
+        if inspect.isabstract(cls) or cls.__name__.startswith("_") or "<locals>" in cls.__qualname__:
+            continue
+        other = found.get(cls.__name__)
+        if other is not None and _origin(other) != _origin(cls):
+            raise UserError(
+                f"{kind}.{cls.__name__}",
+                f"defined twice, in {_where(other)} and in {_where(cls)}",
+                fix="rename one of the two classes",
+            )
+        found[cls.__name__] = cls  # the same module and qualname redefined (a notebook cell) replaces
+    return dict(sorted(found.items()))
+
+
+def component(kind: str, name: str) -> type[Any]:
+    """One component by its short name or dotted path.
+
+    Raises:
+        UserError: nothing of that name, with the nearest registered one.
+    """
+    known = components(kind)
+    for cls in known.values():
+        if name in (cls.__name__, f"{cls.__module__}.{cls.__qualname__}"):
+            return cls
+    raise UserError(kind, f"{name!r} is not registered; {did_you_mean(name, known)}")
+
+
+def import_plugins(paths: Iterable[str | Path], root: Path | None = None) -> list[str]:
+    """Import plug-in files, folders and dotted modules, each under one canonical name; returns those names.
+
+    A file below ``root`` (the working directory) is imported as the dotted path from there, so that a file and its
+    dotted name are one module and not two; a file elsewhere under a name made from its absolute path. A folder means
+    every ``*.py`` in it that does not start with an underscore. Installed packages join through the entry-point group
+    ``gspo_lightning.plugins``.
+
+    Raises:
+        UserError: not found, not importable (with the real cause), or a name that is already taken.
+    """
+    root = (root or Path.cwd()).resolve()
+    if str(root) not in sys.path:  # a console script does not see ./plugins otherwise
+        sys.path.insert(0, str(root))
+    names = [_import_one(target, root) for path in paths for target in _expand(str(path))]
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            entry.load()
+        except Exception as error:
+            raise _broken(f"entry point {entry.name} = {entry.value}", error) from error
+    if names:
+        for kind in KINDS:
+            if KINDS[kind][0] in sys.modules:
+                components(kind)  # refuses clashes
+    return names
+
+
+def _expand(path: str) -> Iterator[str]:
+    folder = Path(path)
+    if folder.is_dir():
+        yield from (str(f) for f in sorted(folder.glob("*.py")) if not f.name.startswith("_"))
+    elif path.endswith(".py") or "/" in path:
+        if not folder.is_file():
+            raise UserError("plugins", f"{path!r} does not exist", fix="give a .py file, a folder or a dotted module")
+        yield path
+    else:
+        yield path
+
+
+def _import_one(target: str, root: Path) -> str:
+    try:
+        if not target.endswith(".py"):
+            importlib.import_module(target)
+            return target
+        file = Path(target).resolve()
+        if file.is_relative_to(root) and all(p.isidentifier() for p in file.relative_to(root).with_suffix("").parts):
+            name = ".".join(file.relative_to(root).with_suffix("").parts)
+            importlib.import_module(name)
+            return name
+        name = "gspo_plugin_" + "_".join(p for p in file.with_suffix("").parts if p.isidentifier())
+        if name in sys.modules:
+            return name
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        return name
+    except UserError:
+        raise
+    except Exception as error:
+        raise _broken(target, error) from error
+
+
+def _broken(what: str, error: Exception) -> UserError:
+    return UserError("plugins", f"{what} cannot be imported: {type(error).__name__}: {error}")
+
+
+def _subclasses(base: type[Any]) -> Iterator[type[Any]]:
+    seen: set[type[Any]] = set()
+    stack: list[type[Any]] = list(base.__subclasses__())
+    ordered: list[type[Any]] = []
+    while stack:
+        cls = stack.pop(0)
+        if cls in seen:
+            continue
+        seen.add(cls)
+        ordered.append(cls)
+        stack.extend(cls.__subclasses__())
+    yield from ordered
+
+
+def _origin(cls: type[Any]) -> tuple[str, str]:
+    return cls.__module__, cls.__qualname__
+
+
+def _where(cls: type[Any]) -> str:
+    module = sys.modules.get(cls.__module__)
+    return str(getattr(module, "__file__", None) or cls.__module__)
+
+
+def parameters(cls: type[Any]) -> Sequence[inspect.Parameter]:
+    """The constructor parameters of a component, without ``self``."""
+    signature = inspect.signature(cls)
+    return [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

@@ -1,0 +1,130 @@
+"""Where responses come from: one interface for the in-process sampler, transformers ``generate`` and servers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.policy import Policy
+from gspo_lightning.randomness import Purpose, stream, uniforms
+from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
+
+__all__ = ["Draws", "RolloutSource", "finish", "sample_tokens"]
+
+Progress = Callable[[int, int], None]
+"""Called with (finished responses, all responses) while a source works."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The random numbers of one rollout: a uniform per (prompt id, sample k, token position), whatever the batching."""
+
+    base: int
+
+    @classmethod
+    def of(cls, seed: int, purpose: Purpose, iteration: int) -> Draws:
+        """The draws of one iteration."""
+        return cls(stream(seed, purpose, iteration))
+
+    def uniform(self, prompt_ids: Tensor, samples: Tensor, position: int) -> Tensor:
+        """[rows] float64 in [0, 1)."""
+        return uniforms(self.base, prompt_ids, samples, position)
+
+
+class RolloutSource(ABC):
+    """Turns prompts into groups of responses, token ids in, token ids out.
+
+    Every source keeps one contract (``tests/rollouts/test_contract.py``): groups come back in the order of the prompts,
+    each with exactly ``group_size`` rollouts; ids are never re-tokenised; the end token is part of the response; a
+    response that is cut at the limit says so.
+    """
+
+    @abstractmethod
+    def generate(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        progress: Progress | None = None,
+    ) -> list[list[Rollout]]:
+        """Sample ``group_size`` responses for each prompt.
+
+        Args:
+            policy: the weights to sample from, in eval mode, gathered on this rank.
+            prompts: P prompts.
+            group_size: G.
+            sampling: temperature, limits and stops.
+            draws: the randomness of this call.
+            version: recorded as ``policy_version``.
+            progress: told how far it is.
+        """
+
+    def sync_weights(self, policy: Policy, version: int) -> None:  # noqa: B027 (in-process sources read the live weights)
+        """Hand new weights to a source that keeps its own copy."""
+
+    def close(self) -> None:  # noqa: B027
+        """Release servers and processes."""
+
+
+def sample_tokens(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Draw one token per row by inverting the cumulative distribution, and its log-probability.
+
+    Args:
+        logits: [rows, V], any float dtype.
+        uniform: [rows] float64 in [0, 1); unused when greedy.
+        sampling: temperature, ``top_p``, ``top_k``.
+
+    Returns:
+        ``tokens`` [rows] int64 and ``logprobs`` [rows] float32 under the policy at the sampling temperature (at
+        temperature 1 when greedy). With top-p or top-k they are still the policy's own, not the truncated ones.
+    """
+    scores = logits.float()
+    if sampling.temperature > 0:
+        scores = scores / sampling.temperature
+    logprobs = torch.log_softmax(scores, dim=-1)
+    if sampling.temperature == 0:
+        tokens = scores.argmax(dim=-1)
+    else:
+        # float64: at V = 150,000 a float32 running sum is off by more than rare tokens weigh
+        probabilities = _truncate(logprobs, sampling).double()
+        cumulative = probabilities.cumsum(dim=-1)
+        target = (uniform.to(cumulative.device) * cumulative[:, -1]).unsqueeze(-1)
+        tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
+    return tokens, logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def _truncate(logprobs: Tensor, sampling: SamplingParams) -> Tensor:
+    probabilities = logprobs.exp()
+    if sampling.top_k > 0:
+        kept = probabilities.topk(min(sampling.top_k, probabilities.shape[-1]), dim=-1).values[:, -1:]
+        probabilities = torch.where(probabilities >= kept, probabilities, 0.0)
+    if sampling.top_p < 1.0:
+        ordered, index = probabilities.sort(dim=-1, descending=True)
+        outside = ordered.cumsum(dim=-1) - ordered > sampling.top_p * ordered.sum(dim=-1, keepdim=True)
+        probabilities = torch.zeros_like(probabilities).scatter(-1, index, ordered.masked_fill(outside, 0.0))
+    return probabilities
+
+
+def finish(
+    prompt: Prompt, sample: int, tokens: Tensor, logprobs: Tensor, *, stopped: bool, version: int, policy: Policy
+) -> Rollout:
+    """A :class:`Rollout` on the CPU from what was sampled; every token of it was the policy's choice."""
+    ids = tokens.to("cpu", torch.int64).clone()
+    return Rollout(
+        prompt=prompt,
+        sample=sample,
+        token_ids=ids,
+        logprobs=logprobs.to("cpu", torch.float32).clone(),
+        response_mask=torch.ones(ids.shape[0], dtype=torch.bool),
+        finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+        policy_version=version,
+        text=policy.tokenizer.decode(ids.tolist(), skip_special_tokens=True),
+    )

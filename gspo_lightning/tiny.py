@@ -1,0 +1,86 @@
+"""Tiny models and their character tokenizer, built from a config: no download, seconds to train on one CPU thread.
+
+They are real transformers models with a real fast tokenizer, saved and loaded like any other; only their size is a toy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from gspo_lightning.randomness import Purpose, stream
+
+__all__ = ["TINY_MODELS", "build_tiny_model", "character_tokenizer"]
+
+CHARACTERS = "0123456789+-*/=;:#().,<>?!ABCabcxyz "
+SPECIAL = ["<pad>", "<eos>", "<unk>"]
+
+_COMMON: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "intermediate_size": 128,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.05,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": None,
+}
+
+TINY_MODELS: dict[str, dict[str, Any]] = {
+    "tiny-qwen3": {},
+    "tiny-qwen3-moe": {
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+    },
+}
+"""Name -> settings on top of the common ones. ``tiny-qwen3`` has about 87 thousand parameters."""
+
+
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per character of a small alphabet, plus ``<pad>`` (0), ``<eos>`` (1) and ``<unk>`` (2).
+
+    >>> tokenizer = character_tokenizer()
+    >>> tokenizer.decode(tokenizer("7+5:").input_ids)
+    '7+5:'
+    """
+    vocabulary = {token: i for i, token in enumerate(SPECIAL + list(CHARACTERS))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+        model_max_length=_COMMON["max_position_embeddings"],
+    )
+
+
+def build_tiny_model(name: str, seed: int, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A freshly initialised tiny model; the same weights for the same seed, whatever was drawn before."""
+    settings = {**_COMMON, **TINY_MODELS[name], "vocab_size": len(SPECIAL) + len(CHARACTERS)}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream(seed, Purpose.INITIALISATION) % (1 << 63))
+        if name == "tiny-qwen3-moe":
+            model: PreTrainedModel = Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings))
+        else:
+            model = Qwen3ForCausalLM(Qwen3Config(**settings))
+    return model.to(dtype)

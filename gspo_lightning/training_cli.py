@@ -1,0 +1,186 @@
+"""fit, validate, test and predict: LightningCLI with this package's words, defaults and error messages."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from jsonargparse import ArgumentError
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from gspo_lightning import callbacks
+from gspo_lightning.arguments import config_files, explain, plugin_paths
+from gspo_lightning.data import PromptDataModule
+from gspo_lightning.errors import UserError
+from gspo_lightning.module import GSPOModule
+from gspo_lightning.registry import import_plugins
+
+__all__ = ["run"]
+
+DEFAULT_ROOT = "runs"
+
+
+def run(arguments: list[str]) -> int:
+    """Parse and run a training command; ``arguments[0]`` is its name.
+
+    Raises:
+        UserError: anything wrong with the arguments or the config.
+    """
+    _quieten()
+    import_plugins(plugin_paths(arguments))
+    silent = {name: {"exit_on_error": False} for name in ("fit", "validate", "test", "predict")}
+    argv, sys.argv = sys.argv, sys.argv[:1]  # LightningCLI warns when both are given
+    try:
+        TrainingCLI(
+            GSPOModule,
+            PromptDataModule,
+            args=arguments,
+            seed_everything_default=1,
+            parser_kwargs={"exit_on_error": False, **silent},
+            save_config_kwargs={"overwrite": True},
+            auto_configure_optimizers=False,
+        )
+    except ArgumentError as error:
+        raise explain(error, arguments) from error
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # Lightning turns Ctrl-C into exit(1)
+            return 130
+        return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    finally:
+        sys.argv = argv
+    return 0
+
+
+class TrainingCLI(LightningCLI):
+    """The YAML tree of docs/configuration: seed_everything, plugins, trainer, model, data."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Words of our own, and defaults that work."""
+        parser.add_argument(
+            "--plugins", type=list[str], default=[], help="Files, folders or modules that add rewards, objectives ..."
+        )
+        parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
+        parser.link_arguments("seed_everything", "data.seed", compute_fn=_seed)
+        parser.link_arguments("plugins", "data.plugins")
+        parser.set_defaults(
+            {
+                "model.objective": {"class_path": "gspo_lightning.objectives.GSPO"},
+                "model.old_policy": {"class_path": "gspo_lightning.old_policy.CachedLogProbs"},
+                "data.advantages": {"class_path": "gspo_lightning.advantages.GroupNormalised"},
+                "data.rollouts": {"class_path": "gspo_lightning.rollouts.GroupedSampler"},
+                "trainer.default_root_dir": DEFAULT_ROOT,
+                "trainer.gradient_clip_val": 1.0,
+                "trainer.num_sanity_val_steps": -1,  # the evaluation before the first update
+                "trainer.log_every_n_steps": 1,
+                "trainer.max_epochs": 100,
+                "trainer.accelerator": "auto",
+                "trainer.enable_model_summary": False,
+            }
+        )
+
+    def before_instantiate_classes(self) -> None:
+        """Find the checkpoint that ``last`` means."""
+        config = self.config[self.subcommand]
+        root, name = Path(config.trainer.default_root_dir or DEFAULT_ROOT), run_name(config)
+        if config.get("ckpt_path") in ("last", "best"):
+            config.ckpt_path = str(newest_checkpoint(root / name))
+        elif config.get("ckpt_path") and not Path(config.ckpt_path).exists():
+            raise UserError("ckpt_path", f"{config.ckpt_path!r} does not exist")
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Add the logger of the run folder, the callbacks and the atomic checkpoint writer to what the user chose."""
+        config = self.config[self.subcommand]
+        chosen = self._get(self.config_init, "trainer")
+        fit = self.subcommand == "fit"
+        kwargs["logger"] = _loggers(chosen.get("logger"), config, fit)
+        own = [callbacks.PredictionWriter()] if self.subcommand == "predict" else []
+        if fit:
+            own += [callbacks.Interrupts(), callbacks.Dashboard(), callbacks.RunSummary(), callbacks.LastCheckpoint()]
+        if chosen.get("enable_progress_bar") is not False:
+            own += [callbacks.RunProgress()]
+        theirs = [type(c) for c in chosen.get("callbacks") or []]
+        kwargs["callbacks"] = [*(chosen.get("callbacks") or []), *(c for c in own if type(c) not in theirs)]
+        kwargs["plugins"] = [*(chosen.get("plugins") or []), callbacks.AtomicCheckpointIO()]
+        if not fit:
+            self.save_config_callback = None
+        return super().instantiate_trainer(**kwargs)
+
+
+def run_name(config: Any) -> str:
+    """Runs are grouped under the stem of the first config file."""
+    files = config.get("config") or []
+    return Path(str(files[0])).stem if files else "run"
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    """The newest ``last.ckpt`` of the runs in a folder.
+
+    Raises:
+        UserError: there is none.
+    """
+    found = sorted(folder.glob("version_*/checkpoints/last.ckpt"), key=lambda p: p.stat().st_mtime)
+    if not found:
+        raise UserError("ckpt_path", f"'last', but no run in {folder} has a checkpoint", fix="start without --ckpt_path")
+    return found[-1]
+
+
+def _loggers(chosen: Any, config: Any, fit: bool) -> Any:
+    """The run folder's own TensorBoard logger first, then whatever the user configured."""
+    if chosen is False:
+        return False
+    theirs = [] if chosen in (None, True) else list(chosen) if isinstance(chosen, list | tuple) else [chosen]
+    if any(isinstance(logger, TensorBoardLogger) for logger in theirs):
+        return sorted(theirs, key=lambda logger: not isinstance(logger, TensorBoardLogger))
+    if not fit:
+        return theirs or False
+    root, name = config.trainer.default_root_dir or DEFAULT_ROOT, run_name(config)
+    version, purge = None, None
+    if config.get("ckpt_path"):  # a resume goes on in the folder of the run it resumes
+        path = Path(config.ckpt_path).resolve()
+        if path.parent.name == "checkpoints" and (path.parent.parent / "config.yaml").exists():
+            root, name, version = str(path.parents[3]), path.parents[2].name, path.parents[1].name
+            purge = int(torch.load(path, weights_only=True, map_location="cpu", mmap=True)["global_step"]) + 1
+    own = TensorBoardLogger(root, name=name, version=version, default_hp_metric=False, purge_step=purge)
+    return [own, *theirs]
+
+
+def _seed(value: bool | int) -> int:
+    if isinstance(value, bool):
+        raise UserError("seed_everything", f"is {str(value).lower()}; a run has a seed that can be repeated", fix="give a number")
+    return value
+
+
+def _quieten() -> None:
+    """Hide what says nothing to a user of this package; keep our own log lines."""
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    logging.getLogger("gspo_lightning").setLevel(logging.INFO)
+    if not logging.getLogger("gspo_lightning").handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logging.getLogger("gspo_lightning").addHandler(handler)
+        logging.getLogger("gspo_lightning").propagate = False
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for pattern in (
+        ".*does not have many workers.*",
+        ".*dataloader is not resumable.*",
+        ".*ended before the epoch ended.*",
+        ".*Checkpoint directory .* exists and is not empty.*",
+        ".*number of training batches.*",
+        ".*available but not used.*",
+        ".*You are trying to `self.log.*",
+        ".*isinstance.treespec, LeafSpec.*",
+        ".*`_get_vc_dir`.*",
+    ):
+        warnings.filterwarnings("ignore", message=pattern)
+
+
+_Unused = Mapping[str, Any], yaml, config_files

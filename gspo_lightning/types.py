@@ -1,0 +1,218 @@
+"""The nouns of the loop, with the shape legend that every docstring uses.
+
+Legend: ``P`` prompts, ``G`` responses per prompt, ``N = P * G`` rows, ``S`` padded tokens (prompt + response),
+``T`` padded response tokens, ``V`` vocabulary, ``D`` hidden size. Log-probabilities are natural logarithms (nats) in
+float32 or wider. A ``response_mask`` is True exactly on tokens that the policy chose: not on prompts, tool output or
+padding. Masks come from lengths, never from token values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["FinishReason", "MicroBatch", "MiniBatch", "ObjectiveOutput", "Prompt", "Rollout", "SamplingParams"]
+
+
+class FinishReason(StrEnum):
+    """Why a response ended."""
+
+    STOP = "stop"
+    """The policy ended it: an end-of-sequence token or a stop string."""
+    LENGTH = "length"
+    """It was cut at the response limit (truncated)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt of a prompt set.
+
+    ``id`` is its position in the set (part of every random draw made for it), ``token_ids`` what the policy reads,
+    ``text`` what a person and the rewards read, ``columns`` everything else of its record (``answer`` ...).
+    """
+
+    id: int
+    text: str
+    token_ids: tuple[int, ...]
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            raise ValueError(f"prompt {self.id} has no tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How responses are drawn.
+
+    ``temperature`` 0 means greedy. ``top_p`` and ``top_k`` other than 1 and 0 are for evaluation only: in training
+    they would make the sampled distribution another one than the policy's.
+    """
+
+    max_response_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+
+    @property
+    def neutral(self) -> bool:
+        """Whether samples follow the policy's own distribution at this temperature."""
+        return self.top_p == 1.0 and self.top_k == 0 and self.temperature > 0
+
+
+@dataclass(slots=True)
+class Rollout:
+    """One response to one prompt, from sampling to scoring.
+
+    ``token_ids`` [T] int64 with the end token where the policy wrote one; ``logprobs`` [T] float32, the sampler's own
+    log-probabilities at the training temperature (nats), or None where a source has none; ``response_mask`` [T] bool;
+    ``policy_version`` counts optimizer steps at sampling time. ``reward`` None means *missing*: the sample takes no
+    part in statistics or the loss.
+    """
+
+    prompt: Prompt
+    sample: int
+    token_ids: Tensor
+    logprobs: Tensor | None
+    response_mask: Tensor
+    finish_reason: FinishReason
+    policy_version: int
+    text: str = ""
+    reward: float | None = None
+    reward_parts: dict[str, float | None] = field(default_factory=dict)
+    advantage: float = 0.0
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.token_ids.shape)
+        if len(shape) != 1 or shape[0] == 0:
+            raise ValueError(f"a response needs one token or more, got token_ids of shape {shape}")
+        if self.response_mask.dtype != torch.bool or tuple(self.response_mask.shape) != shape:
+            raise ValueError(f"response_mask must be bool of shape {shape}, got {tuple(self.response_mask.shape)}")
+        if self.logprobs is not None and tuple(self.logprobs.shape) != shape:
+            raise ValueError(f"logprobs must have shape {shape}, got {tuple(self.logprobs.shape)}")
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the response was cut at the limit."""
+        return self.finish_reason is FinishReason.LENGTH
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """Rows that go through the model together, left-aligned: prompt, response, padding.
+
+    ``input_ids`` [N, S]; ``prompt_lengths`` [N] and ``response_lengths`` [N] int64; ``response_mask`` [N, T];
+    ``advantages`` [N] or [N, T] float32; ``old_logprobs`` and ``behaviour_logprobs`` [N, T] float32 or None.
+    ``weight`` is 1, or 0 for a filler that only keeps ranks in step.
+    """
+
+    input_ids: Tensor
+    prompt_lengths: Tensor
+    response_lengths: Tensor
+    response_mask: Tensor
+    advantages: Tensor
+    old_logprobs: Tensor | None = None
+    behaviour_logprobs: Tensor | None = None
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        rows, width = self.response_mask.shape
+        if self.input_ids.shape[0] != rows:
+            raise ValueError(f"input_ids has {self.input_ids.shape[0]} rows, response_mask {rows}")
+        for name in ("old_logprobs", "behaviour_logprobs"):
+            value = getattr(self, name)
+            if value is not None and tuple(value.shape) != (rows, width):
+                raise ValueError(f"{name} must have shape {(rows, width)}, got {tuple(value.shape)}")
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are not padding, prompts included."""
+        return int(self.prompt_lengths.sum() + self.response_lengths.sum())
+
+    @property
+    def lengths(self) -> Tensor:
+        """[N] tokens of each row, prompt and response together."""
+        return self.prompt_lengths + self.response_lengths
+
+    def to(self, device: torch.device | str) -> MicroBatch:
+        """The same rows on another device."""
+        moved = {
+            f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)
+        }
+        return replace(self, **moved)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and primitives only, so that a checkpoint loads with ``weights_only=True``."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> MicroBatch:
+        """The inverse of :meth:`state_dict`."""
+        return cls(**state)
+
+
+@dataclass(slots=True)
+class MiniBatch:
+    """What one optimizer step trains on: whole groups, cut into micro-batches.
+
+    ``metrics`` holds what was measured while the batch was collected (``{tag: (sum, count)}``); only the first
+    mini-batch of an iteration carries them.
+    """
+
+    micro_batches: list[MicroBatch]
+    index: int = 0
+    iteration: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.micro_batches:
+            raise ValueError("a mini-batch needs one micro-batch or more")
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences in this mini-batch on this rank."""
+        return sum(int(m.response_mask.shape[0]) for m in self.micro_batches if m.weight > 0)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are not padding, prompts included."""
+        return sum(m.num_tokens for m in self.micro_batches if m.weight > 0)
+
+    def to(self, device: torch.device | str, *_: Any, **__: Any) -> MiniBatch:
+        """The same mini-batch on another device (Lightning calls this)."""
+        return replace(self, micro_batches=[m.to(device) for m in self.micro_batches])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and primitives only."""
+        return {
+            "micro_batches": [m.state_dict() for m in self.micro_batches],
+            "index": self.index,
+            "iteration": self.iteration,
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> MiniBatch:
+        """The inverse of :meth:`state_dict`."""
+        micro = [MicroBatch.from_state_dict(m) for m in state["micro_batches"]]
+        return cls(micro, index=int(state["index"]), iteration=int(state["iteration"]))
+
+
+@dataclass(slots=True)
+class ObjectiveOutput:
+    """What an objective returns.
+
+    ``loss``: scalar to minimise. ``ratio``: [N] or [N, T], before clipping. ``clipped``: bool, the same shape, True
+    exactly where the clipped branch is taken and the gradient is zero ("outside the band" is another metric).
+    ``sums``: ``{metric: (sum, count)}`` scalars that add up over micro-batches and ranks.
+    """
+
+    loss: Tensor
+    ratio: Tensor
+    clipped: Tensor
+    sums: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)

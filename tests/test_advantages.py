@@ -1,0 +1,181 @@
+"""Rewards to advantages."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import statistics
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonargparse import ArgumentParser
+
+from gspo_lightning.advantages import (
+    Advantages,
+    BatchNormalised,
+    GroupMean,
+    GroupNormalised,
+    LeaveOneOut,
+    MaxRL,
+    Raw,
+    dead_groups,
+)
+from gspo_lightning.errors import UserError
+from gspo_lightning.registry import components
+
+NAN = float("nan")
+ALL: list[Advantages] = [GroupNormalised(), GroupMean(), LeaveOneOut(), BatchNormalised(), MaxRL(), Raw()]
+GROUP_RELATIVE = [a for a in ALL if a.min_group_size == 2]
+
+
+def of(
+    advantages: Advantages, rewards: list[float], groups: list[int], dtype: torch.dtype = torch.float64
+) -> list[float]:
+    found = advantages(torch.tensor(rewards, dtype=dtype), torch.tensor(groups, dtype=torch.int64))
+    assert found.dtype == dtype
+    values: list[float] = found.tolist()
+    return values
+
+
+def test_by_hand() -> None:
+    rewards, groups = [1.0, 0.0, 0.0, 3.0, 5.0], [0, 0, 0, 1, 1]
+    std = math.sqrt((4 / 9 + 1 / 9 + 1 / 9) / 2)
+    low = 1 / (math.sqrt(2) + 1e-6)
+    assert of(GroupNormalised(), rewards, groups) == pytest.approx(
+        [(2 / 3) / (std + 1e-6), *[(-1 / 3) / (std + 1e-6)] * 2, -low, low], abs=1e-12
+    )
+    assert of(GroupMean(), rewards, groups) == pytest.approx([2 / 3, -1 / 3, -1 / 3, -1, 1], abs=1e-12)
+    assert of(LeaveOneOut(), rewards, groups) == pytest.approx([1, -0.5, -0.5, -2, 2], abs=1e-12)
+    assert of(MaxRL(), rewards, groups) == pytest.approx([2, -1, -1, -0.25, 0.25], abs=1e-12)
+    assert of(Raw(), rewards, groups) == rewards
+    mean, std = statistics.mean(rewards), statistics.stdev(rewards)
+    assert of(BatchNormalised(), rewards, groups) == pytest.approx([(r - mean) / (std + 1e-6) for r in rewards])
+
+
+def test_leave_one_out_is_the_mean_of_the_others() -> None:
+    rewards = [0.3, 1.7, -2.0, 0.0]
+    expected = [r - statistics.mean(rewards[:i] + rewards[i + 1 :]) for i, r in enumerate(rewards)]
+    assert of(LeaveOneOut(), rewards, [4] * 4) == pytest.approx(expected, abs=1e-12)
+
+
+def test_eps_is_added_to_the_standard_deviation() -> None:
+    assert of(GroupNormalised(eps=1.0), [0.0, 2.0], [0, 0]) == pytest.approx([-1 / (2**0.5 + 1), 1 / (2**0.5 + 1)])
+    assert of(BatchNormalised(eps=1.0), [0.0, 2.0], [0, 1]) == pytest.approx([-1 / (2**0.5 + 1), 1 / (2**0.5 + 1)])
+
+
+@pytest.mark.parametrize("advantages", ALL, ids=repr)
+def test_missing_rewards_get_zero_and_take_no_part(advantages: Advantages) -> None:
+    with_missing = of(advantages, [1.0, NAN, 0.0, 0.0, NAN, 2.0, 1.0], [0, 0, 0, 0, 1, 1, 1])
+    without = of(advantages, [1.0, 0.0, 0.0, 2.0, 1.0], [0, 0, 0, 1, 1])
+    assert [with_missing[i] for i in (0, 2, 3, 5, 6)] == without
+    assert with_missing[1] == with_missing[4] == 0.0
+    assert of(advantages, [NAN, NAN], [0, 0]) == [0.0, 0.0]
+    assert of(advantages, [], []) == []
+
+
+@pytest.mark.parametrize("advantages", GROUP_RELATIVE, ids=repr)
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e8 + 0.1, 0.0])
+def test_dead_groups_get_exactly_zero(advantages: Advantages, value: float) -> None:
+    """0.1 three times has a mean that is not 0.1 in floating point: a spread would not find it."""
+    assert of(advantages, [value] * 3 + [1.0, 0.0], [0] * 3 + [1, 1])[:3] == [0.0] * 3
+    assert of(advantages, [value] * 7, [0] * 7, torch.float32) == [0.0] * 7
+    assert of(advantages, [value, NAN], [0, 0]) == [0.0, 0.0]
+
+
+def test_a_dead_batch_gets_exactly_zero() -> None:
+    assert of(BatchNormalised(), [0.1] * 3, [0, 1, 2]) == [0.0] * 3
+    assert of(BatchNormalised(), [0.1], [0]) == [0.0]
+
+
+def test_a_tiny_spread_is_not_dead() -> None:
+    low, high = of(GroupMean(), [1.0, 1.0 + 1e-12], [0, 0])
+    assert low < 0 < high
+    assert dead_groups(torch.tensor([1.0, 1.0 + 1e-12]).double(), torch.tensor([0, 0])).tolist() == [True]
+    exact = torch.tensor([1.0, 1.0 + 1e-12], dtype=torch.float64)
+    assert dead_groups(exact, torch.tensor([0, 0])).tolist() == [False]
+
+
+def test_dead_groups_per_group_in_order_of_the_ids() -> None:
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0, NAN, NAN, 2.0, NAN, 3.0])
+    groups = torch.tensor([9, 9, -2, -2, 4, 4, 5, 5, 7])
+    assert dead_groups(rewards, groups).tolist() == [True, True, True, True, False]
+    assert dead_groups(torch.zeros(0), torch.zeros(0, dtype=torch.int64)).tolist() == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_groups_do_not_see_each_other_and_order_does_not_matter(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    groups = torch.tensor([g for g, n in enumerate(sizes) for _ in range(n)])
+    values = st.one_of(st.just(NAN), st.sampled_from([0.0, 1.0, 0.1]), st.floats(0, 10))
+    rewards = torch.tensor(data.draw(st.lists(values, min_size=len(groups), max_size=len(groups))), dtype=torch.float64)
+    order = torch.tensor(data.draw(st.permutations(range(len(groups)))))
+    for advantages in ALL:
+        found = advantages(rewards, groups)
+        assert torch.isfinite(found).all()
+        assert torch.allclose(advantages(rewards[order], groups[order] * 7 - 3), found[order], atol=1e-9, rtol=1e-9)
+        if advantages.min_group_size == 2:
+            for g in range(len(sizes)):
+                alone = advantages(rewards[groups == g], groups[groups == g])
+                assert torch.allclose(alone, found[groups == g], atol=1e-9, rtol=1e-9)
+                assert abs(float(alone.sum())) < 1e-6 * max(1.0, float(alone.abs().max()))
+                if dead_groups(rewards, groups)[g]:
+                    assert (alone == 0).all()
+
+
+def test_computes_in_float64_whatever_the_rewards() -> None:
+    rewards = torch.tensor([1e6, 1e6 + 1, 1e6 + 2], dtype=torch.float32)
+    found = GroupNormalised()(rewards, torch.zeros(3, dtype=torch.int64))
+    assert found.dtype == torch.float32
+    assert found.tolist() == pytest.approx([-1.0, 0.0, 1.0], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "groups", "says"),
+    [
+        (torch.tensor([1, 0]), torch.tensor([0, 0]), "rewards: .*int64"),
+        (torch.zeros(2, 1), torch.tensor([0, 0]), r"rewards: has shape \(2, 1\)"),
+        (torch.zeros(2), torch.tensor([0]), r"group_ids: has shape \(1,\)"),
+        (torch.zeros(2), torch.tensor([0.0, 0.0]), "group_ids: .*float32"),
+        (torch.tensor([math.inf, 0.0]), torch.tensor([0, 0]), "rewards: has 1 infinite"),
+    ],
+)
+def test_bad_input_is_named(rewards: torch.Tensor, groups: torch.Tensor, says: str) -> None:
+    for function in (*ALL, dead_groups):
+        with pytest.raises(UserError, match=says):
+            function(rewards, groups)
+
+
+def test_max_rl_refuses_negative_rewards() -> None:
+    with pytest.raises(UserError, match="-1"):
+        of(MaxRL(), [1.0, -1.0], [0, 0])
+
+
+@pytest.mark.parametrize("eps", [-1.0, NAN, math.inf, "1e-6"])
+@pytest.mark.parametrize("cls", [GroupNormalised, BatchNormalised])
+def test_eps_is_checked(cls: type, eps: float) -> None:
+    with pytest.raises(UserError, match="eps"):
+        cls(eps=eps)
+
+
+def test_min_group_size_says_what_needs_a_group() -> None:
+    assert {type(a).__name__: a.min_group_size for a in ALL} == {
+        "GroupNormalised": 2,
+        "GroupMean": 2,
+        "LeaveOneOut": 2,
+        "MaxRL": 2,
+        "BatchNormalised": 1,
+        "Raw": 1,
+    }
+
+
+@pytest.mark.parametrize("advantages", ALL, ids=repr)
+def test_registered_picklable_and_built_from_the_command_line(advantages: Advantages) -> None:
+    name = type(advantages).__name__
+    assert components("advantages")[name] is type(advantages)
+    assert repr(pickle.loads(pickle.dumps(advantages))) == repr(advantages)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--advantages", type=Advantages)
+    assert repr(parser.instantiate(parser.parse_args(["--advantages", name])).advantages) == repr(advantages)
