@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch import LightningDataModule
 
 from gspo_lightning import checks
@@ -24,7 +25,7 @@ from gspo_lightning.types import MiniBatch, Prompt, SamplingParams
 if TYPE_CHECKING:
     from gspo_lightning.module import GSPOModule
 
-__all__ = ["Evaluation", "ExperienceLoader", "PromptDataModule"]
+__all__ = ["Evaluation", "ExperienceLoader", "PromptDataModule", "PromptLoader"]
 
 
 @dataclass(frozen=True)
@@ -159,17 +160,21 @@ class PromptDataModule(LightningDataModule):
         """The experience loader: sized, one element per optimizer step of an iteration."""
         return self.loader
 
-    def val_dataloader(self) -> list[list[Prompt]]:
+    def val_dataloader(self) -> PromptLoader:
         """This rank's share of the held-out prompts, in batches."""
         return self._evaluation_batches("val")
 
-    def test_dataloader(self) -> list[list[Prompt]]:
+    def test_dataloader(self) -> PromptLoader:
         """This rank's share of the test prompts, in batches."""
         return self._evaluation_batches("test")
 
-    def predict_dataloader(self) -> list[list[Prompt]]:
+    def predict_dataloader(self) -> PromptLoader:
         """This rank's share of the prompts to answer, in batches."""
         return self._evaluation_batches("predict")
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Mini-batches move to the device; prompts are plain data and stay."""
+        return batch.to(device) if isinstance(batch, MiniBatch) else batch
 
     def state_dict(self) -> dict[str, Any]:
         """Iteration, position and the whole buffer of every rank: a resume continues inside a rollout batch."""
@@ -308,11 +313,11 @@ class PromptDataModule(LightningDataModule):
             field=f"data.{name}",
         )
 
-    def _evaluation_batches(self, name: str) -> list[list[Prompt]]:
+    def _evaluation_batches(self, name: str) -> PromptLoader:
         rank, world = rank_and_world()
         mine = self._prompts.get(name, [])[: self.evaluation.limit][rank::world]
         size = self.evaluation.batch_size
-        return [mine[i : i + size] for i in range(0, len(mine), size)]
+        return PromptLoader([mine[i : i + size] for i in range(0, len(mine), size)])
 
     @property
     def _module(self) -> GSPOModule:
@@ -320,6 +325,19 @@ class PromptDataModule(LightningDataModule):
             raise RuntimeError("the data module is not attached to a trainer yet")
         module: GSPOModule = self.trainer.lightning_module
         return module
+
+
+class PromptLoader:
+    """Batches of prompts to answer. A class of its own because Lightning takes a list for a list of loaders."""
+
+    def __init__(self, batches: Sequence[list[Prompt]]) -> None:
+        self.batches = list(batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[Prompt]]:
+        return iter(self.batches)
 
 
 class ExperienceLoader:

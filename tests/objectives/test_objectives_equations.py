@@ -71,7 +71,8 @@ def test_micro_batches_add_up_to_the_mini_batch(name: str, seed: int, lengths: l
     total = sum(objective.count(mask[p]) for p in parts)
     results = [run(objective, new[p], old[p], advantages[p], mask[p], denominator=total) for p in parts]
     assert torch.allclose(sum(out.loss for out, _ in results), whole.loss, atol=1e-13, rtol=1e-13)
-    assert torch.equal(torch.cat([grad for _, grad in results]), whole_grad)
+    # not bit-equal: vectorised kernels round the tail of another shape differently
+    assert torch.allclose(torch.cat([grad for _, grad in results]), whole_grad, atol=0, rtol=1e-14)
     for key, (value, count) in whole.sums.items():
         assert torch.allclose(sum(out.sums[key][0] for out, _ in results), value, atol=1e-12), key
         assert sum(out.sums[key][1] for out, _ in results) == count, key
@@ -124,8 +125,9 @@ def test_empty_rows_contribute_exactly_nothing(name: str) -> None:
     out, grad = run(objective, new, old, advantages, mask)
     keep = mask.any(dim=-1)
     short, short_grad = run(objective, new[keep], old[keep], advantages[keep], mask[keep])
-    assert torch.equal(out.loss, short.loss)
-    assert torch.equal(grad[keep], short_grad)
+    assert torch.allclose(out.loss, short.loss, atol=1e-15, rtol=1e-14)
+    assert torch.allclose(grad[keep], short_grad, atol=0, rtol=1e-14)
+    assert grad[~keep].abs().sum() == 0
     assert torch.equal(objective.count(mask), objective.count(mask[keep]))
     none, none_grad = run(objective, new, old, advantages, torch.zeros_like(mask), denominator=3.0)
     assert none.loss == 0
@@ -163,6 +165,16 @@ def test_computes_in_float32_or_wider(name: str) -> None:
     assert wide.loss.dtype == torch.float64
     assert all(v.dtype == torch.float64 and v.ndim == 0 for pair in wide.sums.values() for v in pair)
     assert not any(v.requires_grad for pair in wide.sums.values() for v in pair)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_value_is_read_back_from_a_device(name: str) -> None:
+    """On the meta device every read raises: a call never makes a GPU wait."""
+    new, old, advantages, mask = (x.to("meta") for x in make_batch(3, [3, 2]))
+    objective = CASES[name][0]
+    out, grad = run(objective, new, old, advantages, mask, denominator=objective.count(mask))
+    assert out.loss.device == grad.device == torch.device("meta")
+    assert all(v.device == torch.device("meta") for pair in out.sums.values() for v in pair)
 
 
 @pytest.mark.parametrize("name", NAMES)

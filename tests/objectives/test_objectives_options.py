@@ -128,6 +128,17 @@ def test_sequence_correction_of_a_sequence_loss() -> None:
         assert out.sums["correction_weight"][1] == 3
 
 
+def test_a_weight_exactly_at_the_cap_is_kept() -> None:
+    new, _, advantages, mask = make_batch(3, [3, 2, 1])
+    old = torch.zeros_like(new)
+    behaviour = old - math.log(2.0)  # exp(log 2) is exactly 2
+    for mode in ("truncate", "mask"):
+        objective = DAPO(correction="token", correction_mode=mode)
+        out = objective(new, old, advantages, mask, behaviour_logprobs=behaviour)
+        assert out.sums["correction_weight"] == (12, 6)
+        assert out.sums["correction_weight_squared"] == (24, 6)
+
+
 def test_masked_weights_count_as_zero_gradient() -> None:
     new, old, advantages, mask = make_batch(3, [3, 2, 1])
     behaviour = old - 5.0
@@ -154,7 +165,7 @@ def test_all_options_together_still_add_up_over_micro_batches() -> None:
             for p in (slice(0, 1), slice(1, 2), slice(2, 4))
         ]
         assert torch.allclose(sum(o.loss for o, _ in parts), whole.loss, atol=1e-14)
-        assert torch.equal(torch.cat([g for _, g in parts]), whole_grad)
+        assert torch.allclose(torch.cat([g for _, g in parts]), whole_grad, atol=0, rtol=1e-13)
         for key, (value, count) in whole.sums.items():
             assert torch.allclose(sum(o.sums[key][0] for o, _ in parts), value, atol=1e-12), key
             assert sum(o.sums[key][1] for o, _ in parts) == count, key
