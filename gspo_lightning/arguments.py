@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -88,7 +89,7 @@ def plugin_paths(arguments: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _read_yaml(file: Path) -> dict[str, object]:
+def _read_yaml(file: Path) -> dict[str, Any]:
     if not file.is_file():
         near = did_you_mean(file.name, (p.name for p in file.parent.glob("*.yaml"))) if file.parent.is_dir() else ""
         raise UserError("--config", f"{str(file)!r} does not exist" + (f"; {near}" if near else ""))

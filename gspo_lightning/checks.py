@@ -1,4 +1,4 @@
-"""Everything that is verified before the first rollout: each check is one rule, and says the field, value, rule and fix.
+"""Everything that is verified before the first rollout: one check, one rule; each says field, value, rule and fix.
 
 Only attributes are read here; nothing is imported from the rooms below.
 """

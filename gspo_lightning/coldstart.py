@@ -72,7 +72,9 @@ class ColdStart:
 
         source = self.demonstrations
         described = {
-            "cold_start": {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "demonstrations"},
+            "cold_start": {
+                f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "demonstrations"
+            },
             "demonstrations": [type(source).__module__, type(source).__qualname__, vars(source)],
             "model": dataclasses.asdict(settings),
             "versions": [torch.__version__, transformers.__version__],

@@ -57,7 +57,8 @@ class PromptDataModule(LightningDataModule):
 
     Args:
         train: prompts to train on: a prompt set such as ``ChainTask``, a ``.jsonl`` or ``.parquet`` file, or a hub id.
-        val: held-out prompts, evaluated before the first update and every ``trainer.check_val_every_n_epoch`` iterations.
+        val: held-out prompts, evaluated before the first update and every ``trainer.check_val_every_n_epoch``
+            iterations.
         test: prompts of ``gspo test``; None takes ``val``.
         predict: prompts of ``gspo predict``; None takes ``val``.
         columns: our word -> the data's (``{prompt: question, answer: solution}``).
@@ -110,7 +111,7 @@ class PromptDataModule(LightningDataModule):
         stop_token_ids: list[int] | None = None,
         system_prompt: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
-        evaluation: Evaluation = Evaluation(),  # noqa: B008 (frozen)
+        evaluation: Evaluation = Evaluation(),
         seed: int = 0,
         plugins: list[str] | None = None,
     ) -> None:
@@ -296,7 +297,9 @@ class PromptDataModule(LightningDataModule):
         total = len(self._prompts["train"])
         first = iteration * self.prompts_per_rollout
         wanted = range(first, first + self.prompts_per_rollout)
-        passes = {p: permutation(stream(self.seed, Purpose.PROMPT_ORDER, p), total) for p in {i // total for i in wanted}}
+        passes = {
+            p: permutation(stream(self.seed, Purpose.PROMPT_ORDER, p), total) for p in {i // total for i in wanted}
+        }
         return [int(passes[i // total][i % total]) for i in wanted]
 
     def _read(self, name: str) -> None:
@@ -388,4 +391,3 @@ class ExperienceLoader:
         """The inverse of :meth:`state_dict`."""
         self.iteration, self.trained = int(state["iteration"]), int(state["trained"])
         self.experience = Experience.from_state_dict(state["experience"])
-

@@ -50,7 +50,7 @@ def token_logprobs(
     """Log-probabilities of ``targets`` under ``head(hidden)``, ``chunk`` rows of logits at a time.
 
     Args:
-        head: maps hidden states [m, D] to logits [m, V] (the model's output embedding, scaling and soft-capping included).
+        head: maps hidden states [m, D] to logits [m, V] (output embedding, scaling and soft-capping).
         hidden: [M, D], the hidden states that predict the targets.
         targets: [M] int64.
         temperature: sampling temperature, > 0.
@@ -75,7 +75,7 @@ def token_logprobs(
         empty = hidden.new_zeros(0, dtype=torch.float32)
         return empty + hidden.sum().float() * 0, empty  # stays in the graph, so that every parameter gets a gradient
     pieces: list[tuple[Tensor, Tensor]] = []
-    for part, wanted in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+    for part, wanted in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True):
         if torch.is_grad_enabled() and hidden.shape[0] > chunk:
             pieces.append(checkpoint(run, part, wanted, use_reentrant=False, preserve_rng_state=False))
         else:

@@ -109,7 +109,7 @@ class GSPOModule(LightningModule):
     @property
     def data(self) -> PromptDataModule:
         """The data module this module trains on."""
-        data: PromptDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
+        data: PromptDataModule = self.trainer.datamodule
         return data
 
     def configure_model(self) -> None:
@@ -260,15 +260,25 @@ class GSPOModule(LightningModule):
         """Answer held-out prompts and count what is correct."""
         self.evaluation_metrics.update(self.data.answer(batch), self.data.accuracy_reward)
 
-    def on_validation_epoch_end(self) -> None:
+    def on_validation_epoch_end(self, to_callbacks: bool = True) -> None:
         """Log under the number of updates so far; the evaluation before the first update is step 0."""
         self.last_evaluation = self.evaluation_metrics.compute()
         self.evaluations.append((self.global_step, self.last_evaluation))
         if self.trainer.state.fn == "fit":
             for logger in self.loggers:
                 logger.log_metrics(self.last_evaluation, step=self.global_step)
-        if not self.trainer.sanity_checking:  # Lightning refuses self.log there; callbacks may monitor these
+        if (
+            to_callbacks and not self.trainer.sanity_checking
+        ):  # Lightning refuses self.log there; callbacks may monitor these
             self.log_dict(self.last_evaluation, logger=False)
+
+    @torch.no_grad()
+    def evaluate(self) -> None:
+        """Evaluate now, outside Lightning's validation loop (at the end of a run, if the last one is stale)."""
+        self.on_validation_epoch_start()
+        for i, batch in enumerate(self.data.val_dataloader()):
+            self.validation_step(batch, i)
+        self.on_validation_epoch_end(to_callbacks=False)
 
     def on_test_epoch_start(self) -> None:
         """As in validation."""

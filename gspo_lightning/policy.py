@@ -1,4 +1,4 @@
-"""The policy: a transformers causal language model, its tokenizer, and the one forward that every log-probability uses."""
+"""The policy: a transformers causal language model, its tokenizer, and the one forward behind every log-probability."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ModelSettings:
     name_or_path: str = "tiny-qwen3"
     """Hub id, local folder in transformers format, or a built-in tiny model (``tiny-qwen3``, ``tiny-qwen3-moe``)."""
     dtype: DType = "float32"
-    """Of the weights. float32 masters with ``trainer.precision: bf16-mixed`` is the rule; bf16 weights lose small updates."""
+    """Of the weights. float32 masters with ``trainer.precision: bf16-mixed`` is the rule; bf16 weights lose updates."""
     attn_implementation: str | None = None
     """``sdpa``, ``eager``, ``flash_attention_2`` ...; None lets transformers choose."""
     gradient_checkpointing: bool = False
@@ -66,7 +66,7 @@ class Policy(nn.Module):
     @property
     def backbone(self) -> nn.Module:
         """The model without its output head."""
-        return self.model.base_model  # type: ignore[return-value]
+        return self.model.base_model
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., D], with the family's scaling and soft-capping."""

@@ -1,7 +1,8 @@
 """What can be named in YAML: objectives, rewards, rollout sources, and the plug-ins that add to them.
 
 A component is a class. Defining a concrete subclass of one of the base classes registers it under its name: the
-registry is a view on the class tree, so there is no second list that could disagree with it. Nothing here imports torch.
+registry is a view on the class tree, so there is no second list that could disagree with it.
+Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ def _import_one(target: str, root: Path) -> str:
         if name in sys.modules:
             return name
         spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
         try:

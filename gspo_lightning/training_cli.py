@@ -6,19 +6,17 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from jsonargparse import ArgumentError
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from gspo_lightning import callbacks
-from gspo_lightning.arguments import config_files, explain, plugin_paths
+from gspo_lightning.arguments import explain, plugin_paths
 from gspo_lightning.data import PromptDataModule
 from gspo_lightning.errors import UserError
 from gspo_lightning.module import GSPOModule
@@ -38,7 +36,7 @@ def run(arguments: list[str]) -> int:
     _quieten()
     import_plugins(plugin_paths(arguments))
     silent = {name: {"exit_on_error": False} for name in ("fit", "validate", "test", "predict")}
-    argv, sys.argv = sys.argv, sys.argv[:1]  # LightningCLI warns when both are given
+    argv, sys.argv = sys.argv, [sys.argv[0], *arguments]  # what Lightning's launcher starts the other ranks with
     try:
         TrainingCLI(
             GSPOModule,
@@ -129,7 +127,9 @@ def newest_checkpoint(folder: Path) -> Path:
     """
     found = sorted(folder.glob("version_*/checkpoints/last.ckpt"), key=lambda p: p.stat().st_mtime)
     if not found:
-        raise UserError("ckpt_path", f"'last', but no run in {folder} has a checkpoint", fix="start without --ckpt_path")
+        raise UserError(
+            "ckpt_path", f"'last', but no run in {folder} has a checkpoint", fix="start without --ckpt_path"
+        )
     return found[-1]
 
 
@@ -155,7 +155,9 @@ def _loggers(chosen: Any, config: Any, fit: bool) -> Any:
 
 def _seed(value: bool | int) -> int:
     if isinstance(value, bool):
-        raise UserError("seed_everything", f"is {str(value).lower()}; a run has a seed that can be repeated", fix="give a number")
+        raise UserError(
+            "seed_everything", f"is {str(value).lower()}; a run has a seed that can be repeated", fix="give a number"
+        )
     return value
 
 
@@ -170,6 +172,7 @@ def _quieten() -> None:
         logging.getLogger("gspo_lightning").propagate = False
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     for pattern in (
+        ".*LightningCLI's args parameter is intended.*",
         ".*does not have many workers.*",
         ".*dataloader is not resumable.*",
         ".*ended before the epoch ended.*",
@@ -181,6 +184,3 @@ def _quieten() -> None:
         ".*`_get_vc_dir`.*",
     ):
         warnings.filterwarnings("ignore", message=pattern)
-
-
-_Unused = Mapping[str, Any], yaml, config_files

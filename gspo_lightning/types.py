@@ -143,7 +143,7 @@ class MicroBatch:
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same rows on another device."""
-        moved = {
+        moved: dict[str, Any] = {
             f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)
         }
         return replace(self, **moved)

@@ -56,6 +56,15 @@ class RunSummary(Callback):
         if (value := pl_module.last_update.get("clip/tokens")) is not None:
             self._clipped.append(value)
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The accuracy after training is the final policy's, whatever the interval between evaluations."""
+        if (
+            pl_module.data.val is not None
+            and pl_module.evaluations[-1:] != []
+            and (pl_module.evaluations[-1][0] != trainer.global_step)
+        ):
+            pl_module.evaluate()
+
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write and show the summary."""
         folder = run_folder(trainer)
@@ -71,7 +80,12 @@ class RunSummary(Callback):
     def _summary(self, trainer: Trainer, module: LightningModule) -> dict[str, Any]:
         after = _answers(module)
         examples = [
-            {"prompt": p, "answer": a["answer"], "before": self._before["answers"][p]["completion"], "after": a["completion"]}
+            {
+                "prompt": p,
+                "answer": a["answer"],
+                "before": self._before["answers"][p]["completion"],
+                "after": a["completion"],
+            }
             for p, a in after.items()
             if p in self._before.get("answers", {})
         ]
@@ -126,13 +140,20 @@ def show(summary: dict[str, Any], folder: Path, picture: Path | None) -> None:
     table = Table(title=f"{summary['objective']}, seed {summary['seed']}: before and after", title_justify="left")
     for heading in ("prompt", "answer", "before", "after"):
         table.add_column(heading, overflow="fold")
-    table.add_row("held-out accuracy", "", _percent(summary["accuracy_before"]), _percent(summary["accuracy_after"]), end_section=True)
+    table.add_row(
+        "held-out accuracy",
+        "",
+        _percent(summary["accuracy_before"]),
+        _percent(summary["accuracy_after"]),
+        end_section=True,
+    )
     for e in summary["examples"]:
         table.add_row(e["prompt"], e["answer"], e["before"], e["after"])
     console.print(table)
     console.print(
         f"{summary['iterations']} iterations, {summary['updates']} updates, {summary['seconds']:.0f} s, "
-        f"peak memory {summary['peak_memory_mb'] / 1024:.2f} GiB, tokens clipped {_percent(summary['clip_fraction_tokens'])}"
+        f"peak memory {summary['peak_memory_mb'] / 1024:.2f} GiB, "
+        f"tokens clipped {_percent(summary['clip_fraction_tokens'])}"
     )
     paths = {"run folder": folder, "summary": folder / "summary.json", "picture": picture}
     for name, path in paths.items():

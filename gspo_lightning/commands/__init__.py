@@ -1,0 +1,1 @@
+"""Commands of their own, next to the ones that train."""

@@ -41,7 +41,7 @@ class EvaluationMetrics(nn.Module):
         correct = torch.tensor([[(r.reward_parts.get(accuracy_reward) or 0.0) >= 1.0 for r in g] for g in groups])
         for name, metric in self.metrics.items():
             if name == "accuracy" or name.startswith("pass@"):
-                metric.update(correct.to(metric.device))  # type: ignore[operator]
+                metric.update(correct.to(str(metric.device)))  # type: ignore[operator]
         flat = [r for group in groups for r in group]
         rewards = [r.reward for r in flat if r.reward is not None]
         self.metrics["reward"].update(torch.tensor(rewards, dtype=torch.float64))  # type: ignore[operator]

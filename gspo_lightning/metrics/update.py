@@ -30,7 +30,10 @@ _TAGS = {
     "sampler_sequence_gap": "noise/sampler_sequence_gap",
 }
 """Name in the sums -> tag. Names that are not listed are logged as ``objective/<name>``."""
-_SQUARES = {"ratio_squared": ("ratio", "ratio/std"), "log_ratio_sequence_squared": ("log_ratio_sequence", "ratio/log_sequence_std")}  # fmt: skip
+_SQUARES = {
+    "ratio_squared": ("ratio", "ratio/std"),
+    "log_ratio_sequence_squared": ("log_ratio_sequence", "ratio/log_sequence_std"),
+}
 
 
 def sequence_log_ratios(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class DPPOTV(Band, Objective):
     def term(self, rows: Rows) -> Term:
         """See :meth:`Objective.term`."""
         log_ratio, advantages = rows.log_ratio, rows.token_advantages
-        moved = torch.exp(rows.logprobs.detach()) - torch.exp(rows.old_logprobs)
+        moved = torch.exp(rows.logprobs) - torch.exp(rows.old_logprobs)
         above, below = moved > self.clip_high, moved < -self.clip_low
         high, low = above & (advantages > 0), below & (advantages < 0)
         clamped = log_ratio.detach().abs() > LOG_RATIO_LIMIT

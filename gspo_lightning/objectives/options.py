@@ -63,7 +63,7 @@ def off_policy_rows(rows: Rows, delta: float) -> Tensor:
 
     Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
     """
-    return rows.mean(-rows.log_ratio.detach()) > delta
+    return rows.mean(-rows.log_ratio) > delta
 
 
 def check_number(

@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["PromptSet", "Record", "map_columns"]
 
 Record = Mapping[str, Any]
-"""``prompt`` (text or a list of chat messages), usually ``answer``, and any further column a reward asks for by name."""
+"""``prompt`` (text or a list of chat messages), usually ``answer``, and any column a reward asks for by name."""
 
 
 class PromptSet(ABC):

@@ -153,6 +153,21 @@ def test_segment_reports_at_its_own_level() -> None:
     assert "clip_fraction_sequences" not in sums(Segment(segment_length=1))
 
 
+def test_divergences_of_other_policies_by_hand() -> None:
+    new, old, advantages, mask = example()
+    entropy = torch.full_like(old, 0.25)
+    # the behaviour policy drew the samples: x = log behaviour - log old = 0.5; the policy for the reference: x = -0.25
+    out = GSPO()(
+        new, old, advantages, mask, behaviour_logprobs=old + 0.5, ref_logprobs=new.detach() + 0.25, entropy=entropy
+    )
+    found = {k: (float(a), float(b)) for k, (a, b) in out.sums.items()}
+    assert found["kl_behaviour_old_k1"] == approx(9 * 0.5, 9)
+    assert found["kl_behaviour_old_k3"] == approx(9 * (math.exp(-0.5) - 1 + 0.5), 9)
+    assert found["kl_new_ref_k1"] == approx(9 * -0.25, 9)
+    assert found["kl_new_ref_k3"] == approx(9 * (math.exp(0.25) - 1 - 0.25), 9)
+    assert found["entropy"] == approx(9 * 0.25, 9)
+
+
 def test_far_ratios_are_limited_and_counted() -> None:
     new, old, advantages, mask = example()
     far = new.detach().clone()

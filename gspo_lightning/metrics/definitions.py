@@ -1,0 +1,454 @@
+"""What every logged number is: its exact definition, its unit, what is healthy and what to do when it is not.
+
+Symbols: A an advantage, m the response tokens, n_i the number of response tokens of sequence i, d = log pi - log
+pi_old per token, s_i = exp(sum_m d / n_i), r the ratio that the objective clips (s_i or exp d). Sums run over all
+micro-batches and ranks of an update before anything is divided. Rendered to ``docs/metrics.md`` by
+``python -m gspo_lightning.metrics.table``; the numbers quoted as the paper's are from arXiv 2507.18071.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["METRICS", "Kind", "MetricSpec"]
+
+Kind = Literal["scalar", "histogram", "text"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One line of the table. ``<...>`` in a tag stands for a name; ``when`` is empty for what every run logs."""
+
+    tag: str
+    """The TensorBoard tag, or a template such as ``val/pass@<k>``."""
+    definition: str
+    """The formula or count, exact."""
+    unit: str
+    """What one unit on the y axis is."""
+    healthy: str
+    """The range of a healthy run, and why."""
+    what_to_do: str
+    """One sentence for the run that is outside of it."""
+    group: str
+    """The heading it stands under."""
+    kind: Kind = "scalar"
+    """How it is stored."""
+    when: str = ""
+    """The runs or updates that have it, where not all do."""
+
+
+_REWARD = (
+    MetricSpec(
+        "reward/mean",
+        "mean reward over the iteration's responses that are not missing",
+        "reward",
+        "rises; wobbles by about std / sqrt(responses) from one iteration to the next, because the prompts change",
+        "If it stays flat, look at samples and reward/dead_groups before touching the learning rate.",
+        "Reward",
+    ),
+    MetricSpec(
+        "reward/std",
+        "sqrt(mean(R^2) - mean(R)^2) over the iteration's responses that are not missing",
+        "reward",
+        "above 0: without a spread there is nothing to compare; for a 0/1 reward it is sqrt(p (1 - p)), at most 0.5",
+        "At 0 all responses earn the same: make the prompts easier or harder, or the reward finer.",
+        "Reward",
+    ),
+    MetricSpec(
+        "reward/parts/<name>",
+        "mean of the reward part <name>, unweighted, over the responses for which it is not missing",
+        "reward",
+        "moves with reward/mean; a part that rises while the others fall is being exploited",
+        "If a cheap part (format, length) outruns the one that counts, lower its weight.",
+        "Reward",
+    ),
+    MetricSpec(
+        "reward/dead_groups",
+        "groups whose rewards are all equal, or of which fewer than two are present / all groups of the iteration",
+        "fraction",
+        "below 0.5 while learning; rises towards 1 as prompts become solved, which is success and not collapse",
+        "If it is high at a low reward/mean, use easier prompts or larger groups; at a high one, harder prompts.",
+        "Reward",
+    ),
+    MetricSpec(
+        "reward/missing",
+        "responses that could not be scored (worker lost, server down) / all responses of the iteration",
+        "fraction",
+        "0: a missing response is masked, so every one is lost work",
+        "Above 0 look at the log for the infrastructure error; a wrong answer is never missing, it has reward 0.",
+        "Reward",
+    ),
+)
+
+_RESPONSE = (
+    MetricSpec(
+        "response/length",
+        "mean number of tokens of the iteration's responses, the end token included",
+        "tokens",
+        "any slow trend (the quickstart goes from 8 to 21 because writing the steps pays); jumps are not healthy",
+        "If it runs to the limit while reward/mean does not rise, read samples for repetition.",
+        "Responses",
+    ),
+    MetricSpec(
+        "response/terminated",
+        "responses that ended with an end token or a stop string / all responses of the iteration",
+        "fraction",
+        "above 0.9: a response without an end usually has no answer to score",
+        "If it falls, raise data.max_response_tokens or check that the end token is the one the model was taught.",
+        "Responses",
+    ),
+    MetricSpec(
+        "response/truncated",
+        "responses cut at data.max_response_tokens / all responses of the iteration = 1 - response/terminated",
+        "fraction",
+        "below 0.1, for the same reason",
+        "Raise data.max_response_tokens; truncated responses teach the policy to be short rather than to be right.",
+        "Responses",
+    ),
+)
+
+_RATIO = (
+    MetricSpec(
+        "ratio/mean",
+        "mean of r, unclipped: over sequences at sequence level, over response tokens at token level",
+        "1",
+        "within a few clip widths of 1, and exactly 1 in the first update of an iteration (float32)",
+        "If the first update of an iteration is not at 1, old and new log-probs have different origins: see noise/.",
+        "Ratio to the old policy",
+    ),
+    MetricSpec(
+        "ratio/std",
+        "sqrt(mean(r^2) - mean(r)^2) of the r of ratio/mean",
+        "1",
+        "the quickstart has about 0.02; it grows with the learning rate and with the updates per iteration",
+        "If it keeps growing, lower the learning rate or data.minibatches_per_rollout.",
+        "Ratio to the old policy",
+    ),
+    MetricSpec(
+        "ratio/log_sequence_mean",
+        "mean over sequences of log s_i = sum_m d / n_i, whatever the objective's own level",
+        "nats per token",
+        "slightly below 0 (its negative estimates the KL divergence, which is not negative), within 0.01",
+        "If it drifts below -0.05, the policy leaves its own samples: lower the learning rate.",
+        "Ratio to the old policy",
+    ),
+    MetricSpec(
+        "ratio/log_sequence_std",
+        "standard deviation over sequences of log s_i (divisor: their number), whatever the objective's own level",
+        "nats per token",
+        "comparable between objectives; up to about 0.03 on the quickstart, 0 in the first update of an iteration",
+        "If it explodes, sequences moved very unequally: use fewer updates per iteration or a lower learning rate.",
+        "Ratio to the old policy",
+    ),
+    MetricSpec(
+        "ratio/outside_band",
+        "r outside [1 - clip_low, 1 + clip_high], whatever the sign of A / all r",
+        "fraction",
+        "above the clipped fraction, often twice it: about half of what is outside still has its gradient, by design",
+        "Read clip/tokens for what is really taken out; this one says how far the policy has moved.",
+        "Ratio to the old policy",
+        when="objectives with a clip range",
+    ),
+    MetricSpec(
+        "ratio/clamped",
+        "r whose logarithm was beyond +-20 and was limited to it for numerical safety / all r",
+        "fraction",
+        "exactly 0: a factor of e^20 between two policies one update apart is an accident",
+        "Above 0 stop the run: look for a wrong prompt template, a wrong mask or exploded weights.",
+        "Ratio to the old policy",
+        when="objectives that exponentiate a ratio",
+    ),
+    MetricSpec(
+        "ratio/histogram",
+        "counts of s_i over the sequences of the update, in bins that are finer around 1",
+        "sequences",
+        "one narrow peak at 1, wider with every update within an iteration",
+        "A second peak or a long tail is a set of sequences that moved together: find them in samples.",
+        "Ratio to the old policy",
+        kind="histogram",
+    ),
+)
+
+_CLIP = (
+    MetricSpec(
+        "clip/tokens",
+        "response tokens whose clipped branch is taken, so that they have no gradient / all response tokens",
+        "fraction",
+        "sequence level with 3e-4/4e-4: 0.05 to 0.75 (paper about 0.15, quickstart about 0.4); token level with 0.2: "
+        "0.0005 to 0.02 (paper 0.0013); exactly 0 in the first update of an iteration",
+        "If it is 0 in every update, there is one update per rollout or the clip range has a wrong scale.",
+        "Clipping",
+    ),
+    MetricSpec(
+        "clip/sequences",
+        "sequences whose clipped branch is taken (GSPO-token: the mean share of their tokens) / all sequences",
+        "fraction",
+        "near clip/tokens; the two differ where long and short responses are clipped unequally often",
+        "If it is far above clip/tokens, short responses are clipped more: their s_i is noisier.",
+        "Clipping",
+        when="sequence-level objectives",
+    ),
+    MetricSpec(
+        "clip/low",
+        "response tokens clipped at 1 - clip_low (A < 0 and already less likely) / all response tokens",
+        "fraction",
+        "of the size of clip/high; the paper's range is a little wider above than below",
+        "If one side dominates for long, widen that side or look at the balance of the advantages.",
+        "Clipping",
+        when="objectives with a lower clip bound",
+    ),
+    MetricSpec(
+        "clip/high",
+        "response tokens clipped at 1 + clip_high (A > 0 and already more likely) / all response tokens",
+        "fraction",
+        "of the size of clip/low",
+        "If it dominates, good answers are held back; a larger clip_high keeps more of them.",
+        "Clipping",
+        when="objectives with an upper clip bound",
+    ),
+    MetricSpec(
+        "clip/tokens_positive",
+        "clipped response tokens with A > 0 / response tokens with A > 0",
+        "fraction",
+        "of the size of clip/tokens",
+        "Compare with clip/tokens_negative: the larger one is the sign that the clip range throttles.",
+        "Clipping",
+    ),
+    MetricSpec(
+        "clip/tokens_negative",
+        "clipped response tokens with A < 0 / response tokens with A < 0",
+        "fraction",
+        "of the size of clip/tokens",
+        "If it is far below clip/tokens_positive the policy mostly learns what not to do: widen clip_high.",
+        "Clipping",
+    ),
+    MetricSpec(
+        "clip/zero_gradient_tokens",
+        "response tokens without a gradient: clipped, with A = 0, at the numerical limit, or masked by an option / all "
+        "response tokens",
+        "fraction",
+        "clip/tokens plus about the dead groups; below 0.9",
+        "What is left, 1 minus this, is the share of the batch that teaches: if it is small, remove dead groups first.",
+        "Clipping",
+    ),
+)
+
+_DRIFT = (
+    MetricSpec(
+        "kl/old_new_k1",
+        "mean over response tokens of log pi_old - log pi = -d",
+        "nats per token",
+        "around 0 and noisy, of either sign: unbiased for KL(old || new) only as an average",
+        "Use kl/old_new_k3 for the size; a k1 that stays clearly negative means sampled tokens become more likely.",
+        "Drift and entropy",
+    ),
+    MetricSpec(
+        "kl/old_new_k3",
+        "mean over response tokens of exp(d) - 1 - d, never negative",
+        "nats per token",
+        "below 0.01 within an iteration; 0 in its first update",
+        "If it climbs over the iterations, the updates per rollout take the policy too far: lower the learning rate.",
+        "Drift and entropy",
+    ),
+    MetricSpec(
+        "policy/entropy",
+        "mean over response tokens of -sum_v p_v log p_v of the current policy at the training temperature",
+        "nats per token",
+        "falls while a skill is learned (quickstart: 0.23 to 0.03); a fall at flat reward, or a rise, is not healthy",
+        "If it reaches 0 before the reward rises, exploration is over: raise clip_high or the temperature.",
+        "Drift and entropy",
+    ),
+)
+
+_OPTIMIZATION = (
+    MetricSpec(
+        "loss",
+        "the objective's loss of the whole mini-batch, summed over micro-batches and ranks",
+        "advantage",
+        "around 0, often exactly 0 in the first update of an iteration while the gradient is not; it does not fall",
+        "Do not read progress from it: look at reward/mean and val/accuracy.",
+        "Optimization",
+    ),
+    MetricSpec(
+        "optim/gradient_norm",
+        "L2 norm of the gradient of all trainable parameters, before clipping",
+        "1",
+        "below 5 times its median; a spike of 10 times it is the first sign of an unstable run",
+        "If spikes repeat, lower the learning rate or use a sequence-level ratio; gradient clipping only hides them.",
+        "Optimization",
+    ),
+    MetricSpec(
+        "optim/lr",
+        "learning rate of the first parameter group in this update",
+        "1",
+        "what the scheduler was asked for",
+        "With bfloat16 weights and a rate below 1e-5 nothing moves: keep float32 weights and use bf16-mixed.",
+        "Optimization",
+    ),
+)
+
+_DATA = (
+    MetricSpec(
+        "data/iteration",
+        "number of the rollout batch that the update trains on, from 0",
+        "iterations",
+        "goes up by one every minibatches_per_rollout x epochs_per_rollout updates",
+        "Use it to read the x axis: a saw-tooth with this period is the policy moving away from its snapshot.",
+        "Data",
+    ),
+    MetricSpec(
+        "data/tokens_per_update",
+        "tokens of the mini-batch over all ranks, prompts included, padding not",
+        "tokens",
+        "steady, or moving with response/length",
+        "If it doubles, so does the time of an update: check response/length and response/truncated.",
+        "Data",
+    ),
+    MetricSpec(
+        "data/micro_batches",
+        "forward and backward passes of this rank's mini-batch",
+        "micro-batches",
+        "1 where the memory allows it; the number never changes a gradient",
+        "If it is high while memory is free, raise data.max_tokens_per_micro_batch.",
+        "Data",
+    ),
+    MetricSpec(
+        "samples",
+        "prompt, completion, answer, reward, advantage, tokens and finish reason of some responses of the iteration",
+        "table",
+        "completions that a person would have scored the same way",
+        "Read it first when any curve looks odd.",
+        "Data",
+        kind="text",
+    ),
+)
+
+_NOISE = (
+    MetricSpec(
+        "noise/sampler_logprob_gap",
+        "mean over response tokens of abs(sampler's log-prob - the trainer's old log-prob)",
+        "nats per token",
+        "below 1e-6 in float32; 1e-3 in bfloat16 is usual and is why old log-probs are recomputed",
+        "If it exceeds 0.01 the sampler is not the policy: check the temperature, stale weights and dropout.",
+        "Numerical noise",
+        when="rollout sources that report log-probs",
+    ),
+    MetricSpec(
+        "noise/sampler_sequence_gap",
+        "mean over sequences of abs(mean over their response tokens of the trainer's old log-prob - the sampler's)",
+        "nats per token",
+        "below a tenth of the clip range: only then could the sampler's log-probs serve as the old ones",
+        "If it is above that, keep old log-probs from the trainer (the default).",
+        "Numerical noise",
+        when="rollout sources that report log-probs",
+    ),
+)
+
+_SPEED = (
+    MetricSpec(
+        "throughput/generated_tokens_per_s",
+        "response tokens of the iteration over all ranks / time/rollout_s",
+        "tokens per second",
+        "steady; falls as responses get longer and their lengths more unequal",
+        "If it collapses, one endless response holds up the batch: see response/truncated.",
+        "Speed",
+    ),
+    MetricSpec(
+        "throughput/trained_tokens_per_s",
+        "data/tokens_per_update / time/update_s",
+        "tokens per second",
+        "steady",
+        "If it is low, raise data.max_tokens_per_micro_batch so that fewer, larger passes are made.",
+        "Speed",
+    ),
+    MetricSpec(
+        "time/rollout_s",
+        "wall time of the iteration's generation",
+        "seconds",
+        "usually the larger part of an iteration",
+        "If it dominates by far, use a faster rollout source, or more updates per rollout if the clip fraction allows.",
+        "Speed",
+    ),
+    MetricSpec(
+        "time/reward_s",
+        "wall time of scoring the iteration's responses",
+        "seconds",
+        "small against time/rollout_s",
+        "If it is not, give the rewards more worker processes or a shorter timeout.",
+        "Speed",
+    ),
+    MetricSpec(
+        "time/update_s",
+        "wall time of one update: forward and backward of all micro-batches, reduction and optimizer step",
+        "seconds",
+        "proportional to data/tokens_per_update",
+        "A single slow update is usually a checkpoint or another process; a trend is response/length.",
+        "Speed",
+    ),
+)
+
+_EVALUATION = (
+    MetricSpec(
+        "val/accuracy",
+        "avg@k: mean over held-out prompts of c/n, c of n sampled responses having an accuracy reward of 1 or more",
+        "fraction",
+        "rises; with P prompts and one sample its standard error is sqrt(p (1 - p) / P), 0.02 at P = 512 and p = 0.3",
+        "If it stays behind reward/mean the policy memorises or exploits the reward: read the completions.",
+        "Evaluation",
+        when="evaluations: step 0 and every k iterations",
+    ),
+    MetricSpec(
+        "val/pass@<k>",
+        "mean over held-out prompts of 1 - C(n-c, k) / C(n, k): the unbiased chance that one of k responses is correct",
+        "fraction",
+        "at or above val/accuracy; a gap that closes means the policy became consistent rather than more able",
+        "If it falls while val/accuracy rises, diversity is being traded for consistency.",
+        "Evaluation",
+        when="evaluations with more than one sample per prompt",
+    ),
+    MetricSpec(
+        "val/reward",
+        "mean reward over the held-out responses that are not missing, at the evaluation's own temperature",
+        "reward",
+        "follows reward/mean",
+        "If it differs from val/accuracy, another reward part than correctness is being earned.",
+        "Evaluation",
+        when="evaluations",
+    ),
+    MetricSpec(
+        "val/response_length",
+        "mean number of tokens of the held-out responses, the end token included",
+        "tokens",
+        "follows response/length",
+        "A large difference to training comes from the evaluation's temperature or its own length limit.",
+        "Evaluation",
+        when="evaluations",
+    ),
+    MetricSpec(
+        "val/terminated",
+        "held-out responses that ended by themselves / all held-out responses",
+        "fraction",
+        "above 0.95: an accuracy is only meant for answers that end",
+        "If it is low, raise the evaluation's max_response_tokens before comparing accuracies.",
+        "Evaluation",
+        when="evaluations",
+    ),
+)
+
+_OBJECTIVE = (
+    MetricSpec(
+        "objective/<name>",
+        "sum / count over the mini-batch of what an objective measures beyond this table, such as clip_fraction_dual",
+        "see the objective",
+        "see the objective's description in gspo list objectives",
+        "Look it up there; an objective of your own may report any number of them.",
+        "Of single objectives",
+        when="objectives and options that report more",
+    ),
+)
+
+METRICS: tuple[MetricSpec, ...] = (
+    *_REWARD, *_RESPONSE, *_RATIO, *_CLIP, *_DRIFT, *_OPTIMIZATION, *_DATA, *_NOISE, *_SPEED, *_EVALUATION, *_OBJECTIVE,
+)  # fmt: skip
+"""Every tag of a run, in the order of the document."""

@@ -1,0 +1,100 @@
+"""avg@k and pass@k as torchmetrics: sums and counts in float64, so that ranks and batches add up exactly."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+__all__ = ["AverageAtK", "PassAtK", "pass_at_k"]
+
+
+def pass_at_k(correct: Tensor, k: int) -> Tensor:
+    """[P] float64: the chance that at least one of k responses is correct, unbiased (arXiv 2107.03374, Eq. 1).
+
+    With c of n responses correct it is ``1 - C(n - c, k) / C(n, k)``: one minus the chance that k draws without
+    replacement are all wrong. Computed as the product of those k chances, ``(n - c - j) / (n - j)``: every factor is
+    in [0, 1], where the binomial coefficients would overflow.
+
+    Args:
+        correct: [P, n] bool, n responses to each of P prompts.
+        k: draws, in [1, n].
+
+    Raises:
+        ValueError: not a bool tensor [P, n], or k is not in [1, n].
+
+    >>> pass_at_k(torch.tensor([[True, False, False, False], [False] * 4]), k=2)
+    tensor([0.5000, 0.0000], dtype=torch.float64)
+    """
+    if correct.ndim != 2 or correct.dtype != torch.bool:
+        raise ValueError(f"correct must be bool [P, n], got {correct.dtype} of shape {tuple(correct.shape)}")
+    n = correct.shape[1]
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@{k} needs {k} responses per prompt or more (and k >= 1), got n = {n}")
+    wrong = (~correct).sum(dim=1, dtype=torch.float64)
+    drawn = torch.arange(k, dtype=torch.float64, device=correct.device)
+    chances = (wrong.unsqueeze(1) - drawn).clamp(min=0) / (n - drawn)
+    return 1 - chances.prod(dim=1)
+
+
+class PassAtK(Metric):
+    """Mean over prompts of :func:`pass_at_k`. NaN before the first update.
+
+    Args:
+        k: draws, at least 1. Every update needs k responses per prompt or more; their number may differ.
+
+    >>> metric = PassAtK(2)
+    >>> metric.update(torch.tensor([[True, False, False, False]]))
+    >>> metric.update(torch.tensor([[True, False]]))
+    >>> float(metric.compute())
+    0.75
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    total: Tensor
+    prompts: Tensor
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        if k < 1:
+            raise ValueError(f"k must be 1 or more, got {k}")
+        self.k = k
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("prompts", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, correct: Tensor) -> None:
+        """Add prompts.
+
+        Args:
+            correct: [P, n] bool; P may be 0.
+
+        Raises:
+            ValueError: as :func:`pass_at_k`.
+        """
+        self.total = self.total + pass_at_k(correct, self.k).sum()
+        self.prompts = self.prompts + correct.shape[0]
+
+    def compute(self) -> Tensor:
+        """The mean over all prompts of all ranks, float64."""
+        return self.total / self.prompts
+
+    def extra_repr(self) -> str:
+        """Shown in the module's repr."""
+        return f"k={self.k}"
+
+
+class AverageAtK(PassAtK):
+    """avg@k: mean over prompts of the share of correct responses; the accuracy where each prompt has one response.
+
+    Prompts weigh the same however many responses they have, so this is pass@1.
+
+    >>> metric = AverageAtK()
+    >>> metric.update(torch.tensor([[True, False, False, False], [True, True, True, True]]))
+    >>> float(metric.compute())
+    0.625
+    """
+
+    def __init__(self) -> None:
+        super().__init__(k=1)

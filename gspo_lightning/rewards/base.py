@@ -1,0 +1,230 @@
+"""What a reward is: a class with a ``score`` method whose arguments are injected by name.
+
+A reward sees text, not tensors, and runs in worker processes that can be killed, so nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar, Literal
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.rewards.signature import Plan, make_plan
+
+__all__ = ["Reward", "Sample", "Score", "ScoreStatus", "to_score"]
+
+
+class ScoreStatus(StrEnum):
+    """Why a sample has the reward it has."""
+
+    OK = "ok"
+    """The reward was computed."""
+    MODEL_ERROR = "model_error"
+    """The answer could not be judged, and that is the model's mistake: reward 0."""
+    TIMEOUT = "timeout"
+    """Judging the answer used up its CPU time: the model's mistake, reward 0."""
+    MISSING = "missing"
+    """There is no reward (None): the sample takes no part in statistics or the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One completion to judge.
+
+    ``id`` names it in messages, ``completion_ids`` are the policy's own tokens, ``columns`` is the rest of the record
+    (``answer`` ...), ``truncated`` says that the completion was cut at the response limit.
+    """
+
+    id: str
+    prompt: str
+    completion: str
+    completion_ids: tuple[int, ...] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A verdict: a finite number and a status, or None for *missing*; ``detail`` is the kind of a failure, for people.
+
+    >>> Score.model_error("no answer")
+    Score(reward=0.0, status=<ScoreStatus.MODEL_ERROR: 'model_error'>, detail='no answer')
+    """
+
+    reward: float | None
+    status: ScoreStatus = ScoreStatus.OK
+    detail: str = ""
+
+    @classmethod
+    def model_error(cls, detail: str) -> Score:
+        """Reward 0: the answer cannot be judged, and that is the model's mistake."""
+        return cls(0.0, ScoreStatus.MODEL_ERROR, detail)
+
+    @classmethod
+    def missing(cls, detail: str) -> Score:
+        """No reward: nobody can say what the answer is worth."""
+        return cls(None, ScoreStatus.MISSING, detail)
+
+
+class Reward(ABC):
+    """A judge of completions. Defining a subclass registers it under its name.
+
+    Subclasses define ``score``. Its parameters are filled by name from ``prompt``, ``completion``,
+    ``completion_ids``, ``truncated``, ``sample`` (the whole :class:`Sample`) and the record's columns (``answer``
+    ...); ``**columns`` takes all columns that are not named. It returns a number, a :class:`Score`, or None for
+    *missing*, and may be ``async``. Rewards that judge many samples at once define ``score_batch`` instead.
+
+    What it raises stops the run: a reward that cannot judge an answer returns ``Score.model_error``.
+
+    >>> class _Length(Reward):
+    ...     def score(self, completion: str) -> float:
+    ...         return float(len(completion))
+    >>> _Length().score_batch([Sample("0", "say hi", "hi")])
+    [Score(reward=2.0, status=<ScoreStatus.OK: 'ok'>, detail='')]
+    """
+
+    where: ClassVar[Literal["worker", "trainer"]] = "worker"
+    """Where it runs: in a killable worker process, or (models on the device) in the training process itself."""
+    range: ClassVar[tuple[float, float] | None] = None
+    """The values it can take, for readers of a dashboard; not enforced."""
+    _plan: ClassVar[Plan]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a class that could only fail later.
+
+        Raises:
+            UserError: ``score`` is not a plain method, takes ``*args`` or nothing, or ``where`` is no known place.
+        """
+        super().__init_subclass__(**options)
+        if cls.where not in ("worker", "trainer"):
+            raise UserError(f"{cls.__qualname__}.where", f"is {cls.where!r}; it must be 'worker' or 'trainer'")
+        if "score" in cls.__dict__:
+            cls._plan = make_plan(cls.__dict__["score"], f"{cls.__qualname__}.score", method=True)
+        elif "score_batch" in cls.__dict__ and getattr(cls.score, "__isabstractmethod__", False):
+            cls.score = _score_by_batch  # type: ignore[method-assign]
+            cls._plan = Plan((), (), takes_columns=False)
+
+    @abstractmethod
+    def score(self, *args: Any, **kwargs: Any) -> Any:
+        """Judge one sample; see the class."""
+
+    def score_batch(self, samples: Sequence[Sample]) -> Sequence[float | Score | None]:
+        """Judge samples together; one value per sample, in order.
+
+        In a worker a batch is a part of what is to be scored (up to 32 samples) and its deadline is that of a single
+        sample; if it overruns, its samples are judged one by one.
+        """
+        if inspect.iscoroutinefunction(self.score):
+            return asyncio.run(self._score_concurrently(samples))
+        return [self.score_one(sample) for sample in samples]
+
+    def prepare(self) -> None:
+        """Called once in each process that scores, before its first sample and outside its deadline: slow imports."""
+
+    def score_one(self, sample: Sample) -> Score:
+        """The verdict on one sample by ``score``.
+
+        Raises:
+            UserError: ``score`` returned something that is no reward.
+        """
+        return to_score(self.score(**self.arguments(sample)), type(self).__name__, sample.id)
+
+    def required_columns(self) -> tuple[str, ...]:
+        """The columns that a record must have: parameters of ``score`` without a default."""
+        return self._plan.required
+
+    def missing_column(self, sample: Sample) -> str | None:
+        """Why a sample cannot be judged (a column that is not there, an answer of None), or None if it can."""
+        for name in self.required_columns():
+            if name not in sample.columns:
+                return f"the record has no column {name!r}"
+            if name == "answer" and sample.columns[name] is None:
+                return "the record's answer is null"
+        return None
+
+    def arguments(self, sample: Sample) -> dict[str, Any]:
+        """The keyword arguments of ``score`` for a sample."""
+        return self._plan.arguments(sample)
+
+    @property
+    def batched(self) -> bool:
+        """Whether several samples are judged by one call (own ``score_batch``, or async ``score``)."""
+        return type(self).score_batch is not Reward.score_batch or inspect.iscoroutinefunction(self.score)
+
+    async def _score_concurrently(self, samples: Sequence[Sample]) -> list[Score]:
+        values = await asyncio.gather(*(self.score(**self.arguments(sample)) for sample in samples))
+        return [to_score(v, type(self).__name__, s.id) for v, s in zip(values, samples, strict=True)]
+
+
+def to_score(value: object, reward: str, sample_id: str) -> Score:
+    """What a reward returned, as a :class:`Score`.
+
+    >>> to_score(True, "Brevity", "7").reward
+    1.0
+
+    Raises:
+        UserError: not a number, not finite; it names the reward and the sample.
+    """
+    if value is None:
+        return Score.missing("the reward returned None")
+    if isinstance(value, Score):
+        if value.reward is None:
+            return Score.missing(value.detail)
+        return Score(_finite(value.reward, reward, sample_id), ScoreStatus(value.status), value.detail)
+    return Score(_finite(value, reward, sample_id))
+
+
+def check_batch(values: object, reward: str, samples: Sequence[Sample]) -> list[Score]:
+    """What ``score_batch`` returned, as scores.
+
+    Raises:
+        UserError: not one value per sample, or a value that is no reward.
+    """
+    first = samples[0].id if samples else "-"
+    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__") or not hasattr(values, "__iter__"):
+        raise UserError(
+            f"rewards.{reward}", f"sample {first}: returned {_show(values)}; it must return a list, one value a sample"
+        )
+    found = list(values)
+    if len(found) != len(samples):
+        raise UserError(
+            f"rewards.{reward}",
+            f"returned {len(found)} values for {len(samples)} samples (the first is {first})",
+            fix="return exactly one value per completion, in order; None where there is no reward",
+        )
+    return [to_score(v, reward, s.id) for v, s in zip(found, samples, strict=True)]
+
+
+def _finite(value: object, reward: str, sample_id: str) -> float:
+    try:
+        if isinstance(value, str | bytes | bytearray) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise UserError(
+            f"rewards.{reward}",
+            f"sample {sample_id}: returned {_show(value)}, which is not a number",
+            fix="return a finite number, or None where there is no reward",
+        ) from error
+    if not math.isfinite(number):
+        raise UserError(
+            f"rewards.{reward}",
+            f"sample {sample_id}: returned {number}, but a reward must be finite",
+            fix="return a finite number, or None where there is no reward",
+        )
+    return number
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return f"{text[:77]}..." if len(text) > 80 else text
+
+
+def _score_by_batch(self: Reward, sample: Sample) -> Any:
+    return self.score_batch([sample])[0]

@@ -1,0 +1,43 @@
+"""Exact string comparison: the strictest judge, and the fastest."""
+
+from __future__ import annotations
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.rewards.base import Reward, Score
+
+__all__ = ["ExactMatch"]
+
+
+class ExactMatch(Reward):
+    """1 if the text after the marker equals ``answer`` exactly, otherwise 0.
+
+    Args:
+        marker: what the final answer follows; null compares the whole completion, stripped of white space.
+        exactly_one: refuse completions with more than one marker: otherwise the last one counts, and guessing pays.
+        require_terminated: refuse completions that were cut at the response limit.
+
+    >>> ExactMatch().score("7+5=2;2*3=6;6-4=2;#2", False, "2").reward
+    1.0
+    >>> ExactMatch().score("#1#2", False, "2").detail
+    '2 markers'
+    """
+
+    range = (0.0, 1.0)
+
+    def __init__(self, marker: str | None = "#", exactly_one: bool = True, require_terminated: bool = True) -> None:
+        if marker == "":
+            raise UserError("ExactMatch.marker", "is empty", fix="use null to compare the whole completion")
+        self.marker, self.exactly_one, self.require_terminated = marker, exactly_one, require_terminated
+
+    def score(self, completion: str, truncated: bool, answer: object) -> Score:
+        """Compare; why an answer could not even be compared is in ``detail``."""
+        if self.require_terminated and truncated:
+            return Score(0.0, detail="truncated")
+        if self.marker is None:
+            return Score(float(completion.strip() == str(answer)))
+        count = completion.count(self.marker)
+        if count == 0:
+            return Score(0.0, detail="no marker")
+        if count > 1 and self.exactly_one:
+            return Score(0.0, detail=f"{count} markers")
+        return Score(float(completion.rsplit(self.marker, 1)[1] == str(answer)))

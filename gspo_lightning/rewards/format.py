@@ -1,0 +1,38 @@
+"""Does a completion have the form that was asked for?"""
+
+from __future__ import annotations
+
+import re
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.rewards.base import Reward
+
+__all__ = ["FormatReward"]
+
+
+class FormatReward(Reward):
+    r"""1 if the completion matches a regular expression, otherwise 0.
+
+    A pattern that backtracks for ever is stopped by the deadline of the worker (status ``timeout``, reward 0).
+
+    Args:
+        pattern: Python's ``re`` syntax; ``.`` matches line ends as well.
+        full_match: the whole completion must match; otherwise it is enough that the pattern occurs.
+
+    >>> FormatReward(r"<think>.*</think>.*\\boxed{.+}").score("<think>6 * 7</think> \\boxed{42}")
+    1.0
+    """
+
+    range = (0.0, 1.0)
+
+    def __init__(self, pattern: str, full_match: bool = True) -> None:
+        try:
+            self.regex = re.compile(pattern, re.DOTALL)
+        except re.error as error:
+            raise UserError("FormatReward.pattern", f"{pattern!r} is no regular expression: {error}") from error
+        self.pattern, self.full_match = pattern, full_match
+
+    def score(self, completion: str) -> float:
+        """Match."""
+        match = self.regex.fullmatch if self.full_match else self.regex.search
+        return float(match(completion) is not None)

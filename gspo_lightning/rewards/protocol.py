@@ -1,0 +1,97 @@
+"""What goes over the pipes between the runner and its workers: frames of a length and a body.
+
+Runner to worker: pickles, because the runner is trusted and rewards are objects. Worker to runner: JSON only, because
+text of the model has been through the worker.
+
+======== ============================================================ ===============================================
+worker   ``{"t": "ready", "cpu"}``                                    rewards are loaded and prepared
+says     ``{"t": "score", "r", "s", "d", "cpu"}``                     verdict on the next sample of the task, in order
+         ``{"t": "done", "mb", "cpu"}``                               the task is finished; megabytes of address space
+         ``{"t": "raised", "id", "error", "trace"}``                  the plug-in raised; the task is dropped
+         ``{"t": "refused", "id", "field", "problem", "fix"}``        a :class:`UserError`; the task is dropped
+         ``{"t": "broken", "error", "trace"}``                        the worker cannot start
+======== ============================================================ ===============================================
+
+``cpu`` is seconds of CPU time of the worker process so far.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["FrameReader", "Setup", "frame", "json_frame"]
+
+_LENGTH = struct.Struct(">Q")
+LENGTH_BYTES = _LENGTH.size
+MAX_JSON_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The first frame to a worker.
+
+    ``rewards`` is a pickle of ``{name: Reward}``; ``plugin_files`` maps the canonical names of plug-in modules outside
+    ``sys.path`` to their files; ``root`` is the working directory that plug-ins are named from; ``memory_mb`` bounds
+    the address space (MiB), ``deadline_s`` the CPU time of a sample (seconds).
+    """
+
+    rewards: bytes
+    sys_path: list[str]
+    root: str
+    memory_mb: int
+    deadline_s: float
+    plugin_files: Mapping[str, str] = field(default_factory=dict)
+
+
+def frame(body: bytes) -> bytes:
+    """A body with its length in front."""
+    return _LENGTH.pack(len(body)) + body
+
+
+def json_frame(message: Mapping[str, Any]) -> bytes:
+    """A message as an ASCII JSON frame; NaN and infinity are refused."""
+    return frame(json.dumps(message, allow_nan=False).encode("ascii"))
+
+
+def body_length(header: bytes) -> int:
+    """The length that a header announces, in bytes."""
+    return int(_LENGTH.unpack(header)[0])
+
+
+class FrameReader:
+    """Puts the frames of a stream together again from pieces of any size.
+
+    >>> reader = FrameReader()
+    >>> whole = json_frame({"t": "ready"})
+    >>> list(reader.feed(whole[:3])), list(reader.feed(whole[3:]))
+    ([], [{'t': 'ready'}])
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, piece: bytes) -> Iterator[dict[str, Any]]:
+        """The messages that this piece completes.
+
+        Raises:
+            ValueError: what arrives is not a frame of this protocol.
+        """
+        self._buffer += piece
+        start = 0
+        while len(self._buffer) - start >= LENGTH_BYTES:
+            length = body_length(bytes(self._buffer[start : start + LENGTH_BYTES]))
+            if length > MAX_JSON_BYTES:
+                raise ValueError(f"a frame of {length} bytes")
+            end = start + LENGTH_BYTES + length
+            if len(self._buffer) < end:
+                break
+            message = json.loads(self._buffer[start + LENGTH_BYTES : end])
+            if not isinstance(message, dict):
+                raise ValueError("a frame that is no object")
+            start = end
+            yield message
+        del self._buffer[:start]
