@@ -71,7 +71,6 @@ class TrainingCLI(LightningCLI):
         parser.link_arguments("plugins", "data.plugins")
         parser.set_defaults(
             {
-                "model.objective": {"class_path": "gspo_lightning.objectives.GSPO"},
                 "model.old_policy": {"class_path": "gspo_lightning.old_policy.CachedLogProbs"},
                 "data.advantages": {"class_path": "gspo_lightning.advantages.GroupNormalised"},
                 "data.rollouts": {"class_path": "gspo_lightning.rollouts.GroupedSampler"},

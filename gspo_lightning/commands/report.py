@@ -97,13 +97,15 @@ def page(runs: Sequence[Run]) -> str:
     title = f"{runs[0].objective}, seed {runs[0].seed}" if one else " / ".join(run.label for run in runs)
     lines = [f"# {title}", ""]
     for run in runs:
-        name = "" if one else f"**{run.label}**: "
-        lines.append(f"{'' if one else '- '}{name}{headline(run)}. Model {run.model}, {run.date}, `{run.folder}`.")
+        start = _sentence(headline(run)) if one else f"- **{run.label}**: {headline(run)}"
+        lines.append(f"{start}. Model {run.model}, {run.date}, `{run.folder}`.")
     lines += ["", f"![curves]({PICTURE})", "", *_markdown_table(runs), "## Verdict", ""]
     for run in runs:
         lines += [] if one else [f"### {run.label}", ""]
         found = verdicts(run)
-        lines += [f"- **{v.topic}: {v.word}.** {v.sentence}." for v in found] or ["Nothing was logged."]
+        lines += [f"- **{_sentence(v.topic)}: {v.word}.** {_sentence(v.sentence)}." for v in found] or [
+            "Nothing was logged."
+        ]
         lines += ["", *(f"> {_cell(problem)}\n" for problem in run.problems)]
     for run in runs:
         lines += _examples(run, "" if one else f": {run.label}")
@@ -127,6 +129,10 @@ def _examples(run: Run, suffix: str) -> list[str]:
     lines = [f"## Examples{suffix}", "", "| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     lines += ["| " + " | ".join(_code(str(e.get(name, ""))) for name in names) + " |" for e in found]
     return [*lines, ""]
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _cell(text: str) -> str:
@@ -157,4 +163,6 @@ def _show(runs: Sequence[Run]) -> None:
             for v in verdicts(run):
                 console.print(f"{v.topic}: {v.word} ({v.sentence})", markup=False, soft_wrap=True)
         for problem in run.problems:
-            console.print(f"note on {run.label}: {problem}", markup=False, soft_wrap=True)
+            console.print(
+                f"note{'' if len(runs) == 1 else ' on ' + run.label}: {problem}", markup=False, soft_wrap=True
+            )

@@ -142,9 +142,10 @@ class Run:
         return float(series.values[where == first].mean()), float(series.values[where == last].mean())
 
     def accuracy(self) -> tuple[float | None, float | None]:
-        """Before and after: the first and last evaluation, by the summary where there is one."""
+        """Before and after: the first and last evaluation, by the summary where there is one; one is not both."""
         series = self.get("val/accuracy")
-        first, last = (None, None) if series is None else (float(series.values[0]), float(series.values[-1]))
+        first = None if series is None else float(series.values[0])
+        last = None if series is None or len(series) < 2 else float(series.values[-1])
         before, after = (number(self.summary.get(f"accuracy_{when}")) for when in ("before", "after"))
         return first if before is None else before, last if after is None else after
 

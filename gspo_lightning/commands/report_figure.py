@@ -32,6 +32,8 @@ __all__ = ["draw", "window"]
 REWARD, ACCURACY = "reward/mean", "val/accuracy"
 WIDE = 30.0
 """Runs whose medians differ by more than this factor share a logarithmic axis: on a linear one the lower is a 0."""
+MARKS = 25
+"""More evaluations than this are a line, without a mark on each."""
 LEFT, RIGHT = 0.045, 0.957
 
 
@@ -95,7 +97,6 @@ def _draw_learning(figure: Figure, place: Any, lines: Sequence[Line]) -> None:
     if fractions and len(lines) == 1:
         upper = lower = figure.add_subplot(place)
         dress(upper, "Training reward and held-out accuracy", "mean reward, fraction correct", lines)
-        _explain_marks(upper, lines[0])
     else:
         upper, lower = (figure.add_subplot(part) for part in place.subgridspec(2, 1, hspace=0.36))
         dress(upper, "Training reward", "mean reward", lines)
@@ -118,12 +119,16 @@ def _draw_learning(figure: Figure, place: Any, lines: Sequence[Line]) -> None:
         if not found and (upper is not lower or not (ends or accuracies)):
             say_not_logged(axes)
         say_what_is_missing(axes, tag, lines)
+    if upper is lower and (ends or accuracies):
+        _explain_marks(upper, lines[0])
 
 
 def _draw_accuracy(axes: Any, line: Line, series: Series, *, alone: bool) -> None:
     colour = ALARM if alone else line.colour
     axes.plot(series.steps, series.values, color=colour, lw=1.3, ls=(0, (1, 1.5)) if alone else line.dash, zorder=4)
-    axes.plot(series.steps, series.values, "o", mfc="white", mec=colour, mew=1.8, ms=6.5, zorder=5, clip_on=False)
+    shown = slice(None) if len(series) <= MARKS else slice(None, None, len(series) - 1)  # else only the ends
+    marked = series.steps[shown], series.values[shown]
+    axes.plot(*marked, "o", mfc="white", mec=colour, mew=1.8, ms=6.5, zorder=5, clip_on=False)
     if not alone:
         return
     low = series.values[-1] < 0.12  # then there is no room below the last mark
@@ -137,9 +142,13 @@ def _draw_accuracy(axes: Any, line: Line, series: Series, *, alone: bool) -> Non
 
 
 def _explain_marks(axes: Any, line: Line) -> None:
+    reward, accuracy = (
+        name + ("" if line.run.get(tag) else " (not logged)")
+        for name, tag in (("training reward", REWARD), ("held-out accuracy", ACCURACY))
+    )
     handles = [
-        Line2D([], [], color=line.colour, lw=2.2, label="training reward"),
-        Line2D([], [], color=ALARM, lw=1.3, ls=":", marker="o", mfc="white", mew=1.8, label="held-out accuracy"),
+        Line2D([], [], color=line.colour, lw=2.2, label=reward),
+        Line2D([], [], color=ALARM, lw=1.3, ls=":", marker="o", mfc="white", mew=1.8, label=accuracy),
     ]
     axes.legend(handles=handles, loc="lower right", frameon=False, fontsize=10, labelcolor=INK)
 
@@ -207,7 +216,8 @@ def _draw_header(figure: Figure, lines: Sequence[Line]) -> None:
     if len(runs) == 1:
         run = runs[0]
         title = f"{run.objective}  ·  seed {run.seed}  ·  {run.model}  ·  {run.date}"
-        figure.text(LEFT, 0.938, headline(run), fontsize=12, color=INK)
+        words = headline(run)
+        figure.text(LEFT, 0.938, words[:1].upper() + words[1:], fontsize=12, color=INK)
     else:
         objectives, models = dict.fromkeys(r.objective for r in runs), dict.fromkeys(r.model for r in runs)
         seeds, dates = dict.fromkeys(r.seed for r in runs), sorted({r.date for r in runs})

@@ -58,7 +58,7 @@ def draw_series(axes: Any, line: Line, series: Series, width: int, *, log: bool 
     """Light: as logged. Bold: the running mean over ``width`` values, which is returned."""
     bold = smooth(series.values, width)
     raw = np.where(series.values > 0, series.values, np.nan) if log else series.values
-    axes.plot(series.steps, raw, color=line.colour, lw=0.8, alpha=0.35, zorder=2)
+    axes.plot(series.steps, raw, color=line.colour, lw=0.8, alpha=0.35 if len(series) < 500 else 0.2, zorder=2)
     axes.plot(series.steps, bold, color=line.colour, lw=2.2, ls=line.dash, zorder=3, solid_capstyle="round")
     if len(series) == 1:
         axes.plot(series.steps, bold, "o", color=line.colour, ms=5, zorder=3)

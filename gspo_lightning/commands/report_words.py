@@ -55,15 +55,21 @@ def arrow(pair: tuple[float | None, float | None] | None, style: Callable[[float
 def headline(run: Run) -> str:
     """One line: what came of it, and what it took."""
     before, after = run.accuracy()
-    effort = f"{run.updates} updates"
+    effort = _count(run.updates, "update")
     if run.iterations is not None:
-        effort += f", {run.iterations} iterations"
+        effort += f", {_count(run.iterations, 'iteration')}"
     if run.seconds is not None:
         effort += f", {_duration(run.seconds)}"
-    if after is None:
+    if before is None and after is None:
         reward = run.first_and_last("reward/mean")
         return f"no evaluation ({effort})" if reward is None else f"training reward {arrow(reward, _two)} ({effort})"
+    if after is None:
+        return f"held-out accuracy {_two(before)} before, not evaluated after ({effort})"
     return f"held-out accuracy {arrow((before, after), _two)} ({effort})"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _two(value: float | None) -> str:
@@ -144,8 +150,9 @@ def _learning(run: Run) -> Verdict | None:
     word = "learned" if change > LEARNED else "unlearned" if change < -LEARNED else "no change"
     series = run.get("val/accuracy")
     start = "" if series is None or series.steps[0] == 0 else f" (first evaluated after {series.steps[0]} updates)"
-    sentence = f"held-out accuracy {_two(before)} → {_two(after)} in {run.updates} updates{start}"
-    if series is not None and (best := float(series.values.max())) > after + FALLEN:
+    sentence = f"held-out accuracy {_two(before)} → {_two(after)} in {_count(run.updates, 'update')}{start}"
+    best = after if series is None else float(series.values.max())
+    if series is not None and best > max(after + FALLEN, before + LEARNED):
         peak = int(series.steps[series.values.argmax()])
         word, sentence = "learned, then fell back", f"{sentence}; its best was {best:.2f} after {peak}"
     return Verdict("learning", word, sentence)
@@ -155,7 +162,7 @@ def _reward_only(run: Run) -> Verdict | None:
     reward = run.first_and_last("reward/mean")
     if reward is None:
         return None
-    sentence = f"no two evaluations to compare; training reward {arrow(reward)} in {run.updates} updates"
+    sentence = f"no two evaluations to compare; training reward {arrow(reward)} in {_count(run.updates, 'update')}"
     return Verdict("learning", "not evaluated", sentence)
 
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, SupportsFloat, SupportsIndex
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.rewards.signature import Plan, make_plan
@@ -124,7 +124,7 @@ class Reward(ABC):
             return asyncio.run(self._score_concurrently(samples))
         return [self.score_one(sample) for sample in samples]
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 (a hook that few rewards need)
         """Called once in each process that scores, before its first sample and outside its deadline: slow imports."""
 
     def score_one(self, sample: Sample) -> Score:
@@ -203,7 +203,7 @@ def check_batch(values: object, reward: str, samples: Sequence[Sample]) -> list[
 
 def _finite(value: object, reward: str, sample_id: str) -> float:
     try:
-        if isinstance(value, str | bytes | bytearray) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        if not isinstance(value, SupportsFloat | SupportsIndex):  # numpy and torch scalars are, text is not
             raise TypeError
         number = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

@@ -8,7 +8,7 @@ worker   ``{"t": "ready", "cpu"}``                                    rewards ar
 says     ``{"t": "score", "r", "s", "d", "cpu"}``                     verdict on the next sample of the task, in order
          ``{"t": "done", "mb", "cpu"}``                               the task is finished; megabytes of address space
          ``{"t": "raised", "id", "error", "trace"}``                  the plug-in raised; the task is dropped
-         ``{"t": "refused", "id", "field", "problem", "fix"}``        a :class:`UserError`; the task is dropped
+         ``{"t": "refused", "field", "problem", "fix"}``              a :class:`UserError`; the task is dropped
          ``{"t": "broken", "error", "trace"}``                        the worker cannot start
 ======== ============================================================ ===============================================
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,7 @@ class Setup:
 
     ``rewards`` is a pickle of ``{name: Reward}``; ``plugin_files`` maps the canonical names of plug-in modules outside
     ``sys.path`` to their files; ``root`` is the working directory that plug-ins are named from; ``memory_mb`` bounds
-    the address space (MiB), ``deadline_s`` the CPU time of a sample (seconds).
+    the address space (MiB), ``deadline_s`` the CPU time of a sample (seconds); without its parent a worker ends.
     """
 
     rewards: bytes
@@ -44,6 +44,7 @@ class Setup:
     root: str
     memory_mb: int
     deadline_s: float
+    parent_pid: int
     plugin_files: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -67,20 +68,21 @@ class FrameReader:
 
     >>> reader = FrameReader()
     >>> whole = json_frame({"t": "ready"})
-    >>> list(reader.feed(whole[:3])), list(reader.feed(whole[3:]))
+    >>> reader.feed(whole[:3]), reader.feed(whole[3:])
     ([], [{'t': 'ready'}])
     """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, piece: bytes) -> Iterator[dict[str, Any]]:
+    def feed(self, piece: bytes) -> list[dict[str, Any]]:
         """The messages that this piece completes.
 
         Raises:
             ValueError: what arrives is not a frame of this protocol.
         """
         self._buffer += piece
+        found: list[dict[str, Any]] = []
         start = 0
         while len(self._buffer) - start >= LENGTH_BYTES:
             length = body_length(bytes(self._buffer[start : start + LENGTH_BYTES]))
@@ -93,5 +95,6 @@ class FrameReader:
             if not isinstance(message, dict):
                 raise ValueError("a frame that is no object")
             start = end
-            yield message
+            found.append(message)
         del self._buffer[:start]
+        return found

@@ -33,9 +33,7 @@ class Plan:
     def arguments(self, sample: Sample) -> dict[str, Any]:
         """Keyword arguments for one sample, whose required columns are known to be there."""
         columns = sample.columns
-        found: dict[str, Any] = {
-            name: sample if name == "sample" else getattr(sample, name) for name in self.built_in
-        }
+        found: dict[str, Any] = {name: sample if name == "sample" else getattr(sample, name) for name in self.built_in}
         for name in self.required:
             found[name] = columns[name]
         for name in self.optional:
@@ -75,7 +73,9 @@ def make_plan(function: object, field: str, *, method: bool, built_in: tuple[str
             )
     if not parameters:
         raise UserError(
-            field, "takes no arguments, so it cannot see what to judge", fix=f"name some of {', '.join(built_in)}, answer"
+            field,
+            "takes no arguments, so it cannot see what to judge",
+            fix=f"name some of {', '.join(built_in)}, answer",
         )
     named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
     columns = [p for p in named if p.name not in built_in]

@@ -13,7 +13,7 @@ from gspo_lightning.policy import Policy
 from gspo_lightning.randomness import Purpose, stream, uniforms
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
-__all__ = ["Draws", "RolloutSource", "finish", "sample_tokens"]
+__all__ = ["Draws", "RolloutSource", "finish", "has_ended", "sample_tokens"]
 
 Progress = Callable[[int, int], None]
 """Called with (finished responses, all responses) while a source works."""
@@ -111,6 +111,16 @@ def _truncate(logprobs: Tensor, sampling: SamplingParams) -> Tensor:
         outside = ordered.cumsum(dim=-1) - ordered > sampling.top_p * ordered.sum(dim=-1, keepdim=True)
         probabilities = torch.zeros_like(probabilities).scatter(-1, index, ordered.masked_fill(outside, 0.0))
     return probabilities
+
+
+def has_ended(policy: Policy, responses: Tensor, sampling: SamplingParams) -> Tensor:
+    """[rows] bool: the last token is a stop token, or the text so far contains a stop string (responses: [rows, T])."""
+    ended = torch.isin(responses[:, -1], torch.tensor(sampling.stop_token_ids, dtype=torch.int64).to(responses.device))
+    if sampling.stop_strings:
+        texts = policy.tokenizer.batch_decode(responses.tolist(), skip_special_tokens=True)
+        found = [any(stop in text for stop in sampling.stop_strings) for text in texts]
+        ended = ended | torch.tensor(found, device=responses.device)
+    return ended
 
 
 def finish(

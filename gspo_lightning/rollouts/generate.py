@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from gspo_lightning.policy import Policy
-from gspo_lightning.rollouts.base import Draws, Progress, RolloutSource, finish, sample_tokens
+from gspo_lightning.rollouts.base import Draws, Progress, RolloutSource, finish, has_ended, sample_tokens
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 __all__ = ["TransformersGenerate"]
@@ -55,35 +64,41 @@ class TransformersGenerate(RolloutSource):
         width = max(len(p.token_ids) for p, _ in rows)
         ids = torch.tensor([[0] * (width - len(p.token_ids)) + list(p.token_ids) for p, _ in rows])
         mask = torch.tensor([[0] * (width - len(p.token_ids)) + [1] * len(p.token_ids) for p, _ in rows])
-        chooser = _Choose(rows, sampling, draws, width)
-        # a fresh config: the model's own generation_config may hold penalties or top-p that would change the policy
+        chooser, stopper = _Choose(rows, sampling, draws, width), _Stop(policy, sampling, width, len(rows))
         config = GenerationConfig(
-            max_new_tokens=sampling.max_response_tokens,
-            do_sample=False,
-            eos_token_id=list(sampling.stop_token_ids) or None,
-            pad_token_id=policy.tokenizer.pad_token_id,
-            stop_strings=list(sampling.stop_strings) or None,
+            max_new_tokens=sampling.max_response_tokens, do_sample=False, pad_token_id=policy.tokenizer.pad_token_id
         )
-        out = policy.model.generate(
-            input_ids=ids.to(policy.device),
-            attention_mask=mask.to(policy.device),
-            generation_config=config,
-            logits_processor=LogitsProcessorList([chooser]),
-            **({"tokenizer": policy.tokenizer} if sampling.stop_strings else {}),
-        )[:, width:].cpu()
+        with _no_generation_config(policy.model):
+            out = policy.model.generate(
+                input_ids=ids.to(policy.device),
+                attention_mask=mask.to(policy.device),
+                generation_config=config,
+                logits_processor=LogitsProcessorList([chooser]),
+                stopping_criteria=StoppingCriteriaList([stopper]),
+            )[:, width:].cpu()
         logprobs = torch.stack(chooser.logprobs, dim=1)
-        stops = torch.tensor(sampling.stop_token_ids)
-        result = []
-        for i, (prompt, k) in enumerate(rows):
-            ends = torch.isin(out[i], stops).nonzero()
-            count = int(ends[0]) + 1 if len(ends) else out.shape[1]
-            stopped = bool(len(ends))
-            if sampling.stop_strings and not stopped:
-                count, stopped = _cut_at_stop(policy, out[i], sampling.stop_strings)
-            result.append(
-                finish(prompt, k, out[i, :count], logprobs[i, :count], stopped=stopped, version=version, policy=policy)
+        ends = stopper.counts.tolist()
+        counts = [end or out.shape[1] for end in ends]
+        return [
+            finish(
+                prompt, k, out[i, : counts[i]], logprobs[i, : counts[i]],
+                stopped=ends[i] > 0, version=version, policy=policy,
             )
-        return result
+            for i, (prompt, k) in enumerate(rows)
+        ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def _no_generation_config(model: PreTrainedModel) -> Iterator[None]:
+    """Hide the model's own generation config.
+
+    ``generate`` fills every unset field from it, and its penalties, beams or end tokens would change the policy.
+    """
+    own, model.generation_config = model.generation_config, GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own
 
 
 class _Choose(LogitsProcessor):
@@ -102,9 +117,15 @@ class _Choose(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(-1, tokens.unsqueeze(-1), 0.0)
 
 
-def _cut_at_stop(policy: Policy, tokens: Tensor, stops: Sequence[str]) -> tuple[int, bool]:
-    for count in range(1, tokens.shape[0] + 1):
-        text = policy.tokenizer.decode(tokens[:count].tolist(), skip_special_tokens=True)
-        if any(stop in text for stop in stops):
-            return count, True
-    return int(tokens.shape[0]), False
+class _Stop(StoppingCriteria):
+    """Ends rows by the rule that every source shares, and remembers where (``counts`` [rows], 0: not ended)."""
+
+    def __init__(self, policy: Policy, sampling: SamplingParams, width: int, rows: int) -> None:
+        self.policy, self.sampling, self.width = policy, sampling, width
+        self.counts = torch.zeros(rows, dtype=torch.int64)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+        responses = input_ids[:, self.width :]  # the rule never looks at the prompt
+        ended = has_ended(self.policy, responses, self.sampling).cpu()
+        self.counts = torch.where((self.counts == 0) & ended, responses.shape[1], self.counts)
+        return (self.counts > 0).to(input_ids.device)

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from gspo_lightning.policy import Policy
-from gspo_lightning.rollouts.base import Draws, Progress, RolloutSource, finish, sample_tokens
+from gspo_lightning.rollouts.base import Draws, Progress, RolloutSource, finish, has_ended, sample_tokens
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 __all__ = ["GroupedSampler"]
@@ -80,7 +80,6 @@ class GroupedSampler(RolloutSource):
         version: int,
     ) -> list[list[Rollout]]:
         device = policy.device
-        stops = torch.tensor(sampling.stop_token_ids, device=device)
         total = len(prompts) * group_size
         tokens = torch.zeros(total, sampling.max_response_tokens, dtype=torch.int64, device=device)
         logprobs = torch.zeros(tokens.shape, dtype=torch.float32, device=device)
@@ -95,9 +94,7 @@ class GroupedSampler(RolloutSource):
             tokens[live, step] = chosen[alive]
             logprobs[live, step] = chosen_logprobs[alive]
             lengths[live] = step + 1
-            ended = torch.isin(chosen, stops)
-            if sampling.stop_strings:
-                ended = ended | _ends_with_stop(policy, tokens, rows.slot, step + 1, sampling.stop_strings)
+            ended = has_ended(policy, tokens[rows.slot, : step + 1], sampling)
             stopped[rows.slot[alive & ended]] = True
             alive = alive & ~ended
             remaining = int(alive.sum())
@@ -162,9 +159,3 @@ class GroupedSampler(RolloutSource):
         ).last_hidden_state[:, -1]
         rows.position = rows.position + 1
         return policy.head(hidden)
-
-
-def _ends_with_stop(policy: Policy, tokens: Tensor, slots: Tensor, count: int, stops: Sequence[str]) -> Tensor:
-    """[rows] whether a row's text so far contains a stop string."""
-    texts = policy.tokenizer.batch_decode(tokens[slots, :count].tolist(), skip_special_tokens=True)
-    return torch.tensor([any(stop in text for stop in stops) for text in texts], device=tokens.device)

@@ -1,0 +1,23 @@
+"""Rewards: what a completion is worth, judged in worker processes that may hang or crash without harm.
+
+Importing this room defines the built-in rewards; none of them imports torch.
+"""
+
+from __future__ import annotations
+
+from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
+from gspo_lightning.rewards.exact import ExactMatch
+from gspo_lightning.rewards.format import FormatReward
+from gspo_lightning.rewards.runner import Pending, RewardRunner, SampleScore
+
+__all__ = [
+    "ExactMatch",
+    "FormatReward",
+    "Pending",
+    "Reward",
+    "RewardRunner",
+    "Sample",
+    "SampleScore",
+    "Score",
+    "ScoreStatus",
+]

@@ -1,0 +1,348 @@
+"""The thread that deals samples to worker processes, keeps their deadlines and replaces the ones that fail."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import threading
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
+from gspo_lightning.rewards.judge import plugin_error
+from gspo_lightning.rewards.process import Task, WorkerProcess
+from gspo_lightning.rewards.protocol import Setup
+
+__all__ = ["Dispatcher", "Job", "Limits"]
+
+_START_SECONDS = 120.0
+_START_ATTEMPTS = 10
+_PATIENCE = 10
+"""Deadlines of wall time after which a sample that has had too little of the CPU is given up."""
+_CHUNK_SAMPLES = 32
+_CHUNK_CHARACTERS = 4_000_000
+_CRASH_SIGNALS = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``deadline_s``: CPU seconds a sample; ``memory_mb``: MiB; ``recycle_after``: samples until a worker is replaced."""
+
+    workers: int
+    deadline_s: float
+    memory_mb: int
+    recycle_after: int
+
+
+@dataclass(slots=True)
+class Job:
+    """One call of ``submit``: its samples, the verdicts so far, and what is still to come."""
+
+    samples: Sequence[Sample]
+    parts: dict[str, list[Score | None]]
+    open: int
+    finished: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
+    lost: set[int] = field(default_factory=set)
+    """Samples that are missing because the infrastructure failed, not because the reward said so."""
+    losses: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def settle(self, reward: str, index: int, score: Score) -> None:
+        """Enter a verdict."""
+        self.parts[reward][index] = score
+        self.open -= 1
+        if self.open == 0:
+            self.finished.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Stop waiting; the first error counts."""
+        if not self.finished.is_set():
+            self.error = error
+            self.finished.set()
+
+
+class Dispatcher:
+    """Owns the worker processes. All but :meth:`submit` and :meth:`close` happens on its thread.
+
+    Workers must be started by a thread that lives as long as they do: the kernel ends them with it.
+    """
+
+    def __init__(self, rewards: Mapping[str, Reward], setup: Setup, limits: Limits) -> None:
+        self._rewards, self._setup, self._limits = rewards, setup, limits
+        self._workers: list[WorkerProcess] = []
+        self._queue: deque[Task] = deque()
+        self._jobs: deque[Job] = deque()
+        self._running: list[Job] = []
+        self._failed_starts = 0
+        self._closing = False
+        self._broken: BaseException | None = None
+        self._owner = os.getpid()
+        self._wake_lock = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        self._thread = threading.Thread(target=self._main, name="gspo-rewards", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Hand over a job; returns at once."""
+        self._jobs.append(job)
+        self._wake()
+        if self._broken is not None:
+            job.fail(self._broken)
+
+    def close(self) -> None:
+        """Kill the workers and wait until they are gone."""
+        if os.getpid() != self._owner:  # a fork does not own its parent's workers
+            return
+        self._closing = True
+        self._wake()
+        if threading.current_thread() is not self._thread:  # the garbage collector may run on any thread
+            self._thread.join()
+
+    def pids(self) -> list[int]:
+        """Process ids of the workers that live now."""
+        return [w.pid for w in list(self._workers)]
+
+    def _wake(self) -> None:
+        with self._wake_lock, contextlib.suppress(BlockingIOError):  # a full pipe holds wake-ups already
+            if self._wake_write >= 0:
+                os.write(self._wake_write, b"!")
+
+    # the thread --------------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            while not self._closing:
+                self._take_jobs()
+                self._fill_up()
+                self._deal()
+                self._listen()
+                self._keep_deadlines()
+            self._broken = InfrastructureError("the reward runner was closed before this was scored")
+        except BaseException as error:
+            self._broken = error
+        finally:
+            while self._workers:
+                self._remove(self._workers[-1])
+            for job in [*self._running, *self._jobs]:
+                job.fail(self._broken)
+            self._selector.close()
+            with self._wake_lock:
+                os.close(self._wake_read)
+                os.close(self._wake_write)
+                self._wake_write = -1
+
+    def _take_jobs(self) -> None:
+        while self._jobs:
+            job = self._jobs.popleft()
+            self._running.append(job)
+            for name in job.parts:
+                self._queue.extend(self._cut(job, name))
+        self._running = [job for job in self._running if not job.finished.is_set()]
+
+    def _cut(self, job: Job, name: str) -> list[Task]:
+        """Tasks of at most 32 samples, and four or more a worker; the same ones for the same samples every time."""
+        size = max(1, min(_CHUNK_SAMPLES, len(job.samples) // (4 * self._limits.workers)))
+        whole = self._rewards[name].batched
+        tasks: list[Task] = []
+        characters = 0
+        for index, sample in enumerate(job.samples):
+            characters += len(sample.completion)
+            if not tasks or len(tasks[-1].indices) == size or characters > _CHUNK_CHARACTERS:
+                tasks.append(Task(job, name, [], whole))
+                characters = len(sample.completion)
+            tasks[-1].indices.append(index)
+        return tasks
+
+    def _fill_up(self) -> None:
+        for worker in [w for w in self._workers if w.ready and w.task is None and self._worn(w)]:
+            self._remove(worker)
+        while len(self._workers) < self._limits.workers:
+            worker = WorkerProcess(self._setup)
+            self._workers.append(worker)
+            self._selector.register(worker.output, selectors.EVENT_READ, worker)
+            self._push(worker)
+
+    def _worn(self, worker: WorkerProcess) -> bool:
+        """Replace a worker when nothing waits for it, but at once if it has grown or served ten times its due."""
+        due = worker.judged >= self._limits.recycle_after
+        overdue = worker.judged >= 10 * self._limits.recycle_after
+        return (due and not self._queue) or overdue or worker.address_space_mb > self._limits.memory_mb / 2
+
+    def _deal(self) -> None:
+        for worker in self._workers:
+            if not worker.ready or worker.task is not None:
+                continue
+            while self._queue and self._queue[0].job.finished.is_set():
+                self._queue.popleft()
+            if not self._queue:
+                return
+            task = self._queue.popleft()
+            worker.give(task, [task.job.samples[i] for i in task.indices])
+            self._push(worker)
+
+    def _push(self, worker: WorkerProcess) -> None:
+        worker.send()
+        watched = worker.input in self._selector.get_map()
+        if worker.has_unsent and not watched:
+            self._selector.register(worker.input, selectors.EVENT_WRITE, worker)
+        elif watched and not worker.has_unsent:
+            self._selector.unregister(worker.input)
+
+    def _remove(self, worker: WorkerProcess) -> int:
+        self._workers.remove(worker)
+        for descriptor in (worker.output, worker.input):
+            if descriptor in self._selector.get_map():
+                self._selector.unregister(descriptor)
+        return worker.kill()
+
+    def _listen(self) -> None:
+        for key, events in self._selector.select(self._next_look()):
+            worker: WorkerProcess | None = key.data
+            if worker is None:
+                os.read(self._wake_read, 4096)
+            elif worker not in self._workers:
+                continue
+            elif events & selectors.EVENT_WRITE:
+                self._push(worker)
+            else:
+                self._hear(worker)
+
+    def _hear(self, worker: WorkerProcess) -> None:
+        messages = worker.receive()
+        if messages is None:
+            worker.wait_for_end()
+            self._lost(worker, self._remove(worker))
+            return
+        for message in messages:
+            self._handle(worker, message)
+
+    def _handle(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+        kind, task = message["t"], worker.task
+        if kind == "ready":
+            worker.ready, self._failed_starts = True, 0
+            worker.begin(message["cpu"])
+        elif kind == "broken":
+            self._fail_all(UserError("rewards", f"cannot be loaded in a worker: {message['error']}"), message["trace"])
+        elif task is None:
+            return
+        elif kind == "score":
+            task.job.settle(task.reward, task.indices[task.done], _score(message))
+            task.done += 1
+            worker.judged += 1
+            worker.begin(message["cpu"])
+        elif kind == "done":
+            worker.task, worker.address_space_mb = None, message["mb"]
+            worker.begin(message["cpu"])
+        elif kind == "raised":
+            task.job.fail(plugin_error(task.reward, message["id"], message["error"], message["trace"]))
+        elif kind == "refused":
+            task.job.fail(UserError(message["field"], message["problem"], fix=message["fix"]))
+
+    # deadlines and losses ----------------------------------------------------------------------------------------
+
+    def _next_look(self) -> float | None:
+        """Seconds until some worker may have to be judged; None while nothing runs."""
+        waits = []
+        for worker in self._workers:
+            if not worker.ready:
+                waits.append(_START_SECONDS - worker.wall)
+            elif worker.task is not None:
+                left = self._limits.deadline_s - worker.wall
+                waits.append(left if left > 0 else max(0.1, self._limits.deadline_s / 8))
+        return max(0.005, min(waits)) if waits else None
+
+    def _keep_deadlines(self) -> None:
+        deadline = self._limits.deadline_s
+        for worker in list(self._workers):
+            if not worker.ready:
+                if worker.wall > _START_SECONDS:
+                    self._lost(worker, self._remove(worker))
+            elif worker.task is not None and worker.wall >= deadline:
+                self._judge_overrun(worker, deadline)
+
+    def _judge_overrun(self, worker: WorkerProcess, deadline: float) -> None:
+        """The deadline counts CPU time: a sample that a busy machine starves is given more of the wall clock.
+
+        A sample that sleeps is given up (and tried again elsewhere); asleep is what used, or waited for, less than
+        half of the time between two looks.
+        """
+        if worker.cpu() >= 0.95 * deadline:
+            self._remove(worker)
+            self._overran(worker)
+            return
+        seen = worker.look()
+        asleep = seen is not None and seen.busy < seen.wall / 2
+        if asleep or worker.wall > _PATIENCE * deadline:
+            self._lost(worker, self._remove(worker), f"no result within {worker.wall:.1f} s, without using the CPU")
+
+    def _overran(self, worker: WorkerProcess) -> None:
+        """The sample in flight used up its CPU time: reward 0, unless it shared a batch, which is then taken apart."""
+        task = worker.task
+        assert task is not None
+        if len(task.in_flight) == 1:
+            detail = f"more than {self._limits.deadline_s:g} s of CPU time"
+            task.job.settle(task.reward, task.in_flight[0], Score(0.0, ScoreStatus.TIMEOUT, detail))
+            self._requeue(task, task.behind, together=True)
+        else:
+            self._requeue(task, task.in_flight, together=False)
+
+    def _lost(self, worker: WorkerProcess, status: int, reason: str | None = None) -> None:
+        """A worker ended although it should not have: the sample in flight gets a second chance, then is missing."""
+        task = worker.task
+        if task is None or task.done == len(task.indices):
+            self._start_failed(worker, status)
+            return
+        if status == -signal.SIGXCPU:
+            self._overran(worker)
+            return
+        if len(task.in_flight) > 1:
+            self._requeue(task, task.in_flight, together=False)
+            return
+        index = task.in_flight[0]
+        task.job.losses[task.reward, index] += 1
+        self._requeue(task, task.behind, together=True)
+        if task.job.losses[task.reward, index] == 1:
+            self._requeue(task, [index], together=True)
+        elif reason is None and -status in _CRASH_SIGNALS:
+            detail = f"judging it crashed with {signal.Signals(-status).name}, twice"
+            task.job.settle(task.reward, index, Score.model_error(detail))
+        else:
+            task.job.lost.add(index)
+            why = reason or f"the worker ended with {_status_text(status)}"
+            task.job.settle(task.reward, index, Score.missing(f"{why}, twice"))
+
+    def _requeue(self, task: Task, indices: Sequence[int], *, together: bool) -> None:
+        for group in [list(indices)] if together else [[i] for i in reversed(indices)]:
+            if group:
+                self._queue.appendleft(Task(task.job, task.reward, group, task.whole))
+
+    def _start_failed(self, worker: WorkerProcess, status: int) -> None:
+        if worker.ready:  # it was killed while idle
+            return
+        self._failed_starts += 1
+        if self._failed_starts >= _START_ATTEMPTS:
+            self._fail_all(
+                InfrastructureError(f"reward workers end while they start, with {_status_text(status)}; see stderr"), ""
+            )
+
+    def _fail_all(self, error: BaseException, trace: str) -> None:
+        if trace:
+            error.add_note(trace)
+        raise error
+
+
+def _score(message: Mapping[str, Any]) -> Score:
+    return Score(message["r"], ScoreStatus(message["s"]), message["d"])
+
+
+def _status_text(status: int) -> str:
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"

@@ -1,0 +1,44 @@
+"""Scoring samples with one reward, the same in a worker and in the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.rewards.base import Reward, Sample, Score, check_batch, to_score
+
+__all__ = ["judge", "plugin_error"]
+
+
+def judge(name: str, reward: Reward, samples: Sequence[Sample]) -> Iterator[Score]:
+    """One score per sample, in order; a sample that lacks a required column is *missing*.
+
+    Scores of a reward that judges one by one appear as they are found. What the reward raises is not caught.
+
+    Raises:
+        UserError: the reward returned something that is no reward.
+    """
+    if not reward.batched:
+        for sample in samples:
+            reason = reward.missing_column(sample)
+            if reason is None:
+                yield to_score(reward.score(**reward.arguments(sample)), name, sample.id)
+            else:
+                yield Score.missing(reason)
+        return
+    reasons = [reward.missing_column(sample) for sample in samples]
+    complete = [s for s, reason in zip(samples, reasons, strict=True) if reason is None]
+    found = iter(check_batch(reward.score_batch(complete), name, complete) if complete else ())
+    for reason in reasons:
+        yield next(found) if reason is None else Score.missing(reason)
+
+
+def plugin_error(name: str, sample_id: str, error: str, trace: str) -> UserError:
+    """The error that stops a run because a reward raised; the reward's own traceback is attached as a note."""
+    found = UserError(
+        f"rewards.{name}",
+        f"raised {error} on sample {sample_id}",
+        fix="correct the reward; an answer that cannot be judged is Score.model_error(...), not an exception",
+    )
+    found.add_note(trace)
+    return found

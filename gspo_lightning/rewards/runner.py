@@ -1,0 +1,266 @@
+"""``RewardRunner``: rewards for many completions, from worker processes that may hang, crash or leak without harm."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from gspo_lightning.errors import GSPOError, InfrastructureError, UserError, did_you_mean
+from gspo_lightning.registry import import_plugins
+from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
+from gspo_lightning.rewards.dispatcher import Dispatcher, Job, Limits
+from gspo_lightning.rewards.judge import judge, plugin_error
+from gspo_lightning.rewards.protocol import Setup
+from gspo_lightning.rewards.settings import check_settings, default_workers, fill_weights, pickle_rewards
+from gspo_lightning.rewards.signature import BUILT_IN
+
+__all__ = ["Pending", "RewardRunner", "SampleScore"]
+
+_SEVERITY = (ScoreStatus.MISSING, ScoreStatus.TIMEOUT, ScoreStatus.MODEL_ERROR, ScoreStatus.OK)
+_FEW_LOST = 4
+"""So many lost samples never stop a run, however few were scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleScore:
+    """The verdicts on one sample.
+
+    ``reward`` is the weighted sum of the parts, or None (*missing*) if a part of non-zero weight is missing.
+    """
+
+    reward: float | None
+    parts: dict[str, Score]
+
+    @property
+    def status(self) -> ScoreStatus:
+        """The worst status of a part: missing, then timeout, then model_error, then ok."""
+        return min((p.status for p in self.parts.values()), key=_SEVERITY.index)
+
+    @property
+    def detail(self) -> str:
+        """The details of the parts, with their names if there is more than one."""
+        if len(self.parts) == 1:
+            return next(iter(self.parts.values())).detail
+        return "; ".join(f"{name}: {part.detail}" for name, part in self.parts.items() if part.detail)
+
+
+class Pending:
+    """Samples that are being scored; :meth:`result` waits for them."""
+
+    def __init__(self, runner: RewardRunner, job: Job) -> None:
+        self._runner, self._job = runner, job
+        self._found: list[SampleScore] | None = None
+
+    def done(self) -> bool:
+        """Whether :meth:`result` would return at once, apart from rewards that run in the trainer."""
+        return self._job.finished.is_set()
+
+    def result(self) -> list[SampleScore]:
+        """One score per sample, in order. Rewards that run in the trainer are computed here, in the calling thread.
+
+        Raises:
+            UserError: a reward raised, or returned something that is no reward.
+            InfrastructureError: more samples were lost than ``max_missing_rate`` allows, or no worker starts.
+        """
+        if self._found is None:
+            self._found = self._runner._finish(self._job)
+        return self._found
+
+
+class RewardRunner:
+    """Scores samples with several rewards, each sample under a hard deadline.
+
+    Rewards with ``where = "worker"`` run in processes that are killed when a sample uses up its time or memory: such a
+    sample has reward 0 (``timeout``, ``model_error``), a sample whose worker was lost twice is *missing*, and no other
+    sample notices. Rewards with ``where = "trainer"`` run in the calling thread.
+
+    Args:
+        rewards: name -> reward.
+        weights: name -> weight in the sum; 1 where not given.
+        num_workers: worker processes; None leaves a core to each trainer on this machine and takes at most 8.
+        deadline_s: CPU seconds that one sample may use in one reward.
+        memory_mb: address space of a worker (MiB).
+        recycle_after: samples after which a worker is replaced as soon as nothing waits for it.
+        max_missing_rate: share of samples per call that may be lost by the infrastructure before the run stops.
+        plugins: files, folders or modules of plug-ins; imported here if they are not yet.
+
+    Raises:
+        UserError: no rewards, a number out of its range, a weight without a reward, or a reward that cannot be sent
+            to a worker.
+
+    >>> from gspo_lightning.rewards import ExactMatch
+    >>> with RewardRunner({"correct": ExactMatch()}, num_workers=1) as runner:
+    ...     [score.reward for score in runner.score([Sample("0", "1+1:", "#2", columns={"answer": "2"})])]
+    [1.0]
+    """
+
+    def __init__(
+        self,
+        rewards: Mapping[str, Reward],
+        weights: Mapping[str, float] | None = None,
+        num_workers: int | None = None,
+        deadline_s: float = 3.0,
+        memory_mb: int = 2048,
+        recycle_after: int = 500,
+        max_missing_rate: float = 0.1,
+        plugins: Sequence[str] = (),
+    ) -> None:
+        workers = default_workers() if num_workers is None else num_workers
+        check_settings(rewards, workers, deadline_s, memory_mb, recycle_after, max_missing_rate)
+        self.rewards = dict(rewards)
+        self.weights = fill_weights(self.rewards, weights or {})
+        self.max_missing_rate = max_missing_rate
+        import_plugins(plugins)
+        self._remote = {name: r for name, r in self.rewards.items() if r.where == "worker"}
+        self._limits = Limits(workers, deadline_s, memory_mb, recycle_after)
+        self._pickled = pickle_rewards(self._remote)
+        self._dispatcher: Dispatcher | None = None
+        self._prepared: set[str] = set()
+
+    # life --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the workers; returns at once, their imports go on in the background."""
+        if self._dispatcher is None and self._remote:
+            self._dispatcher = Dispatcher(self._remote, self._setup(), self._limits)
+            weakref.finalize(self, self._dispatcher.close)  # at the end of the program, too
+
+    def close(self) -> None:
+        """Kill the workers and wait until they are gone; scoring again starts new ones."""
+        dispatcher, self._dispatcher = self._dispatcher, None
+        if dispatcher is not None:
+            dispatcher.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers that live now."""
+        return self._dispatcher.pids() if self._dispatcher is not None else []
+
+    # scoring -----------------------------------------------------------------------------------------------------
+
+    def score(self, samples: Sequence[Sample]) -> list[SampleScore]:
+        """One score per sample, in order; see :meth:`Pending.result` for what it raises."""
+        return self.submit(samples).result()
+
+    def submit(self, samples: Sequence[Sample]) -> Pending:
+        """Begin to score while the caller does something else, such as generating more."""
+        kept = list(samples)
+        job = Job(kept, {name: [None] * len(kept) for name in self._remote}, open=len(kept) * len(self._remote))
+        if job.open == 0:
+            job.finished.set()
+        else:
+            self.start()
+            assert self._dispatcher is not None
+            self._dispatcher.submit(job)
+        return Pending(self, job)
+
+    def check(self, columns: Collection[str], prompt: str = "canned prompt") -> None:
+        """Verify the rewards before the first rollout.
+
+        Every required column must be there. Each reward then judges canned completions (empty, short, and with the
+        answer in it) on the real path; one that needs columns can do so only if their values are known.
+
+        Args:
+            columns: names of the records' columns, or an example record as a mapping.
+            prompt: of the canned samples.
+
+        Raises:
+            UserError: a required column is missing, or a reward raises or returns something that is no reward.
+        """
+        record: Mapping[str, Any] = columns if isinstance(columns, Mapping) else {}
+        for name, reward in self.rewards.items():
+            for column in reward.required_columns():
+                if column not in columns:
+                    known = did_you_mean(column, [*columns, *BUILT_IN])
+                    raise UserError(
+                        f"rewards.{name}",
+                        f"{type(reward).__name__} needs the column {column!r}, which the records do not have; {known}",
+                        fix="map a column of the data to it (data.columns), or rename the parameter",
+                    )
+        texts = ["", "The answer is 42.", str(record.get("answer", "#42"))]
+        samples = [Sample(f"canned/{i}", prompt, text, tuple(range(len(text))), record) for i, text in enumerate(texts)]
+        for text, score in zip(texts, self.score(samples), strict=True):
+            for name, part in score.parts.items():
+                if part.status is ScoreStatus.TIMEOUT:
+                    raise UserError(
+                        f"rewards.{name}",
+                        f"needs more than {self._limits.deadline_s:g} s for the canned completion {text!r}",
+                        fix="make it faster, or raise the deadline",
+                    )
+
+    # inside ------------------------------------------------------------------------------------------------------
+
+    def _finish(self, job: Job) -> list[SampleScore]:
+        local = {n: self._score_here(n, r, job.samples) for n, r in self.rewards.items() if n not in self._remote}
+        job.finished.wait()
+        if job.error is not None:
+            raise job.error
+        if len(job.lost) > max(_FEW_LOST, self.max_missing_rate * len(job.samples)):
+            first = min(job.lost)
+            details = next(s.detail for p in job.parts.values() if (s := p[first]) and s.status is ScoreStatus.MISSING)
+            raise InfrastructureError(
+                f"{len(job.lost)} of {len(job.samples)} samples could not be scored, more than the tolerated share of "
+                f"{self.max_missing_rate:g}; the first, {job.samples[first].id}: {details}"
+            )
+        columns = {name: local[name] if name in local else job.parts[name] for name in self.rewards}
+        return [self._join({name: _known(c[i]) for name, c in columns.items()}) for i in range(len(job.samples))]
+
+    def _score_here(self, name: str, reward: Reward, samples: Sequence[Sample]) -> list[Score]:
+        found: list[Score] = []
+        try:
+            if name not in self._prepared:
+                reward.prepare()
+                self._prepared.add(name)
+            found.extend(judge(name, reward, samples))
+        except GSPOError:
+            raise
+        except Exception as error:
+            at = samples[min(len(found), len(samples) - 1)].id if samples else "-"
+            raise plugin_error(name, at, f"{type(error).__name__}: {error}", "") from error
+        return found
+
+    def _join(self, parts: dict[str, Score]) -> SampleScore:
+        total = 0.0
+        for name, part in parts.items():
+            weight = self.weights[name]
+            if weight == 0:
+                continue
+            if part.reward is None:
+                return SampleScore(None, parts)
+            total += weight * part.reward
+        return SampleScore(total, parts)
+
+    def _setup(self) -> Setup:
+        files = {
+            name: str(file)
+            for name, module in list(sys.modules.items())
+            if name.startswith("gspo_plugin_") and (file := getattr(module, "__file__", None))
+        }
+        return Setup(
+            rewards=self._pickled,
+            sys_path=list(sys.path),
+            root=os.getcwd(),
+            memory_mb=self._limits.memory_mb,
+            deadline_s=self._limits.deadline_s,
+            parent_pid=os.getpid(),
+            plugin_files=files,
+        )
+
+
+def _known(score: Score | None) -> Score:
+    if score is None:
+        raise InfrastructureError("a sample was left without a score")
+    return score

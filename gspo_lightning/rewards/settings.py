@@ -1,0 +1,70 @@
+"""The settings of a runner: their rules, and rewards as they travel to workers."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+from collections.abc import Mapping
+
+from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.rewards.base import Reward
+
+__all__ = ["check_settings", "default_workers", "fill_weights", "pickle_rewards"]
+
+
+def default_workers() -> int:
+    """One core for each trainer process of this machine, the rest shared evenly by their workers; 1 to 8."""
+    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    return max(1, min(8, (len(os.sched_getaffinity(0)) - ranks) // ranks))
+
+
+def check_settings(
+    rewards: Mapping[str, Reward], workers: int, deadline_s: float, memory_mb: int, recycle_after: int, rate: float
+) -> None:
+    if not rewards:
+        raise UserError("rewards", "is empty", fix="name at least one")
+    for name, reward in rewards.items():
+        if not isinstance(reward, Reward):
+            raise UserError(f"rewards.{name}", f"is a {type(reward).__name__}, not a Reward")
+    for field, value, least in (
+        ("num_workers", workers, 1),
+        ("memory_mb", memory_mb, 256),
+        ("recycle_after", recycle_after, 1),
+    ):
+        if value < least:
+            raise UserError(f"RewardRunner.{field}", f"is {value}; it must be at least {least}")
+    if not (math.isfinite(deadline_s) and deadline_s > 0):
+        raise UserError("RewardRunner.deadline_s", f"is {deadline_s}; it must be a number of seconds above 0")
+    if not 0 <= rate <= 1:
+        raise UserError("RewardRunner.max_missing_rate", f"is {rate}; it must lie in [0, 1]")
+
+
+def fill_weights(rewards: Mapping[str, Reward], weights: Mapping[str, float]) -> dict[str, float]:
+    for name, weight in weights.items():
+        if name not in rewards:
+            raise UserError("reward_weights", f"{name!r} is no reward; {did_you_mean(name, rewards)}")
+        if not math.isfinite(weight):
+            raise UserError(f"reward_weights.{name}", f"is {weight}; it must be finite")
+    return {name: float(weights.get(name, 1.0)) for name in rewards}
+
+
+def pickle_rewards(rewards: Mapping[str, Reward]) -> bytes:
+    """Rewards as they travel to a worker, which must be able to import their classes."""
+    for name, reward in rewards.items():
+        if type(reward).__module__ == "__main__":
+            raise UserError(
+                f"rewards.{name}",
+                f"{type(reward).__qualname__} is defined in the script that is being run, where a worker process "
+                "cannot import it from",
+                fix="move it into a module or a plug-in file, or set where = 'trainer'",
+            )
+        try:
+            pickle.dumps(reward)
+        except Exception as error:
+            raise UserError(
+                f"rewards.{name}",
+                f"cannot be sent to a worker process: {type(error).__name__}: {error}",
+                fix="keep only plain data in the reward (open files, models and lambdas belong into prepare())",
+            ) from error
+    return pickle.dumps(dict(rewards))
