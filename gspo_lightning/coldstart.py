@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,8 @@ class ColdStart:
         optimizer = torch.optim.AdamW(policy.parameters(), lr=self.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
         policy.train()
         loss = torch.zeros(())
-        with tqdm(total=self.steps, desc="cold start", unit="step", leave=True) as bar:
+        wait = 0.2 if sys.stderr.isatty() else 5.0
+        with tqdm(total=self.steps, desc="cold start", unit="step", mininterval=wait) as bar:
             for step in range(self.steps):
                 for group in optimizer.param_groups:
                     group["lr"] = self.learning_rate * self._schedule(step)
@@ -113,7 +115,7 @@ class ColdStart:
                 optimizer.step()
                 bar.update()
                 if step % 20 == 0 or step + 1 == self.steps:
-                    bar.set_postfix(loss=f"{loss.item():.3f}")
+                    bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
         return float(loss.detach())
 
     def _schedule(self, step: int) -> float:

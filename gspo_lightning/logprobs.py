@@ -73,7 +73,7 @@ def token_logprobs(
 
     if hidden.shape[0] == 0:
         empty = hidden.new_zeros(0, dtype=torch.float32)
-        return empty + hidden.sum().float() * 0, empty  # stays in the graph, so that every parameter gets a gradient
+        return empty + head(hidden).sum().float() * 0, empty  # in the graph, so that every parameter gets a gradient
     pieces: list[tuple[Tensor, Tensor]] = []
     for part, wanted in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True):
         if torch.is_grad_enabled() and hidden.shape[0] > chunk:

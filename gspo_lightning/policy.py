@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -54,9 +55,7 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
-        for module in self.model.modules():  # dropout moves s_i by more than the paper's clip range
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
+        _silence(self.model)
 
     @property
     def device(self) -> torch.device:
@@ -133,6 +132,20 @@ class Policy(nn.Module):
             self.model.generation_config.save_pretrained(folder)
 
 
+def _silence(model: PreTrainedModel) -> None:
+    """Set every rate of dropout and router jitter to 0: they move s_i by more than the paper's clip range.
+
+    Most families call the functional form with a rate they keep as an attribute, or read it from their config.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for holder in (module, getattr(module, "config", None)):
+            for name, value in list(vars(holder).items()) if holder is not None else ():
+                if ("drop" in name or "jitter" in name) and isinstance(value, float):
+                    setattr(holder, name, 0.0)
+
+
 def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     """The tokenizer of a model.
 
@@ -178,7 +191,7 @@ def load_policy(settings: ModelSettings) -> Policy:
     tokenizer = load_tokenizer(settings)
     if settings.name_or_path in TINY_MODELS:
         dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
-        model = build_tiny_model(settings.name_or_path, settings.seed, dtype)
+        model = build_tiny_model(settings.name_or_path, settings.seed, dtype, settings.config_overrides)
         if settings.attn_implementation:
             model.set_attn_implementation(settings.attn_implementation)
     else:
@@ -205,7 +218,7 @@ def _load_pretrained(settings: ModelSettings) -> PreTrainedModel:
         )
     except UserError:
         raise
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
         raise _not_loadable(settings.name_or_path, error) from error
     return model
 

@@ -7,9 +7,11 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import entry_points
@@ -62,7 +64,8 @@ def components(kind: str) -> dict[str, type[Any]]:
                 f"defined twice, in {_where(other)} and in {_where(cls)}",
                 fix="rename one of the two classes",
             )
-        found[cls.__name__] = cls  # the same module and qualname redefined (a notebook cell) replaces
+        if other is None or not _is_current(other):  # the same module and qualname redefined (a notebook cell) replaces
+            found[cls.__name__] = cls
     return dict(sorted(found.items()))
 
 
@@ -74,7 +77,9 @@ def component(kind: str, name: str) -> type[Any]:
     """
     known = components(kind)
     for cls in known.values():
-        if name in (cls.__name__, f"{cls.__module__}.{cls.__qualname__}"):
+        module, _, attribute = name.rpartition(".")
+        exported = getattr(sys.modules.get(module), attribute, None)  # a package may export what a file of it defines
+        if name in (cls.__name__, f"{cls.__module__}.{cls.__qualname__}") or exported is cls:
             return cls
     raise UserError(kind, f"{name!r} is not registered; {did_you_mean(name, known)}")
 
@@ -91,6 +96,7 @@ def import_plugins(paths: Iterable[str | Path], root: Path | None = None) -> lis
         UserError: not found, not importable (with the real cause), or a name that is already taken.
     """
     root = (root or Path.cwd()).resolve()
+    importlib.invalidate_caches()  # a plug-in may have been written a moment ago
     if str(root) not in sys.path:  # a console script does not see ./plugins otherwise
         sys.path.insert(0, str(root))
     names = [_import_one(target, root) for path in paths for target in _expand(str(path))]
@@ -126,9 +132,14 @@ def _import_one(target: str, root: Path) -> str:
         file = Path(target).resolve()
         if file.is_relative_to(root) and all(p.isidentifier() for p in file.relative_to(root).with_suffix("").parts):
             name = ".".join(file.relative_to(root).with_suffix("").parts)
-            importlib.import_module(name)
+            module = importlib.import_module(name)
+            if (found := Path(getattr(module, "__file__", None) or ".").resolve()) != file:
+                raise UserError(
+                    "plugins", f"{target} would be imported as {name}, but that is {found}", fix="rename the file"
+                )
             return name
-        name = "gspo_plugin_" + "_".join(p for p in file.with_suffix("").parts if p.isidentifier())
+        # a digest of the path: two files of one name are two plug-ins
+        name = f"gspo_plugin_{re.sub(r'[^0-9A-Za-z]', '_', file.stem)}_{hashlib.sha256(bytes(file)).hexdigest()[:8]}"
         if name in sys.modules:
             return name
         spec = importlib.util.spec_from_file_location(name, file)
@@ -168,6 +179,11 @@ def _subclasses(base: type[Any]) -> Iterator[type[Any]]:
 
 def _origin(cls: type[Any]) -> tuple[str, str]:
     return cls.__module__, cls.__qualname__
+
+
+def _is_current(cls: type[Any]) -> bool:
+    """Whether its module still holds this class under its name, and not a newer definition."""
+    return getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
 
 
 def _where(cls: type[Any]) -> str:

@@ -5,6 +5,7 @@ They are real transformers models with a real fast tokenizer, saved and loaded l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from gspo_lightning.errors import UserError
 from gspo_lightning.randomness import Purpose, stream
 
 __all__ = ["TINY_MODELS", "build_tiny_model", "character_tokenizer"]
@@ -74,9 +76,20 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_tiny_model(name: str, seed: int, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A freshly initialised tiny model; the same weights for the same seed, whatever was drawn before."""
+def build_tiny_model(
+    name: str, seed: int, dtype: torch.dtype = torch.float32, overrides: Mapping[str, Any] | None = None
+) -> PreTrainedModel:
+    """A freshly initialised tiny model; the same weights for the same seed, whatever was drawn before.
+
+    Raises:
+        UserError: an override that is no field of the model's config.
+    """
     settings = {**_COMMON, **TINY_MODELS[name], "vocab_size": len(SPECIAL) + len(CHARACTERS)}
+    config_class = Qwen3MoeConfig if name == "tiny-qwen3-moe" else Qwen3Config
+    for key, value in (overrides or {}).items():
+        if not hasattr(config_class(), key):
+            raise UserError("model.config_overrides", f"{key!r} is not a field of {config_class.__name__}")
+        settings[key] = value
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(seed, Purpose.INITIALISATION) % (1 << 63))
         if name == "tiny-qwen3-moe":

@@ -14,6 +14,7 @@ from jsonargparse import ArgumentError
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
+from transformers.utils.logging import disable_progress_bar
 
 from gspo_lightning import callbacks
 from gspo_lightning.arguments import explain, plugin_paths
@@ -170,6 +171,8 @@ def _quieten() -> None:
         logging.getLogger("gspo_lightning").addHandler(handler)
         logging.getLogger("gspo_lightning").propagate = False
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not sys.stderr.isatty():
+        disable_progress_bar()  # of transformers, for loading and saving
     for pattern in (
         ".*LightningCLI's args parameter is intended.*",
         ".*does not have many workers.*",

@@ -34,6 +34,5 @@ def map_columns(record: Record, columns: Mapping[str, str]) -> dict[str, Any]:
     >>> map_columns({"question": "1+1", "level": 3}, {"prompt": "question"})
     {'level': 3, 'prompt': '1+1'}
     """
-    renamed = {theirs: ours for ours, theirs in columns.items()}
-    kept = {k: v for k, v in record.items() if k not in renamed}
-    return kept | {ours: record[theirs] for theirs, ours in renamed.items() if theirs in record}
+    kept = {k: v for k, v in record.items() if k not in columns.values()}
+    return kept | {ours: record[theirs] for ours, theirs in columns.items() if theirs in record}

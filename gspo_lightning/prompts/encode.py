@@ -37,9 +37,12 @@ def encode_prompts(
     """
     prompts: list[Prompt] = []
     too_long = 0
+    unknown = tokenizer.unk_token_id  # byte-level tokenizers reuse their end token for it: that one says nothing
+    if unknown in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
+        unknown = None
     for i, record in enumerate(records):
         text, ids = _encode(record["prompt"], tokenizer, system_prompt, chat_template_kwargs or {}, field)
-        if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
+        if unknown is not None and unknown in ids:
             raise UserError(
                 field,
                 f"record {i + 1}: the tokenizer does not know every character of {text[:60]!r}",

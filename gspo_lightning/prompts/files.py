@@ -91,12 +91,14 @@ def open_prompts(source: PromptSet | str, columns: Mapping[str, str]) -> PromptS
 
 def _read_jsonl(path: str) -> list[dict[str, Any]]:
     rows = []
-    with open(path, encoding="utf-8") as file:
+    with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = json.loads(line.decode("utf-8-sig"))  # some editors put a byte-order mark first
+            except UnicodeDecodeError as error:
+                raise UserError(f"{path}:{number}", f"is not UTF-8: {error.reason}", fix="save it as UTF-8") from error
             except json.JSONDecodeError as error:
                 raise UserError(
                     f"{path}:{number}", f"is not JSON: {error.msg} at column {error.colno}", fix="one object a line"

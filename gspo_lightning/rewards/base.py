@@ -89,7 +89,7 @@ class Reward(ABC):
     [Score(reward=2.0, status=<ScoreStatus.OK: 'ok'>, detail='')]
     """
 
-    where: ClassVar[Literal["worker", "trainer"]] = "worker"
+    where: Literal["worker", "trainer"] = "worker"
     """Where it runs: in a killable worker process, or (models on the device) in the training process itself."""
     range: ClassVar[tuple[float, float] | None] = None
     """The values it can take, for readers of a dashboard; not enforced."""

@@ -7,63 +7,24 @@ import os
 import selectors
 import signal
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
+from gspo_lightning.rewards.jobs import Job, Limits, Task, cut
 from gspo_lightning.rewards.judge import plugin_error
-from gspo_lightning.rewards.process import Task, WorkerProcess
+from gspo_lightning.rewards.process import WorkerProcess
 from gspo_lightning.rewards.protocol import Setup
 
-__all__ = ["Dispatcher", "Job", "Limits"]
+__all__ = ["Dispatcher"]
 
 _START_SECONDS = 120.0
 _START_ATTEMPTS = 10
 _PATIENCE = 10
 """Deadlines of wall time after which a sample that has had too little of the CPU is given up."""
-_CHUNK_SAMPLES = 32
-_CHUNK_CHARACTERS = 4_000_000
 _CRASH_SIGNALS = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL))
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """``deadline_s``: CPU seconds a sample; ``memory_mb``: MiB; ``recycle_after``: samples until a worker is replaced."""
-
-    workers: int
-    deadline_s: float
-    memory_mb: int
-    recycle_after: int
-
-
-@dataclass(slots=True)
-class Job:
-    """One call of ``submit``: its samples, the verdicts so far, and what is still to come."""
-
-    samples: Sequence[Sample]
-    parts: dict[str, list[Score | None]]
-    open: int
-    finished: threading.Event = field(default_factory=threading.Event)
-    error: BaseException | None = None
-    lost: set[int] = field(default_factory=set)
-    """Samples that are missing because the infrastructure failed, not because the reward said so."""
-    losses: Counter[tuple[str, int]] = field(default_factory=Counter)
-
-    def settle(self, reward: str, index: int, score: Score) -> None:
-        """Enter a verdict."""
-        self.parts[reward][index] = score
-        self.open -= 1
-        if self.open == 0:
-            self.finished.set()
-
-    def fail(self, error: BaseException) -> None:
-        """Stop waiting; the first error counts."""
-        if not self.finished.is_set():
-            self.error = error
-            self.finished.set()
 
 
 class Dispatcher:
@@ -130,6 +91,7 @@ class Dispatcher:
         except BaseException as error:
             self._broken = error
         finally:
+            assert self._broken is not None
             while self._workers:
                 self._remove(self._workers[-1])
             for job in [*self._running, *self._jobs]:
@@ -145,22 +107,9 @@ class Dispatcher:
             job = self._jobs.popleft()
             self._running.append(job)
             for name in job.parts:
-                self._queue.extend(self._cut(job, name))
+                whole = self._rewards[name].batched
+                self._queue.extend(cut(job, name, whole=whole, workers=self._limits.workers))
         self._running = [job for job in self._running if not job.finished.is_set()]
-
-    def _cut(self, job: Job, name: str) -> list[Task]:
-        """Tasks of at most 32 samples, and four or more a worker; the same ones for the same samples every time."""
-        size = max(1, min(_CHUNK_SAMPLES, len(job.samples) // (4 * self._limits.workers)))
-        whole = self._rewards[name].batched
-        tasks: list[Task] = []
-        characters = 0
-        for index, sample in enumerate(job.samples):
-            characters += len(sample.completion)
-            if not tasks or len(tasks[-1].indices) == size or characters > _CHUNK_CHARACTERS:
-                tasks.append(Task(job, name, [], whole))
-                characters = len(sample.completion)
-            tasks[-1].indices.append(index)
-        return tasks
 
     def _fill_up(self) -> None:
         for worker in [w for w in self._workers if w.ready and w.task is None and self._worn(w)]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gspo_lightning.errors import UserError
 from gspo_lightning.rewards.base import Reward, Score
 
 __all__ = ["ExactMatch"]
@@ -12,7 +11,8 @@ class ExactMatch(Reward):
     """1 if the text after the marker equals ``answer`` exactly, otherwise 0.
 
     Args:
-        marker: what the final answer follows; null compares the whole completion, stripped of white space.
+        marker: what the final answer follows; an empty text compares the whole completion, stripped of white space.
+            (Not null: as YAML, the text ``#`` is a comment and would be read as null where null is allowed.)
         exactly_one: refuse completions with more than one marker: otherwise the last one counts, and guessing pays.
         require_terminated: refuse completions that were cut at the response limit.
 
@@ -24,16 +24,14 @@ class ExactMatch(Reward):
 
     range = (0.0, 1.0)
 
-    def __init__(self, marker: str | None = "#", exactly_one: bool = True, require_terminated: bool = True) -> None:
-        if marker == "":
-            raise UserError("ExactMatch.marker", "is empty", fix="use null to compare the whole completion")
+    def __init__(self, marker: str = "#", exactly_one: bool = True, require_terminated: bool = True) -> None:
         self.marker, self.exactly_one, self.require_terminated = marker, exactly_one, require_terminated
 
     def score(self, completion: str, truncated: bool, answer: object) -> Score:
         """Compare; why an answer could not even be compared is in ``detail``."""
         if self.require_terminated and truncated:
             return Score(0.0, detail="truncated")
-        if self.marker is None:
+        if not self.marker:
             return Score(float(completion.strip() == str(answer)))
         count = completion.count(self.marker)
         if count == 0:

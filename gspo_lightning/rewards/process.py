@@ -16,34 +16,13 @@ from typing import Any
 
 import gspo_lightning
 from gspo_lightning.rewards.base import Sample
+from gspo_lightning.rewards.jobs import Task
 from gspo_lightning.rewards.protocol import FrameReader, Setup, frame
 
-__all__ = ["Task", "WorkerProcess"]
+__all__ = ["WorkerProcess"]
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PIPE_PIECE = 1 << 18
-
-
-@dataclass(slots=True)
-class Task:
-    """Samples for one reward, given to one worker: ``indices`` into the job's samples; ``done`` of them are judged."""
-
-    job: Any
-    reward: str
-    indices: list[int]
-    whole: bool
-    """Whether the samples are judged by one call, so that all that are not done are in flight at once."""
-    done: int = 0
-
-    @property
-    def in_flight(self) -> list[int]:
-        """The samples that a loss of the worker now would be blamed on."""
-        return self.indices[self.done :] if self.whole else self.indices[self.done : self.done + 1]
-
-    @property
-    def behind(self) -> list[int]:
-        """The samples that were not begun."""
-        return [] if self.whole else self.indices[self.done + 1 :]
 
 
 @dataclass(frozen=True, slots=True)

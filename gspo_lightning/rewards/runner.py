@@ -13,7 +13,8 @@ from typing import Any, Self
 from gspo_lightning.errors import GSPOError, InfrastructureError, UserError, did_you_mean
 from gspo_lightning.registry import import_plugins
 from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
-from gspo_lightning.rewards.dispatcher import Dispatcher, Job, Limits
+from gspo_lightning.rewards.dispatcher import Dispatcher
+from gspo_lightning.rewards.jobs import Job, Limits
 from gspo_lightning.rewards.judge import judge, plugin_error
 from gspo_lightning.rewards.protocol import Setup
 from gspo_lightning.rewards.settings import check_settings, default_workers, fill_weights, pickle_rewards

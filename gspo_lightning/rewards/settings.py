@@ -22,6 +22,7 @@ def default_workers() -> int:
 def check_settings(
     rewards: Mapping[str, Reward], workers: int, deadline_s: float, memory_mb: int, recycle_after: int, rate: float
 ) -> None:
+    """Refuse settings that cannot work, naming field, value and rule."""
     if not rewards:
         raise UserError("rewards", "is empty", fix="name at least one")
     for name, reward in rewards.items():
@@ -41,6 +42,7 @@ def check_settings(
 
 
 def fill_weights(rewards: Mapping[str, Reward], weights: Mapping[str, float]) -> dict[str, float]:
+    """A finite weight for every reward, 1 where none is given."""
     for name, weight in weights.items():
         if name not in rewards:
             raise UserError("reward_weights", f"{name!r} is no reward; {did_you_mean(name, rewards)}")

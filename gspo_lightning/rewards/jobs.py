@@ -1,0 +1,88 @@
+"""What is to be scored, and how it is cut into tasks for workers."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gspo_lightning.rewards.base import Sample, Score
+
+__all__ = ["Job", "Limits", "Task", "cut"]
+
+_SAMPLES = 32
+_CHARACTERS = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What workers may use: ``deadline_s`` CPU seconds a sample, ``memory_mb`` MiB, ``recycle_after`` samples a life."""
+
+    workers: int
+    deadline_s: float
+    memory_mb: int
+    recycle_after: int
+
+
+@dataclass(slots=True)
+class Job:
+    """One call of ``submit``: its samples, the verdicts so far, and what is still to come."""
+
+    samples: Sequence[Sample]
+    parts: dict[str, list[Score | None]]
+    open: int
+    finished: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
+    lost: set[int] = field(default_factory=set)
+    """Samples that are missing because the infrastructure failed, not because the reward said so."""
+    losses: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def settle(self, reward: str, index: int, score: Score) -> None:
+        """Enter a verdict."""
+        self.parts[reward][index] = score
+        self.open -= 1
+        if self.open == 0:
+            self.finished.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Stop waiting; the first error counts."""
+        if not self.finished.is_set():
+            self.error = error
+            self.finished.set()
+
+
+@dataclass(slots=True)
+class Task:
+    """Samples for one reward, given to one worker: ``indices`` into the job's samples; ``done`` of them are judged."""
+
+    job: Job
+    reward: str
+    indices: list[int]
+    whole: bool
+    """Whether the samples are judged by one call, so that all that are not done are in flight at once."""
+    done: int = 0
+
+    @property
+    def in_flight(self) -> list[int]:
+        """The samples that a loss of the worker now would be blamed on."""
+        return self.indices[self.done :] if self.whole else self.indices[self.done : self.done + 1]
+
+    @property
+    def behind(self) -> list[int]:
+        """The samples that were not begun."""
+        return [] if self.whole else self.indices[self.done + 1 :]
+
+
+def cut(job: Job, reward: str, *, whole: bool, workers: int) -> list[Task]:
+    """Tasks of at most 32 samples, four or more a worker; the same ones for the same samples every time."""
+    size = max(1, min(_SAMPLES, len(job.samples) // (4 * workers)))
+    tasks: list[Task] = []
+    characters = 0
+    for index, sample in enumerate(job.samples):
+        characters += len(sample.completion)
+        if not tasks or len(tasks[-1].indices) == size or characters > _CHARACTERS:
+            tasks.append(Task(job, reward, [], whole))
+            characters = len(sample.completion)
+        tasks[-1].indices.append(index)
+    return tasks

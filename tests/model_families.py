@@ -1,0 +1,65 @@
+"""Tiny models of the families that the package says it can train, built from configs with random weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
+
+from gspo_lightning.policy import Policy
+from gspo_lightning.tiny import CHARACTERS, SPECIAL, build_tiny_model, character_tokenizer
+
+VOCABULARY = len(SPECIAL) + len(CHARACTERS)
+WINDOW = 6
+"""Sliding window of the Gemma 2 model: shorter than prompts and responses of the tests."""
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.1,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": None,
+}
+
+BUILDERS: dict[str, Any] = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**COMMON)),
+    "gemma2": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**COMMON, sliding_window=WINDOW, final_logit_softcapping=2.0, query_pre_attn_scalar=8)
+    ),
+    "granite": lambda: GraniteForCausalLM(
+        GraniteConfig(**COMMON, logits_scaling=3.0, embedding_multiplier=2.0, residual_multiplier=0.5)
+    ),
+    "cohere": lambda: CohereForCausalLM(CohereConfig(**COMMON, logit_scale=0.3)),
+}
+FAMILIES = ["qwen3", "qwen3-moe", *BUILDERS]
+
+
+def build_model(family: str, seed: int = 0) -> PreTrainedModel:
+    if family.startswith("qwen3"):
+        return build_tiny_model(f"tiny-{family}", seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: PreTrainedModel = BUILDERS[family]()
+    return model
+
+
+def build_policy(family: str, seed: int = 0) -> Policy:
+    return Policy(build_model(family, seed), character_tokenizer()).eval()

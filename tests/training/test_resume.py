@@ -1,0 +1,102 @@
+"""An interrupted run goes on bit for bit, in the same folder, with no step lost or doubled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gspo_lightning.data import ExperienceLoader
+from tests.training import runs
+
+OPTIONS = [*runs.UNTAUGHT, "--trainer.max_epochs=4", "--data.max_tokens_per_micro_batch=100"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.fit(tmp_path_factory.mktemp("undisturbed"), *OPTIONS)
+
+
+def assert_same_run(run: Path, undisturbed: Path) -> None:
+    assert runs.largest_difference(runs.weights(run), runs.weights(undisturbed)) == 0.0
+    assert runs.scalars(run) == runs.scalars(undisturbed)
+    mine, theirs = runs.checkpoint(run), runs.checkpoint(undisturbed)
+    assert mine["global_step"] == theirs["global_step"]
+    assert runs.summary(run)["accuracy_before"] == runs.summary(undisturbed)["accuracy_before"]
+
+
+@pytest.mark.parametrize("update", [1, 2, 5, 7])
+@pytest.mark.parametrize("old_policy", ["CachedLogProbs", "ResidentSnapshot"])
+def test_interrupt_after_any_update_then_resume(
+    tmp_path: Path, undisturbed: Path, update: int, old_policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = ExperienceLoader.mark_trained
+
+    def interrupt(self: ExperienceLoader) -> None:
+        original(self)
+        if self.iteration * 2 + self.trained == update:
+            os.kill(os.getpid(), signal.SIGINT)  # a real Ctrl-C, in the middle of Lightning's batch
+
+    options = [*OPTIONS, f"--model.old_policy={old_policy}"]
+    monkeypatch.setattr(ExperienceLoader, "mark_trained", interrupt)
+    run = runs.fit(tmp_path, *options, code=130)
+    assert runs.checkpoint(run)["global_step"] == update
+    monkeypatch.undo()
+    assert runs.fit(tmp_path, *options, "--ckpt_path=last") == run
+    assert_same_run(run, undisturbed)
+
+
+def test_interrupt_during_a_rollout_then_resume(
+    tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gspo_lightning import data
+
+    original = data.respond
+
+    def interrupted(*args: object, **kwargs: object) -> object:
+        if kwargs["group_size"] == 4 and kwargs["version"] == 4:
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(data, "respond", interrupted)
+    run = runs.fit(tmp_path, *OPTIONS, code=130)
+    monkeypatch.undo()
+    runs.fit(tmp_path, *OPTIONS, "--ckpt_path=last")
+    assert_same_run(run, undisturbed)
+
+
+def test_sigkill_then_resume(tmp_path: Path, undisturbed: Path) -> None:
+    command = [sys.executable, "-m", "gspo_lightning", "fit", f"--config={runs.QUICKSTART}", *runs.SMALL, *OPTIONS]
+    process = subprocess.Popen([*command, f"--trainer.default_root_dir={tmp_path}"])
+    last = tmp_path / "quickstart" / "version_0" / "checkpoints" / "last.ckpt"
+    deadline = time.monotonic() + 120
+    while not last.exists() and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait() in (-signal.SIGKILL, 0)
+    assert last.exists()
+    run = runs.fit(tmp_path, *OPTIONS, "--ckpt_path=last")
+    assert run.name == "version_0"
+    assert_same_run(run, undisturbed)
+
+
+def test_interrupt_before_the_first_update_saves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gspo_lightning.data.PromptDataModule.roll_out", interrupted)
+    run = runs.fit(tmp_path, *OPTIONS, code=130)
+    assert not (run / "checkpoints" / "last.ckpt").exists()
+    assert "nothing was trained" in capsys.readouterr().err
+
+
+def test_last_without_a_checkpoint_is_a_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs.fit(tmp_path, "--ckpt_path=last", code=2)
+    assert "no run in" in capsys.readouterr().err
