@@ -113,7 +113,7 @@ class PromptDataModule(LightningDataModule):
         chat_template_kwargs: dict[str, Any] | None = None,
         evaluation: Evaluation = Evaluation(),
         seed: int = 0,
-        plugins: list[str] | None = None,
+        plugins: list[str] | str | None = None,
     ) -> None:
         super().__init__()
         self.train, self.val, self.test, self.predict = train, val, test, predict
@@ -129,7 +129,8 @@ class PromptDataModule(LightningDataModule):
         self.temperature = temperature
         self.stop_strings, self.stop_token_ids = tuple(stop_strings or ()), tuple(stop_token_ids or ())
         self.system_prompt, self.chat_template_kwargs = system_prompt, dict(chat_template_kwargs or {})
-        self.evaluation, self.seed, self.plugins = evaluation, seed, tuple(plugins or ())
+        self.evaluation, self.seed = evaluation, seed
+        self.plugins = (plugins,) if isinstance(plugins, str) else tuple(plugins or ())
         self.loader = ExperienceLoader(self)
         self._runner: RewardRunner | None = None
         self._prompts: dict[str, list[Prompt]] = {}

@@ -65,7 +65,7 @@ class TrainingCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Words of our own, and defaults that work."""
         parser.add_argument(
-            "--plugins", type=list[str], default=[], help="Files, folders or modules that add rewards, objectives ..."
+            "--plugins", type=list[str] | str, default=[], help="Files, folders or modules that add rewards, objectives ..."
         )
         parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
         parser.link_arguments("seed_everything", "data.seed", compute_fn=_seed)

@@ -61,5 +61,11 @@ def build_model(family: str, seed: int = 0) -> PreTrainedModel:
     return model
 
 
-def build_policy(family: str, seed: int = 0) -> Policy:
-    return Policy(build_model(family, seed), character_tokenizer()).eval()
+def build_policy(family: str, seed: int = 0, sharpen: float = 3.0) -> Policy:
+    """In eval mode; matrices are scaled so that predictions depend clearly on every earlier token."""
+    model = build_model(family, seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(sharpen)
+    return Policy(model, character_tokenizer()).eval()

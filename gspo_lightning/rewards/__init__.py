@@ -8,11 +8,15 @@ from __future__ import annotations
 from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
 from gspo_lightning.rewards.exact import ExactMatch
 from gspo_lightning.rewards.format import FormatReward
+from gspo_lightning.rewards.function import FunctionReward
+from gspo_lightning.rewards.math import MathVerifier
 from gspo_lightning.rewards.runner import Pending, RewardRunner, SampleScore
 
 __all__ = [
     "ExactMatch",
     "FormatReward",
+    "FunctionReward",
+    "MathVerifier",
     "Pending",
     "Reward",
     "RewardRunner",

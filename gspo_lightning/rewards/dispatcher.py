@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
+from gspo_lightning.rewards.base import Reward, Score, ScoreStatus
 from gspo_lightning.rewards.jobs import Job, Limits, Task, cut
 from gspo_lightning.rewards.judge import plugin_error
 from gspo_lightning.rewards.process import WorkerProcess

@@ -98,7 +98,7 @@ def _resolve(path: str) -> Callable[..., Any]:
                 hint = did_you_mean(name, public)
                 raise UserError("FunctionReward.function", f"{module} has no {name!r}; {hint}")
             found = getattr(found, name)
-        return found  # type: ignore[no-any-return]
+        return found
     raise UserError("FunctionReward.function", f"{path!r}: there is no module {names[0]!r}")
 
 

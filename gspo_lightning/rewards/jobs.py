@@ -17,7 +17,7 @@ _CHARACTERS = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What workers may use: ``deadline_s`` CPU seconds a sample, ``memory_mb`` MiB, ``recycle_after`` samples a life."""
+    """What workers may use: ``deadline_s`` CPU seconds a sample, ``memory_mb`` MiB, ``recycle_after`` samples."""
 
     workers: int
     deadline_s: float

@@ -20,7 +20,12 @@ SMALL = [
     "--trainer.check_val_every_n_epoch=2", "--data.evaluation.limit=16",
 ]  # fmt: skip
 """The quickstart, but seconds instead of a minute; where learning is not the subject."""
-UNTAUGHT = ["--model.cold_start=null"]
+UNTAUGHT = [
+    "--model.cold_start=null",
+    f"--plugins={Path(__file__).with_name('graded.py')}",
+    '--data.rewards={"graded": "Graded"}',
+]
+"""No cold start, and a reward that moves a model which cannot do anything yet."""
 
 
 def fit(root: Path, *arguments: str, small: bool = True, config: Path = QUICKSTART, code: int = 0) -> Path:
