@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -107,30 +108,51 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     return content
 
 
-def explain(error: Exception, arguments: Sequence[str]) -> UserError:
+def explain(error: BaseException) -> UserError:
     """One message from jsonargparse's complaint: the field, what was wrong, and the nearest right word."""
     text = str(error)
-    if (found := _unknown_key(text)) is not None:
-        return found
-    if (found := _unknown_class(text)) is not None:
-        return found
-    lines = [line.strip(" -") for line in text.splitlines() if line.strip(" -")]
-    field = re.search(r'[Pp]arser key "([^"]+)"', text) or re.search(r'key "([^"]+)"', text)
-    return UserError(field.group(1) if field else "arguments", " ".join(_informative(lines)))
+    found = re.search(r'[Kk]ey "([^"]+)"', text)
+    field = found.group(1) if found else ""
+    for explanation in (_unknown_key(text), _unknown_class(text, field), _own_error(error, field)):
+        if explanation is not None:
+            return explanation
+    return UserError(field or "arguments", _informative(text))
 
 
-def _informative(lines: Sequence[str]) -> list[str]:
-    wanted = [ln for ln in lines if not ln.startswith(("usage", "Problem with given class_path", "Does not validate"))]
-    return [re.sub(r'^[Pp]arser key "[^"]+":?\s*', "", ln) for ln in wanted[:4]] or list(lines[:4])
+def _own_error(error: BaseException | None, field: str) -> UserError | None:
+    """An error of ours that the parser wrapped: a constructor refused its arguments."""
+    while error is not None:
+        if isinstance(error, UserError):
+            return error if error.field.startswith(("model.", "data.")) else _placed(error, field)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _placed(error: UserError, field: str) -> UserError:
+    return UserError(f"{field}.{error.field}" if field else error.field, error.problem, fix=error.fix)
+
+
+_NOISE = ("usage", "Problem with given class_path", "Does not validate", "Subtypes:", "Errors:", "Given value type")
+_HOPELESS = ("Expected a <class 'NoneType'>", "Expected a path but", "Not a valid subclass of NoneType")
+
+
+def _informative(text: str) -> str:
+    """The lines of a complaint that say something, joined."""
+    lines = [re.sub(r'^[Pp]arser key "[^"]+":?\s*', "", line.strip(" -")) for line in text.splitlines()]
+    wanted = [line for line in lines if line and not line.startswith(_NOISE)]
+    return "; ".join(([line for line in wanted if not line.startswith(_HOPELESS)] or wanted)[:4])
 
 
 def _unknown_key(text: str) -> UserError | None:
-    match = (
-        re.search(r"[Kk]ey '([^']+)' is not expected", text)
-        or re.search(r"[Oo]ption '([^']+)' is not accepted", text)
-        or re.search(r"[Uu]nrecognized arguments: (\S+)", text)
-        or re.search(r"[Nn]o action for key \"([^\"]+)\"", text)
+    patterns = (
+        r"[Kk]ey '([^']+)' is not expected",
+        r"does not accept option '([^']+)'",
+        r"[Oo]ption '([^']+)' is not accepted",
+        r"[Uu]nrecognized arguments: (\S+)",
+        r"ambiguous option: (\S+)",
+        r'[Nn]o action for key "([^"]+)"',
     )
+    match = next((m for p in patterns if (m := re.search(p, text))), None)
     if match is None:
         return None
     key = match.group(1).lstrip("-").partition("=")[0]
@@ -138,33 +160,38 @@ def _unknown_key(text: str) -> UserError | None:
     for theirs, ours in TRANSLATIONS.items():
         if key == theirs or last == theirs or key.endswith("." + theirs):
             return UserError(key, "is a word of another framework", fix=f"this is called {ours} here")
-    near = did_you_mean(last, _known_words(key))
-    return UserError(key, f"is not a setting; {near}")
+    return UserError(key, f"is not a setting; {_near_setting(key)}")
 
 
-def _known_words(key: str) -> list[str]:
-    import inspect
-
+def _near_setting(key: str) -> str:
     from gspo_lightning.data import PromptDataModule
     from gspo_lightning.module import GSPOModule
 
-    room = key.split(".")[0]
+    room, *rest = key.split(".")
     owner = {"model": GSPOModule, "data": PromptDataModule}.get(room)
-    if owner is not None and key.count(".") <= 1:
-        return [p for p in inspect.signature(owner).parameters if p not in ("seed", "plugins")]
-    return ["seed_everything", "plugins", "trainer", "model", "data", "ckpt_path"]
+    if owner is None:
+        return did_you_mean(room, ["seed_everything", "plugins", "trainer", "model", "data", "ckpt_path"])
+    known = [p for p in inspect.signature(owner).parameters if p not in ("seed", "plugins")]
+    return did_you_mean(rest[0], known) if len(rest) == 1 else "see --print_config"
 
 
-def _unknown_class(text: str) -> UserError | None:
-    match = re.search(r"[Uu]nexpected class_path '?([\w.]+)'?|Import path '?([\w.]+)'?|class_path \"?([\w.]+)", text)
-    field = re.search(r'[Kk]ey "([^"]+)"', text)
-    if match is None or field is None:
+_KIND_OF = {
+    "objective": "objectives", "old_policy": "old_policies", "train": "prompts", "val": "prompts", "test": "prompts",
+    "predict": "prompts", "demonstrations": "prompts", "rewards": "rewards", "rollouts": "rollouts",
+    "advantages": "advantages",
+}  # fmt: skip
+"""Last word of a field -> the kind of component it takes."""
+
+
+def _unknown_class(text: str, field: str) -> UserError | None:
+    words = [w for w in field.split(".") if w in _KIND_OF]
+    names = re.findall(
+        r"(?:dot import path string:|class_path '|Import path '?|Unexpected class_path) ?'?([\w.]+)", text
+    )
+    if not words or not names:
         return None
-    name = next(g for g in match.groups() if g)
-    for kind in registry.KINDS:
-        word = {"objectives": "objective", "prompts": "train"}.get(kind, kind)
-        if word in field.group(1).split(".") or (kind == "prompts" and field.group(1).endswith((".val", ".test"))):
-            known = registry.components(kind)
-            if name.split(".")[-1] not in known:
-                return UserError(field.group(1), f"{name!r} is not registered; {did_you_mean(name, known)}")
-    return None
+    known = registry.components(_KIND_OF[words[-1]])
+    name = str(names[0])
+    if name.split(".")[-1] in known:
+        return None
+    return UserError(field, f"{name!r} is not registered; {did_you_mean(name, known)}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
@@ -18,10 +17,9 @@ if TYPE_CHECKING:
 
     from gspo_lightning.data import PromptDataModule
     from gspo_lightning.module import GSPOModule
-    from gspo_lightning.policy import Policy
     from gspo_lightning.types import Prompt
 
-__all__ = ["check_context", "check_data_settings", "check_prompts", "check_run"]
+__all__ = ["check_context", "check_data_settings", "check_precision", "check_prompts", "check_run"]
 
 log = logging.getLogger(__name__)
 
@@ -121,13 +119,8 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
             f"is {trainer.accumulate_grad_batches}, but one batch here is one whole optimizer step",
             fix="leave it at 1 and bound memory by data.max_tokens_per_micro_batch",
         )
-    if trainer.precision in ("16-mixed", "16-true"):
-        raise UserError(
-            "trainer.precision",
-            f"{trainer.precision!r} cannot hold log-ratios of the size of the clip range",
-            fix="use bf16-mixed or 32-true",
-        )
-    _, world = rank_and_world()
+    check_precision(str(trainer.precision))
+    world = trainer.world_size
     cut = data.prompts_per_rollout // data.minibatches_per_rollout
     if cut % world:
         raise UserError(
@@ -142,6 +135,16 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
         )
 
 
+def check_precision(precision: str) -> None:
+    """float16 is refused (on a CPU Lightning would silently take another precision for it)."""
+    if precision in ("16", "16-mixed", "16-true"):
+        raise UserError(
+            "trainer.precision",
+            f"{precision!r} cannot hold log-ratios of the size of the clip range",
+            fix="use bf16-mixed or 32-true",
+        )
+
+
 def check_prompts(data: PromptDataModule, prompts: Sequence[Prompt]) -> None:
     """The training set holds at least one rollout batch, so that no iteration sees a prompt twice."""
     if len(prompts) < data.prompts_per_rollout:
@@ -153,9 +156,8 @@ def check_prompts(data: PromptDataModule, prompts: Sequence[Prompt]) -> None:
         )
 
 
-def check_context(data: PromptDataModule, policy: Policy) -> None:
-    """Prompt and response fit into the positions the model was built for."""
-    limit = policy.context_length
+def check_context(data: PromptDataModule, limit: int | None) -> None:
+    """Prompt and response fit into the positions the model was built for (``limit``, if its config says so)."""
     wanted = data.max_prompt_tokens + max(data.max_response_tokens, data.evaluation.max_response_tokens or 0)
     if limit is not None and wanted > limit:
         raise UserError(

@@ -15,6 +15,7 @@ from gspo_lightning.advantages import Advantages, GroupNormalised
 from gspo_lightning.distributed import all_gather_objects, rank_and_world
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience import Experience, Groups, collect, deal, respond
+from gspo_lightning.policy import context_length
 from gspo_lightning.prompts import PromptSet, open_prompts
 from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.randomness import Purpose, permutation, stream
@@ -23,6 +24,9 @@ from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource
 from gspo_lightning.types import MiniBatch, Prompt, SamplingParams
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+    from transformers import PreTrainedTokenizerBase
+
     from gspo_lightning.module import GSPOModule
 
 __all__ = ["Evaluation", "ExperienceLoader", "PromptDataModule", "PromptLoader"]
@@ -139,17 +143,26 @@ class PromptDataModule(LightningDataModule):
     # Lightning's hooks -------------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Read the prompts, start the reward workers, and check everything that can be checked without a model."""
-        module = self._module
+        """See :meth:`prepare`; the command line has called it already, before anything was written."""
+        self.prepare(stage, self._module, self.trainer)
+
+    def prepare(self, stage: str, module: GSPOModule, trainer: Trainer) -> None:
+        """Read the prompts, start the reward workers, and check everything that can be checked without the model.
+
+        Raises:
+            UserError: see :mod:`gspo_lightning.checks`.
+        """
         if stage == "fit":
-            checks.check_run(self, module, self.trainer)
+            checks.check_run(self, module, trainer)
         for name in {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,)):
-            self._read(name)
-        runner = self.runner  # starts the workers: their import time hides behind the model's
-        for prompts in self._prompts.values():
-            runner.check(set(prompts[0].columns))
+            self._read(name, module.tokenizer)
+        checks.check_context(self, context_length(module.settings))
         if stage == "fit":
             checks.check_prompts(self, self._prompts["train"])
+        if self._runner is None:
+            runner = self.runner  # the workers start now: their import time hides behind the model's
+            for prompts in self._prompts.values():
+                runner.check(set(prompts[0].columns))
 
     def teardown(self, stage: str) -> None:
         """Stop the reward workers and the rollout source."""
@@ -303,14 +316,14 @@ class PromptDataModule(LightningDataModule):
         }
         return [int(passes[i // total][i % total]) for i in wanted]
 
-    def _read(self, name: str) -> None:
+    def _read(self, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
         source = getattr(self, name) if name in ("train", "val") else getattr(self, name) or self.val
         if source is None or name in self._prompts:
             return
         records = open_prompts(source, self.columns).records()
         self._prompts[name] = encode_prompts(
             records,
-            self._module.tokenizer,
+            tokenizer,
             max_prompt_tokens=self.max_prompt_tokens,
             system_prompt=self.system_prompt,
             chat_template_kwargs=self.chat_template_kwargs,

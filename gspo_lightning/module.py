@@ -20,7 +20,6 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from gspo_lightning import checks
 from gspo_lightning.coldstart import ColdStart
 from gspo_lightning.data import PromptDataModule
 from gspo_lightning.distributed import all_sum, largest, rank_and_world
@@ -122,7 +121,6 @@ class GSPOModule(LightningModule):
         self.policy = load_policy(settings)
         self.policy.train()
         check_head(self.policy)
-        checks.check_context(self.data, self.policy)
 
     def configure_optimizers(self) -> Any:
         """The optimizer over the policy's trainable parameters, and the scheduler stepped with it."""

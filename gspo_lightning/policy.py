@@ -10,14 +10,21 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.logprobs import token_logprobs
-from gspo_lightning.tiny import TINY_MODELS, build_tiny_model, character_tokenizer
+from gspo_lightning.tiny import TINY_CONTEXT, TINY_MODELS, build_tiny_model, character_tokenizer
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["DType", "ModelSettings", "Policy", "load_policy", "load_tokenizer"]
+__all__ = ["DType", "ModelSettings", "Policy", "context_length", "load_policy", "load_tokenizer"]
 
 DType = Literal["float32", "bfloat16", "auto"]
 
@@ -118,12 +125,6 @@ class Policy(nn.Module):
             ids.update([value] if isinstance(value, int) else (value or []))
         return tuple(sorted(ids))
 
-    @property
-    def context_length(self) -> int | None:
-        """Positions the model was built for, if its config says so."""
-        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        return int(limit) if limit else None
-
     def save_pretrained(self, folder: str | Path) -> None:
         """Model, tokenizer and generation config in transformers format."""
         self.model.save_pretrained(folder)
@@ -182,6 +183,18 @@ def check_name(name: str) -> None:
         raise UserError("model.name_or_path", f"{name!r} is no built-in model; {did_you_mean(name, TINY_MODELS)}")
 
 
+def context_length(settings: ModelSettings) -> int | None:
+    """Positions a model was built for, from its config alone; None if the config does not say.
+
+    Raises:
+        UserError: the config cannot be loaded.
+    """
+    if settings.name_or_path in TINY_MODELS:
+        return TINY_CONTEXT
+    limit = getattr(_load_config(settings).get_text_config(), "max_position_embeddings", None)
+    return int(limit) if limit else None
+
+
 def load_policy(settings: ModelSettings) -> Policy:
     """Model and tokenizer, in the requested dtype, dropout off.
 
@@ -201,24 +214,32 @@ def load_policy(settings: ModelSettings) -> Policy:
     return Policy(model, tokenizer)
 
 
-def _load_pretrained(settings: ModelSettings) -> PreTrainedModel:
-    common = {"revision": settings.revision, "trust_remote_code": settings.trust_remote_code}
+def _load_config(settings: ModelSettings) -> PretrainedConfig:
     try:
-        config = AutoConfig.from_pretrained(settings.name_or_path, **common)
-        for key, value in settings.config_overrides.items():
-            if not hasattr(config, key):
-                raise UserError("model.config_overrides", f"{key!r} is not a field of {type(config).__name__}")
-            setattr(config, key, value)
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            settings.name_or_path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise _not_loadable(settings.name_or_path, error) from error
+    for key, value in settings.config_overrides.items():
+        if not hasattr(config, key):
+            raise UserError("model.config_overrides", f"{key!r} is not a field of {type(config).__name__}")
+        setattr(config, key, value)
+    return config
+
+
+def _load_pretrained(settings: ModelSettings) -> PreTrainedModel:
+    config = _load_config(settings)
+    try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             settings.name_or_path,
             config=config,
+            revision=settings.revision,
+            trust_remote_code=settings.trust_remote_code,
             dtype=settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype),
             **({"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}),
-            **common,
         )
-    except UserError:
-        raise
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise _not_loadable(settings.name_or_path, error) from error
     return model
 

@@ -27,6 +27,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "advantages": ("gspo_lightning.advantages", "Advantages"),
     "rewards": ("gspo_lightning.rewards", "Reward"),
     "rollouts": ("gspo_lightning.rollouts", "RolloutSource"),
+    "old_policies": ("gspo_lightning.old_policy", "OldPolicy"),
     "prompts": ("gspo_lightning.prompts", "PromptSet"),
 }
 """Kind -> (module, base class). Importing the module defines the built-in members of the kind."""
@@ -129,34 +130,52 @@ def _import_one(target: str, root: Path) -> str:
         if not target.endswith(".py"):
             importlib.import_module(target)
             return target
-        file = Path(target).resolve()
-        if file.is_relative_to(root) and all(p.isidentifier() for p in file.relative_to(root).with_suffix("").parts):
-            name = ".".join(file.relative_to(root).with_suffix("").parts)
-            module = importlib.import_module(name)
-            if (found := Path(getattr(module, "__file__", None) or ".").resolve()) != file:
-                raise UserError(
-                    "plugins", f"{target} would be imported as {name}, but that is {found}", fix="rename the file"
-                )
-            return name
-        # a digest of the path: two files of one name are two plug-ins
-        name = f"gspo_plugin_{re.sub(r'[^0-9A-Za-z]', '_', file.stem)}_{hashlib.sha256(bytes(file)).hexdigest()[:8]}"
-        if name in sys.modules:
-            return name
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-        return name
+        return _import_file(Path(target).resolve(), root)
     except UserError:
         raise
     except Exception as error:
         raise _broken(target, error) from error
+
+
+def _import_file(file: Path, root: Path) -> str:
+    parts = file.relative_to(root).with_suffix("").parts if file.is_relative_to(root) else ()
+    if not parts or not all(p.isidentifier() for p in parts):
+        # a digest of the path: two files of one name are two plug-ins
+        digest = hashlib.sha256(bytes(file)).hexdigest()[:8]
+        return _load(f"gspo_plugin_{re.sub(r'[^0-9A-Za-z]', '_', file.stem)}_{digest}", file)
+    name = ".".join(parts)
+    found = _ordinary_import(name)
+    if found is None:  # another package of the folder's name is in the way
+        return _load(name, file)
+    if found != file:
+        raise UserError("plugins", f"{file} would be imported as {name}, but that is {found}", fix="rename the file")
+    importlib.import_module(name)
+    return name
+
+
+def _ordinary_import(name: str) -> Path | None:
+    """The file that ``import name`` would run, if any."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ModuleNotFoundError, ValueError):
+        return None
+    return Path(spec.origin).resolve() if spec is not None and spec.origin is not None else None
+
+
+def _load(name: str, file: Path) -> str:
+    if name in sys.modules:
+        return name
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return name
 
 
 def _broken(what: str, error: Exception) -> UserError:

@@ -22,10 +22,13 @@ from transformers import (
 from gspo_lightning.errors import UserError
 from gspo_lightning.randomness import Purpose, stream
 
-__all__ = ["TINY_MODELS", "build_tiny_model", "character_tokenizer"]
+__all__ = ["TINY_CONTEXT", "TINY_MODELS", "build_tiny_model", "character_tokenizer"]
 
 CHARACTERS = "0123456789+-*/=;:#().,<>?!ABCabcxyz "
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
+
+TINY_CONTEXT = 512
+"""Positions of every tiny model."""
 
 _COMMON: dict[str, Any] = {
     "hidden_size": 64,
@@ -34,7 +37,7 @@ _COMMON: dict[str, Any] = {
     "num_key_value_heads": 4,
     "head_dim": 16,
     "intermediate_size": 128,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": TINY_CONTEXT,
     "initializer_range": 0.05,
     "tie_word_embeddings": False,
     "pad_token_id": 0,
@@ -72,7 +75,7 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
         eos_token="<eos>",
         unk_token="<unk>",
         clean_up_tokenization_spaces=False,
-        model_max_length=_COMMON["max_position_embeddings"],
+        model_max_length=TINY_CONTEXT,
     )
 
 

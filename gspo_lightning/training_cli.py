@@ -18,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from gspo_lightning import callbacks
 from gspo_lightning.arguments import explain, plugin_paths
+from gspo_lightning.checks import check_precision
 from gspo_lightning.data import PromptDataModule
 from gspo_lightning.errors import UserError
 from gspo_lightning.module import GSPOModule
@@ -48,8 +49,14 @@ def run(arguments: list[str]) -> int:
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
         )
+    except UserError:
+        raise
     except ArgumentError as error:
-        raise explain(error, arguments) from error
+        raise explain(error) from error
+    except ValueError as error:  # a constructor refused its arguments, wrapped by jsonargparse
+        if "Does not validate against" not in str(error):
+            raise
+        raise explain(error) from error
     except SystemExit as error:
         if isinstance(error.__context__, KeyboardInterrupt):  # Lightning turns Ctrl-C into exit(1)
             return 130
@@ -65,7 +72,10 @@ class TrainingCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Words of our own, and defaults that work."""
         parser.add_argument(
-            "--plugins", type=list[str] | str, default=[], help="Files, folders or modules that add rewards, objectives ..."
+            "--plugins",
+            type=list[str] | str,
+            default=[],
+            help="Files, folders or modules that add rewards, objectives ...",
         )
         parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
         parser.link_arguments("seed_everything", "data.seed", compute_fn=_seed)
@@ -86,13 +96,22 @@ class TrainingCLI(LightningCLI):
         )
 
     def before_instantiate_classes(self) -> None:
-        """Find the checkpoint that ``last`` means."""
+        """Refuse what Lightning would silently replace, and find the checkpoint that ``last`` means."""
         config = self.config[self.subcommand]
+        check_precision(str(config.trainer.precision))
         root, name = Path(config.trainer.default_root_dir or DEFAULT_ROOT), run_name(config)
         if config.get("ckpt_path") in ("last", "best"):
             config.ckpt_path = str(newest_checkpoint(root / name))
         elif config.get("ckpt_path") and not Path(config.ckpt_path).exists():
             raise UserError("ckpt_path", f"{config.ckpt_path!r} does not exist")
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Check everything that can be checked before Lightning creates loggers and folders."""
+        try:
+            self.datamodule.prepare(subcommand, self.model, self.trainer)
+            super()._run_subcommand(subcommand)
+        finally:
+            self.datamodule.teardown(subcommand)  # also when preparing failed: no worker outlives the command
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the logger of the run folder, the callbacks and the atomic checkpoint writer to what the user chose."""
@@ -161,15 +180,22 @@ def _seed(value: bool | int) -> int:
     return value
 
 
+class _ToStderr(logging.Handler):
+    """Plain lines on whatever ``sys.stderr`` is at the moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the message."""
+        print(self.format(record), file=sys.stderr)
+
+
 def _quieten() -> None:
     """Hide what says nothing to a user of this package; keep our own log lines."""
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
-    logging.getLogger("gspo_lightning").setLevel(logging.INFO)
-    if not logging.getLogger("gspo_lightning").handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        logging.getLogger("gspo_lightning").addHandler(handler)
-        logging.getLogger("gspo_lightning").propagate = False
+    logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
+    own = logging.getLogger("gspo_lightning")
+    own.setLevel(logging.INFO)
+    if not any(isinstance(handler, _ToStderr) for handler in own.handlers):
+        own.addHandler(_ToStderr())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not sys.stderr.isatty():
         disable_progress_bar()  # of transformers, for loading and saving

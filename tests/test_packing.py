@@ -1,8 +1,9 @@
-"""Whole groups become mini-batches; rows become micro-batches under a token budget, nothing lost and nothing invented."""
+"""Whole groups become mini-batches, rows become micro-batches under a token budget; no row is lost or doubled."""
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ def test_every_row_lands_once_and_every_micro_batch_keeps_the_budget(lengths: li
     assert all(m.input_ids.numel() <= budget for m in cut)  # padding included
     assert all(int(m.lengths.max()) == m.input_ids.shape[1] for m in cut)  # no column is padding only
     # greedy: the longest row of a micro-batch would not have fitted into the one before
-    for before, after in zip(cut, cut[1:], strict=False):
+    for before, after in pairwise(cut):
         assert (before.input_ids.shape[0] + 1) * before.input_ids.shape[1] > budget
         assert after.input_ids.shape[1] <= before.input_ids.shape[1]
 

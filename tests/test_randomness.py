@@ -72,7 +72,7 @@ def test_draws_are_uniform_along_each_counter(axis: str) -> None:
     drawn = uniforms(stream(0, Purpose.TRAIN_SAMPLING, 4), *counters)
     counts = torch.bincount((drawn * 1000).long(), minlength=1000).double()
     assert chi_square(counts) < 1143  # 99.9% of chi-square with 999 degrees of freedom
-    assert 0 <= float(drawn.min())
+    assert float(drawn.min()) >= 0
     assert float(drawn.max()) < 1
 
 

@@ -171,7 +171,7 @@ def _draw_panel(axes: Any, panel: Panel, lines: Sequence[Line]) -> None:
     if log:
         axes.set_yscale("log")
         axes.tick_params(which="both", length=0)
-        axes.set_ylabel(f"{panel.unit}, log scale", color=GREY, fontsize=9)
+        axes.set_ylabel(f"{panel.unit}, log (no 0)", color=GREY, fontsize=9)
     else:
         top = max(float(series.values.max()) for _, series in drawn)
         axes.set_ylim(0, 1.03 if panel.whole else 1.12 * top if top > 0 else 1)
@@ -203,8 +203,8 @@ def _mark_largest(axes: Any, drawn: Sequence[tuple[Line, Series]]) -> None:
     if len(limits) == 1 and (limit := limits.pop()) is not None and limit < axes.get_ylim()[1]:
         axes.axhline(limit, color=GREY, lw=0.9, ls=(0, (4, 3)), zorder=1)
         axes.text(
-            0.01, limit, f"clipped to {short(limit)}", transform=axes.get_yaxis_transform(), ha="left", va="top",
-            fontsize=8, color=GREY, zorder=6, bbox={"fc": "white", "ec": "none", "alpha": 0.8, "pad": 1},
+            0.99, limit, f"clipped to {short(limit)}", transform=axes.get_yaxis_transform(), ha="right", va="bottom",
+            fontsize=8, color=GREY, zorder=6, bbox={"fc": "white", "ec": "none", "alpha": 0.7, "pad": 0.5},
         )  # fmt: skip
 
 

@@ -55,11 +55,11 @@ def dress(axes: Any, title: str, unit: str, lines: Sequence[Line]) -> None:
 
 
 def draw_series(axes: Any, line: Line, series: Series, width: int, *, log: bool = False) -> NDArray[np.float64]:
-    """Light: as logged. Bold: the running mean over ``width`` values, which is returned."""
+    """Light: as logged. Bold: the running mean over ``width`` values, which is returned. A ``log`` axis has no 0."""
     bold = smooth(series.values, width)
-    raw = np.where(series.values > 0, series.values, np.nan) if log else series.values
+    raw, mean = (np.where(v > 0, v, np.nan) if log else v for v in (series.values, bold))
     axes.plot(series.steps, raw, color=line.colour, lw=0.8, alpha=0.35 if len(series) < 500 else 0.2, zorder=2)
-    axes.plot(series.steps, bold, color=line.colour, lw=2.2, ls=line.dash, zorder=3, solid_capstyle="round")
+    axes.plot(series.steps, mean, color=line.colour, lw=2.2, ls=line.dash, zorder=3, solid_capstyle="round")
     if len(series) == 1:
         axes.plot(series.steps, bold, "o", color=line.colour, ms=5, zorder=3)
     return bold

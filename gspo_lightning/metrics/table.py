@@ -34,7 +34,7 @@ tokens rather than sequences, long responses weigh more and the loss is near 0 i
 policy gets better; read `reward/mean` and `val/accuracy`.
 
 **"GSPO clips half of my tokens."** That is normal, and two orders of magnitude more than GRPO: the paper reports about
-0.15 against 0.0013, this package's quickstart about 0.4 against 0.004 and below. GSPO's range is 3e-4/4e-4 around a
+0.15 against 0.0013, this package's quickstart 0.4 to 0.5 against 0.001 to 0.002. GSPO's range is 3e-4/4e-4 around a
 ratio that is averaged over the sequence, GRPO's 0.2/0.27 around the ratio of one token; and a clipped sequence takes
 all its tokens with it. What is left is enough to learn from.
 
@@ -47,6 +47,9 @@ keeps its gradient: the update pulls it back. `clip/*` counts only what lost its
 
 **A saw-tooth is the design.** Ratios, KL and clip fractions start at 0 (or 1) with each fresh snapshot and grow with
 every update until the next one; `data/iteration` shows the teeth. Compare runs by their smoothed lines.
+
+**Held-out accuracy above the training reward is usual.** Evaluations are greedy unless told otherwise, training samples
+at its own temperature: the same policy earns more when it does not have to explore.
 
 **Growing length and falling entropy are not collapse by themselves.** They are how a skill looks while it is learned.
 They are a warning when the reward does not rise with them.

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.prompts.base import PromptSet, Record, map_columns
+from gspo_lightning.registry import components
 
 __all__ = ["HubPrompts", "PromptFile", "open_prompts"]
 
@@ -86,6 +87,8 @@ def open_prompts(source: PromptSet | str, columns: Mapping[str, str]) -> PromptS
         return source
     if Path(source).suffix in (".jsonl", ".parquet", ".json", ".csv") or Path(source).is_file():
         return PromptFile(source, columns)
+    if source.isidentifier() and (near := did_you_mean(source, components("prompts"))).startswith("did you mean"):
+        raise UserError("data", f"{source!r} is neither a file nor a registered prompt set; {near}")
     return HubPrompts(source, columns=columns)
 
 

@@ -18,6 +18,7 @@ from gspo_lightning.rewards.math_text import canonical, extract, plain_integer, 
 
 __all__ = ["MathVerifier"]
 
+_ARITHMETIC = re.compile(r"[-+*/^()\d.,\s%]+")
 _NUMBER = re.compile(r"[-+]?[\d.,\s]+%?")
 
 
@@ -77,7 +78,7 @@ class MathVerifier(Reward):
             return Score(0.0, detail="the answer is not understood as mathematics")
         if not self._equal(wanted, given):
             return Score(0.0)
-        if "=" in text and "=" not in gold:
+        if "=" not in gold:
             sides = unequal_sides(text)
             if sides is not None and not self._equal(wanted, _parse(sides[0], boxed=True)):
                 return Score(0.0, detail="a false equation")
@@ -112,9 +113,14 @@ def _math_verify() -> Any:
 
 
 def _parse(text: str, *, boxed: bool) -> list[Any]:
-    """What Math-Verify reads in a text, in the configuration of its own tests, without its time limit."""
+    r"""What Math-Verify reads in a text, in the configuration of its own tests, without its time limit.
+
+    In a box it may not fall back to the last number that it finds there: ``\boxed{41 \to 42}`` is not 42.
+    """
     package = _math_verify()
-    targets = [package.LatexExtractionConfig(boxed_match_priority=0), package.ExprExtractionConfig()]
+    targets = [package.LatexExtractionConfig(boxed_match_priority=0)]
+    if not boxed or _ARITHMETIC.fullmatch(text):
+        targets.append(package.ExprExtractionConfig())
     found: list[Any] = package.parse(f"\\boxed{{{text}}}" if boxed else text, targets, parsing_timeout=None)
     return found
 

@@ -1,4 +1,4 @@
-"""An update depends neither on the cut into micro-batches, nor on the number of ranks, nor on the form of the old policy."""
+"""An update depends neither on the cut into micro-batches, nor on the number of ranks, nor on the old policy's form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ OPTIONS = [*runs.UNTAUGHT, *SGD, "--trainer.max_epochs=1", "--trainer.num_sanity
 def test_update_does_not_depend_on_the_token_budget(tmp_path: Path, objective: str) -> None:
     def run(budget: int) -> Path:
         return runs.fit(
-            tmp_path / str(budget), *OPTIONS, f"--model.objective={objective}", f"--data.max_tokens_per_micro_batch={budget}"
+            tmp_path / str(budget),
+            *OPTIONS,
+            f"--model.objective={objective}",
+            f"--data.max_tokens_per_micro_batch={budget}",
         )
 
     whole, cut = run(4096), run(40)
@@ -52,7 +55,13 @@ def test_resident_snapshot_may_outlive_an_iteration(tmp_path: Path) -> None:
 
 def test_two_ranks_do_the_update_of_one(tmp_path: Path) -> None:
     one = runs.fit(tmp_path / "one", *OPTIONS)
-    argv = ["fit", f"--config={runs.QUICKSTART}", f"--config={runs.ROOT / 'configs' / 'ddp.yaml'}", *runs.SMALL, *OPTIONS]
+    argv = [
+        "fit",
+        f"--config={runs.QUICKSTART}",
+        f"--config={runs.ROOT / 'configs' / 'ddp.yaml'}",
+        *runs.SMALL,
+        *OPTIONS,
+    ]
     command = [sys.executable, "-m", "gspo_lightning", *argv, "--trainer.accelerator=cpu", "--trainer.devices=2"]
     subprocess.run([*command, f"--trainer.default_root_dir={tmp_path / 'two'}"], check=True, timeout=300)
     two = tmp_path / "two" / "quickstart" / "version_0"

@@ -1,0 +1,246 @@
+"""``gspo score``: score recorded completions without training, on the code path of training."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import inspect
+import json
+import os
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from tqdm import tqdm
+
+from gspo_lightning import registry
+from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.rewards import Pending, Reward, RewardRunner, Sample, SampleScore
+
+__all__ = ["add_arguments", "build_reward", "main"]
+
+_BATCH_SAMPLES = 512
+_BATCH_CHARACTERS = 8_000_000
+_BATCHES_AHEAD = 2
+_OWN_KEYS = ("id", "prompt", "completion", "completion_ids", "truncated")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument(
+        "--reward",
+        action="append",
+        required=True,
+        metavar="NAME[:JSON]",
+        help="a reward and its parameters, for example ExactMatch:'{\"marker\": null}'; several are added up",
+    )
+    parser.add_argument("--input", type=Path, required=True, help='lines {"id", "prompt", "completion", "answer", ...}')
+    parser.add_argument(
+        "--output", type=Path, required=True, help='lines {"id", "reward", "status", "detail"}, same order'
+    )
+    parser.add_argument("--workers", type=int, help="worker processes (default: all cores but one, at most 8)")
+    parser.add_argument("--deadline", type=float, default=3.0, help="CPU seconds that a sample may use (default: 3)")
+    parser.add_argument("--memory-mb", type=int, default=2048, help="address space of a worker, MiB (default: 2048)")
+    parser.add_argument("--plugins", nargs="*", default=[], help="files, folders or modules that define rewards")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Score a file; the output appears whole at the end, or not at all.
+
+    Raises:
+        UserError: an option, a reward or a line of the input is wrong (with its number).
+        InfrastructureError: too many samples were lost.
+    """
+    parser = argparse.ArgumentParser("gspo score", description="Score recorded completions without training.")
+    add_arguments(parser)
+    options = parser.parse_args(list(argv))
+    registry.import_plugins(options.plugins)
+    rewards: dict[str, Reward] = {}
+    for specification in options.reward:
+        reward = build_reward(specification)
+        name = type(reward).__name__
+        repeated = sum(key == name or key.startswith(f"{name}_") for key in rewards)
+        rewards[f"{name}_{repeated + 1}" if repeated else name] = reward
+    if not options.input.is_file():
+        raise UserError("--input", f"{options.input} does not exist")
+    if not options.output.parent.is_dir() or options.output.is_dir():
+        raise UserError("--output", f"{options.output} cannot be written", fix="name a file in a folder that exists")
+    runner = RewardRunner(
+        rewards,
+        num_workers=options.workers,
+        deadline_s=options.deadline,
+        memory_mb=options.memory_mb,
+        plugins=options.plugins,
+    )
+    with runner:
+        totals = _score_file(runner, options.input, options.output)
+    print(f"{options.output}: {totals}")
+    return 0
+
+
+def build_reward(specification: str) -> Reward:
+    """``NAME`` or ``NAME:{"parameter": value}`` as a reward.
+
+    Raises:
+        UserError: no such reward, no JSON object, or parameters that the reward does not take.
+    """
+    name, colon, text = specification.partition(":")
+    try:
+        values: Any = json.loads(text) if colon else {}
+    except json.JSONDecodeError as error:
+        raise UserError("--reward", f"{text!r} is not JSON: {error}", fix='write NAME:{"parameter": value}') from error
+    if not isinstance(values, dict):
+        raise UserError("--reward", f"{text!r} is not a JSON object", fix='write NAME:{"parameter": value}')
+    cls = _reward_class(name)
+    known = [p.name for p in registry.parameters(cls)]
+    for key in values:
+        if key not in known:
+            raise UserError(f"--reward {name}", f"{key!r} is no parameter; {did_you_mean(key, known)}")
+    for parameter in registry.parameters(cls):
+        if parameter.default is inspect.Parameter.empty and parameter.name not in values:
+            raise UserError(
+                f"--reward {name}",
+                f"the parameter {parameter.name!r} is missing",
+                fix=f"write '{name}:{json.dumps({parameter.name: '...'})}'",
+            )
+    return _instantiate(cls, values)
+
+
+def _reward_class(name: str) -> type[Any]:
+    with contextlib.suppress(UserError):
+        return registry.component("rewards", name)
+    if "." in name:
+        registry.import_plugins([name.rpartition(".")[0]])
+    return registry.component("rewards", name)
+
+
+def _instantiate(cls: type[Any], values: dict[str, Any]) -> Reward:
+    """Build it by jsonargparse, which checks types the way a config file would be checked."""
+    from jsonargparse import ArgumentError, ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(cls, "reward")
+    try:
+        parsed = parser.parse_object({"reward": values})
+    except ArgumentError as error:
+        raise UserError(f"--reward {cls.__name__}", str(error).strip()) from error
+    found: Reward = parser.instantiate_classes(parsed).reward
+    return found
+
+
+@dataclass(slots=True)
+class _Totals:
+    """What is said at the end."""
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    known: int = 0
+    total: float = 0.0
+
+    def add(self, score: SampleScore) -> None:
+        self.statuses[str(score.status)] += 1
+        if score.reward is not None:
+            self.known += 1
+            self.total += score.reward
+
+    def __str__(self) -> str:
+        mean = f"mean reward {self.total / self.known:.4f}" if self.known else "no reward"
+        return f"{mean}; {', '.join(f'{n} {status}' for status, n in sorted(self.statuses.items())) or 'empty input'}"
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Lines that are scored together: their ids as they were written, and the bytes that they were read from."""
+
+    ids: list[Any] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    characters: int = 0
+    read: int = 0
+
+
+def _score_file(runner: RewardRunner, source: Path, target: Path) -> _Totals:
+    totals = _Totals()
+    waiting: deque[tuple[_Batch, Pending]] = deque()
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.unfinished")
+    try:
+        with (
+            unfinished.open("w", encoding="utf-8") as output,
+            tqdm(total=source.stat().st_size, unit="B", unit_scale=True, desc="score") as bar,
+        ):
+            for batch in _batches(source):
+                waiting.append((batch, runner.submit(batch.samples)))
+                if len(waiting) > _BATCHES_AHEAD:
+                    _write(output, *waiting.popleft(), totals, bar)
+            while waiting:
+                _write(output, *waiting.popleft(), totals, bar)
+            output.flush()
+            os.fsync(output.fileno())
+        os.replace(unfinished, target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return totals
+
+
+def _write(output: IO[str], batch: _Batch, pending: Pending, totals: _Totals, bar: Any) -> None:
+    for identifier, score in zip(batch.ids, pending.result(), strict=True):
+        totals.add(score)
+        line: dict[str, Any] = {
+            "id": identifier,
+            "reward": score.reward,
+            "status": str(score.status),
+            "detail": score.detail,
+        }
+        if len(score.parts) > 1:
+            line["parts"] = {name: part.reward for name, part in score.parts.items()}
+        output.write(json.dumps(line) + "\n")
+    bar.update(batch.read)
+
+
+def _batches(source: Path) -> Iterator[_Batch]:
+    """The lines in batches of bounded size."""
+    batch = _Batch()
+    with source.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            batch.read += len(line)
+            if not line.strip():
+                continue
+            identifier, sample = _read_line(line, source, number)
+            batch.ids.append(identifier)
+            batch.samples.append(sample)
+            batch.characters += len(line)
+            if len(batch.samples) >= _BATCH_SAMPLES or batch.characters >= _BATCH_CHARACTERS:
+                yield batch
+                batch = _Batch()
+    if batch.samples:
+        yield batch
+
+
+def _read_line(line: bytes, source: Path, number: int) -> tuple[Any, Sample]:
+    """One record.
+
+    Raises:
+        UserError: not a JSON object, or a field of the wrong type; it names file and line.
+    """
+    where = f"{source}:{number}"
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(where, f"is not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise UserError(where, f"is a JSON {type(record).__name__}, not an object", fix='write {"completion": ...}')
+    if "completion" not in record:
+        raise UserError(where, f"has no 'completion'; it has {', '.join(record) or 'nothing'}")
+    for name, kind in (("completion", str), ("prompt", str), ("truncated", bool), ("completion_ids", list)):
+        if name in record and not isinstance(record[name], kind):
+            raise UserError(where, f"{name!r} is a {type(record[name]).__name__}; it must be a {kind.__name__}")
+    identifier = record.get("id", number)
+    sample = Sample(
+        id=str(identifier),
+        prompt=record.get("prompt", ""),
+        completion=record["completion"],
+        completion_ids=tuple(record.get("completion_ids", ())),
+        columns={key: value for key, value in record.items() if key not in _OWN_KEYS},
+        truncated=record.get("truncated", False),
+    )
+    return identifier, sample

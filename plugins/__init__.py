@@ -1,0 +1,1 @@
+"""Your rewards, objectives and rollout sources: every file in this folder can be named in ``plugins:``."""
