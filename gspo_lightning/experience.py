@@ -167,8 +167,9 @@ def collect(
     metrics = measure_rollouts(groups, device) | dict(seconds)
     metrics["reward/dead_groups"] = dead
     metrics["data/iteration"] = float(iteration)
-    generated = sum(len(r.token_ids) for g in groups for r in g) * rank_and_world()[1]
-    metrics["throughput/generated_tokens_per_s"] = generated / max(seconds["time/rollout_s"], 1e-9)
+    generated = sum(len(r.token_ids) for g in groups for r in g)
+    tokens = float(all_sum(torch.tensor(generated, dtype=torch.float64, device=device)))
+    metrics["throughput/generated_tokens_per_s"] = tokens / max(seconds["time/rollout_s"], 1e-9)
     batches = make_mini_batches(groups, mini_batches=mini_batches, max_tokens=max_tokens, iteration=iteration)
     return Experience(batches, metrics, [_example(r) for g in groups for r in g[:2]][:examples])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from gspo_lightning.data import Evaluation
 
 __all__ = ["EvaluationMetrics"]
+
+log = logging.getLogger(__name__)
 
 
 class EvaluationMetrics(nn.Module):
@@ -37,11 +40,17 @@ class EvaluationMetrics(nn.Module):
         self.examples = []
 
     def update(self, groups: Sequence[Sequence[Rollout]], accuracy_reward: str) -> None:
-        """Count the scored answers to some prompts; a response is correct if its accuracy reward is at least 1."""
-        correct = torch.tensor([[(r.reward_parts.get(accuracy_reward) or 0.0) >= 1.0 for r in g] for g in groups])
+        """Count the scored answers to some prompts; a response is correct if its accuracy reward is at least 1.
+
+        A prompt with a missing score takes no part in the accuracy (it is never a silent 0).
+        """
+        parts = [[r.reward_parts.get(accuracy_reward) for r in group] for group in groups]
+        known = [[v >= 1.0 for v in row if v is not None] for row in parts if None not in row]
+        if len(known) < len(parts):
+            log.warning("evaluation: %d of %d prompts have a missing score", len(parts) - len(known), len(parts))
         for name, metric in self.metrics.items():
-            if name == "accuracy" or name.startswith("pass@"):
-                metric.update(correct.to(str(metric.device)))  # type: ignore[operator]
+            if known and (name == "accuracy" or name.startswith("pass@")):
+                metric.update(torch.tensor(known).to(str(metric.device)))  # type: ignore[operator]
         flat = [r for group in groups for r in group]
         rewards = [r.reward for r in flat if r.reward is not None]
         self.metrics["reward"].update(torch.tensor(rewards, dtype=torch.float64))  # type: ignore[operator]

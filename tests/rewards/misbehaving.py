@@ -1,0 +1,139 @@
+"""Rewards that do what rewards and model text do to a trainer, bounded. Underscored: not registered."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from gspo_lightning.rewards import Reward, Sample, Score
+
+
+class _Obeys(Reward):
+    """Does what the completion says; anything else is worth its length."""
+
+    def score(self, completion: str) -> float | Score | None:
+        if completion == "hang":
+            while True:
+                pass
+        if completion == "sleep":
+            time.sleep(60)
+        if completion == "hog":
+            return float(len([bytearray(1 << 26) for _ in range(1000)]))
+        if completion == "huge":
+            return float(len("x" * (1 << 36)))
+        if completion == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if completion == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if completion == "fork":
+            if os.fork() == 0:
+                while True:
+                    pass
+            time.sleep(60)
+        if completion == "regex":
+            re.fullmatch(r"(a+)+b", "a" * 40)
+        if completion == "pid":
+            return float(os.getpid())
+        if completion == "none":
+            return None
+        return float(len(completion))
+
+
+class _Batch(Reward):
+    """The same, but all samples by one call."""
+
+    def score_batch(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        one = _Obeys()
+        return [one.score(sample.completion) for sample in samples]
+
+
+class _Async(Reward):
+    async def score(self, completion: str) -> float:
+        await asyncio.sleep(0.2)
+        return float(len(completion))
+
+
+class _Slow(Reward):
+    def score(self, completion: str) -> float:
+        time.sleep(0.002)
+        return float(len(completion))
+
+
+class _Prints(Reward):
+    def score(self, completion: str) -> float:
+        print("noise", "\x00" * 50)
+        sys.stdout.flush()
+        os.write(1, b"\x00\x00\x00\x00\x00\x00\x00\x10raw noise")
+        return float(len(sys.stdin.read()))
+
+
+class _Modules(Reward):
+    """1 if torch has been imported where it runs."""
+
+    def score(self, completion: str) -> float:
+        return float("torch" in sys.modules)
+
+
+class _Raises(Reward):
+    def score(self, completion: str) -> float:
+        if completion == "boom":
+            raise LookupError("no such key")
+        return 1.0
+
+
+class _Exits(Reward):
+    def score(self, completion: str) -> float:
+        sys.exit("on purpose")
+
+
+class _Returns(Reward):
+    """Returns what it was built with."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def score(self, completion: str) -> object:
+        return self.value
+
+
+class _TooShort(Reward):
+    def score_batch(self, samples: Sequence[Sample]) -> list[float]:
+        return [0.0] * (len(samples) - 1)
+
+
+class _InTrainer(Reward):
+    where = "trainer"
+
+    def score(self, completion: str) -> float:
+        return float(os.getpid())
+
+
+class _NeedsColumn(Reward):
+    def score(self, completion: str, difficulty: float) -> float:
+        return difficulty
+
+
+class _DiesAtStart(Reward):
+    def prepare(self) -> None:
+        os._exit(3)
+
+    def score(self, completion: str) -> float:
+        return 1.0
+
+
+def trl_style(prompts: list[str], completions: list[str], answer: list[str], **columns: list[object]) -> list[float]:
+    return [float(c == a) for c, a in zip(completions, answer, strict=True)]
+
+
+def one_value(completions: list[str]) -> float:
+    return 1.0
+
+
+async def trl_async(completions: list[str]) -> list[float | None]:
+    await asyncio.sleep(0)
+    return [None if not c else 1.0 for c in completions]
