@@ -71,13 +71,14 @@ class ColdStart:
         """Hash of everything that decides the weights, packages included."""
         import transformers
 
-        source = self.demonstrations
+        folder = Path(settings.name_or_path)
+        files = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in folder.glob("*")] if folder.is_dir() else []
         described = {
             "cold_start": {
                 f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "demonstrations"
             },
-            "demonstrations": [type(source).__module__, type(source).__qualname__, vars(source)],
-            "model": dataclasses.asdict(settings),
+            "demonstrations": self._pairs(),
+            "model": [dataclasses.asdict(settings), sorted(files)],
             "versions": [torch.__version__, transformers.__version__],
             "format": 1,
         }
@@ -122,13 +123,16 @@ class ColdStart:
         warm = min(1.0, (step + 1) / max(self.warmup_steps, 1))
         return warm * (1.0 - 0.9 * step / self.steps)
 
-    def _rows(self, policy: Policy) -> list[tuple[list[int], list[int]]]:
+    def _pairs(self) -> Sequence[tuple[str, str]]:
         try:
-            pairs = self.demonstrations.demonstrations()
+            return self.demonstrations.demonstrations()
         except NotImplementedError as error:
             raise UserError(
                 "model.cold_start.demonstrations", str(error), fix="use a prompt set that has them, such as ChainTask"
             ) from error
+
+    def _rows(self, policy: Policy) -> list[tuple[list[int], list[int]]]:
+        pairs = self._pairs()
         prompts = encode_prompts(
             [{"prompt": p} for p, _ in pairs], policy.tokenizer, max_prompt_tokens=1 << 30, field="model.cold_start"
         )

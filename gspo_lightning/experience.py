@@ -18,7 +18,7 @@ from gspo_lightning.rewards import RewardRunner, Sample
 from gspo_lightning.rollouts import Draws, RolloutSource
 from gspo_lightning.types import MiniBatch, Prompt, Rollout, SamplingParams
 
-__all__ = ["Experience", "assign_advantages", "collect", "deal", "measure_rollouts", "respond"]
+__all__ = ["Experience", "assign_advantages", "collect", "deal", "measure_rollouts", "record", "respond"]
 
 Groups = list[list[Rollout]]
 
@@ -183,4 +183,22 @@ def _example(rollout: Rollout) -> dict[str, Any]:
         "advantage": rollout.advantage,
         "tokens": len(rollout.token_ids),
         "finish": str(rollout.finish_reason),
+    }
+
+
+def record(rollout: Rollout) -> dict[str, Any]:
+    """A rollout as plain data: token ids, mask and log-probabilities included, so that it can be trained on again."""
+    return {
+        "id": f"{rollout.prompt.id}/{rollout.sample}",
+        "prompt": rollout.prompt.text,
+        "completion": rollout.text,
+        **dict(rollout.prompt.columns),
+        "prompt_ids": list(rollout.prompt.token_ids),
+        "completion_ids": rollout.token_ids.tolist(),
+        "response_mask": rollout.response_mask.tolist(),
+        "logprobs": None if rollout.logprobs is None else rollout.logprobs.tolist(),
+        "finish_reason": str(rollout.finish_reason),
+        "policy_version": rollout.policy_version,
+        "reward": rollout.reward,
+        "reward_parts": rollout.reward_parts,
     }

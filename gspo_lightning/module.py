@@ -24,6 +24,7 @@ from gspo_lightning.coldstart import ColdStart
 from gspo_lightning.data import PromptDataModule
 from gspo_lightning.distributed import all_sum, largest, rank_and_world
 from gspo_lightning.errors import UserError
+from gspo_lightning.experience import record
 from gspo_lightning.metrics.evaluation import EvaluationMetrics
 from gspo_lightning.metrics.sums import MetricSums, ratio_histogram
 from gspo_lightning.metrics.update import measure_mismatch, sequence_log_ratios, update_scalars
@@ -31,7 +32,7 @@ from gspo_lightning.objectives import GSPO, Objective
 from gspo_lightning.old_policy import CachedLogProbs, OldPolicy, ResidentSnapshot
 from gspo_lightning.packing import filler
 from gspo_lightning.policy import DType, ModelSettings, Policy, check_head, load_policy, load_tokenizer
-from gspo_lightning.types import MicroBatch, MiniBatch, Prompt, Rollout
+from gspo_lightning.types import MicroBatch, MiniBatch, Prompt
 
 __all__ = ["GSPOModule"]
 
@@ -89,6 +90,8 @@ class GSPOModule(LightningModule):
         self.cold_start = cold_start
         self.allow_unusual_clip, self.histogram_every = allow_unusual_clip, histogram_every
         self.evaluation_metrics = EvaluationMetrics()
+        self.weights_from_checkpoint = False
+        """Set where a checkpoint will be loaded: a cold start would only be overwritten."""
         self.last_update: dict[str, float] = {}
         self.last_evaluation: dict[str, float] = {}
         self.evaluations: list[tuple[int, dict[str, float]]] = []
@@ -116,7 +119,7 @@ class GSPOModule(LightningModule):
         if hasattr(self, "policy"):
             return
         settings = self.settings
-        if self.cold_start is not None and self.trainer.ckpt_path is None:
+        if self.cold_start is not None and not self.weights_from_checkpoint:
             settings = self.cold_start.ensure(settings, Path(self.trainer.default_root_dir))
         self.policy = load_policy(settings)
         self.policy.train()
@@ -290,9 +293,9 @@ class GSPOModule(LightningModule):
         """As in validation."""
         self.on_validation_epoch_end()
 
-    def predict_step(self, batch: list[Prompt], batch_idx: int) -> list[Rollout]:
-        """Scored responses to the prompts of a batch, one group after another."""
-        return [rollout for group in self.data.answer(batch) for rollout in group]
+    def predict_step(self, batch: list[Prompt], batch_idx: int) -> list[dict[str, Any]]:
+        """Scored responses to the prompts of a batch as plain data, one group after another."""
+        return [record(rollout) for group in self.data.answer(batch) for rollout in group]
 
     def forward(self, *_: Any, **__: Any) -> Any:
         """Not used: call ``module.policy``."""

@@ -190,7 +190,7 @@ def context_length(settings: ModelSettings) -> int | None:
         UserError: the config cannot be loaded.
     """
     if settings.name_or_path in TINY_MODELS:
-        return TINY_CONTEXT
+        return int(settings.config_overrides.get("max_position_embeddings", TINY_CONTEXT))
     limit = getattr(_load_config(settings).get_text_config(), "max_position_embeddings", None)
     return int(limit) if limit else None
 
@@ -239,7 +239,7 @@ def _load_pretrained(settings: ModelSettings) -> PreTrainedModel:
             dtype=settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype),
             **({"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}),
         )
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:  # Runtime: shapes do not fit
         raise _not_loadable(settings.name_or_path, error) from error
     return model
 

@@ -107,9 +107,12 @@ class TrainingCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Check everything that can be checked before Lightning creates loggers and folders."""
+        self.model.weights_from_checkpoint = bool(self.config_init[subcommand].get("ckpt_path"))
         try:
             self.datamodule.prepare(subcommand, self.model, self.trainer)
             super()._run_subcommand(subcommand)
+            if subcommand in ("validate", "test") and self.trainer.is_global_zero:
+                callbacks.show_evaluation(self.model.last_evaluation)
         finally:
             self.datamodule.teardown(subcommand)  # also when preparing failed: no worker outlives the command
 

@@ -1,4 +1,4 @@
-"""One forward behind every log-probability: right, whatever the padding, and the same bits with and without gradients."""
+"""One forward behind every log-probability: right whatever the padding, the same bits with and without gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy import ModelSettings, Policy, check_head, load_policy, load_tokenizer
+from gspo_lightning.policy import ModelSettings, Policy, check_head, context_length, load_policy, load_tokenizer
 from gspo_lightning.tiny import build_tiny_model
 from gspo_lightning.types import MicroBatch
 
@@ -201,8 +201,14 @@ def test_ends_are_the_union_of_tokenizer_and_generation_config(
     assert policy.eos_token_ids == expected
 
 
-def test_context_length_is_read_from_the_config(policy: Policy) -> None:
-    assert policy.context_length == 512
+@pytest.mark.parametrize("saved", [False, True])
+def test_context_length_is_read_from_the_config(saved: bool, policy: Policy, tmp_path: Path) -> None:
+    name = "tiny-qwen3"
+    if saved:
+        policy.model.config.save_pretrained(tmp_path)
+        name = str(tmp_path)
+    assert context_length(ModelSettings(name)) == 512
+    assert context_length(ModelSettings(name, config_overrides={"max_position_embeddings": 64})) == 64
 
 
 # loading and saving ---------------------------------------------------------------------------------------------------

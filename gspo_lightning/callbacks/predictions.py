@@ -13,9 +13,8 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 
 from gspo_lightning.callbacks.folder import run_folder
 from gspo_lightning.distributed import rank_and_world
-from gspo_lightning.types import Rollout
 
-__all__ = ["PredictionWriter", "record"]
+__all__ = ["PredictionWriter"]
 
 
 class PredictionWriter(BasePredictionWriter):
@@ -34,34 +33,16 @@ class PredictionWriter(BasePredictionWriter):
         """Write all responses of this rank."""
         rank = rank_and_world()[0]
         path = run_folder(trainer) / ("predictions.jsonl" if rank == 0 else f"predictions-rank{rank}.jsonl")
-        write_records(path, [rollout for batch in predictions for rollout in batch])
+        write_records(path, [row for batch in predictions for row in batch])
         if trainer.is_global_zero:
             print(f"predictions: {path}")
 
 
-def write_records(path: Path, rollouts: Sequence[Rollout]) -> None:
-    """One line a rollout, written beside the target and swapped in."""
+def write_records(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """One line a row, written beside the target and swapped in."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.unfinished")
     with open(unfinished, "w", encoding="utf-8") as file:
-        for rollout in rollouts:
-            file.write(json.dumps(record(rollout), ensure_ascii=False, default=str) + "\n")
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
     os.replace(unfinished, path)
-
-
-def record(rollout: Rollout) -> dict[str, Any]:
-    """A rollout as plain data: token ids, mask and log-probabilities included, so that it can be trained on again."""
-    return {
-        "id": f"{rollout.prompt.id}/{rollout.sample}",
-        "prompt": rollout.prompt.text,
-        "completion": rollout.text,
-        **dict(rollout.prompt.columns),
-        "prompt_ids": list(rollout.prompt.token_ids),
-        "completion_ids": rollout.token_ids.tolist(),
-        "response_mask": rollout.response_mask.tolist(),
-        "logprobs": None if rollout.logprobs is None else rollout.logprobs.tolist(),
-        "finish_reason": str(rollout.finish_reason),
-        "policy_version": rollout.policy_version,
-        "reward": rollout.reward,
-        "reward_parts": rollout.reward_parts,
-    }

@@ -7,6 +7,7 @@ import os
 import platform
 import resource
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from rich.table import Table
 
 from gspo_lightning.callbacks.folder import run_folder
 from gspo_lightning.commands.report import write_report
+from gspo_lightning.metrics.table import lookup
 
-__all__ = ["RunSummary", "versions"]
+__all__ = ["RunSummary", "show_evaluation", "versions"]
 
 PACKAGES = ("gspo_lightning", "torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "tensorboard")
 
@@ -160,6 +162,18 @@ def show(summary: dict[str, Any], folder: Path, picture: Path | None) -> None:
         if path is not None:
             console.print(f"{name + ':':<12}{_short(path)}", soft_wrap=True)
     console.print(f"{'curves:':<12}tensorboard --logdir {_short(folder.parent)}", soft_wrap=True)
+
+
+def show_evaluation(values: Mapping[str, float]) -> None:
+    """Print what an evaluation found; fractions as per cent."""
+    table = Table(title="held-out prompts", title_justify="left")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in values.items():
+        spec = lookup(name)
+        fraction = spec is not None and "fraction" in spec.unit
+        table.add_row(name, f"{100 * value:.2f}%" if fraction else f"{value:.4g}")
+    Console(highlight=False).print(table)
 
 
 def _percent(value: float | None) -> str:

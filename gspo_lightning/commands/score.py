@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="NAME[:JSON]",
-        help="a reward and its parameters, for example ExactMatch:'{\"marker\": null}'; several are added up",
+        help='a reward and its parameters, for example ExactMatch:\'{"marker": ""}\'; several are added up',
     )
     parser.add_argument("--input", type=Path, required=True, help='lines {"id", "prompt", "completion", "answer", ...}')
     parser.add_argument(

@@ -115,7 +115,10 @@ class Dispatcher:
         for worker in [w for w in self._workers if w.ready and w.task is None and self._worn(w)]:
             self._remove(worker)
         while len(self._workers) < self._limits.workers:
-            worker = WorkerProcess(self._setup)
+            try:
+                worker = WorkerProcess(self._setup)
+            except OSError as error:
+                raise InfrastructureError(f"a reward worker cannot be started: {error}") from error
             self._workers.append(worker)
             self._selector.register(worker.output, selectors.EVENT_READ, worker)
             self._push(worker)
@@ -166,7 +169,11 @@ class Dispatcher:
                 self._hear(worker)
 
     def _hear(self, worker: WorkerProcess) -> None:
-        messages = worker.receive()
+        try:
+            messages = worker.receive()
+        except ValueError as error:  # something in that process wrote into its pipe
+            self._lost(worker, self._remove(worker), f"the worker sent {error}")
+            return
         if messages is None:
             worker.wait_for_end()
             self._lost(worker, self._remove(worker))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeGuard
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.rewards.base import Reward, Sample, Score, check_batch, to_score
 
-__all__ = ["judge", "plugin_error"]
+__all__ = ["is_refusal", "judge", "plugin_error"]
 
 
 def judge(name: str, reward: Reward, samples: Sequence[Sample]) -> Iterator[Score]:
@@ -31,6 +32,11 @@ def judge(name: str, reward: Reward, samples: Sequence[Sample]) -> Iterator[Scor
     found = iter(check_batch(reward.score_batch(complete), name, complete) if complete else ())
     for reason in reasons:
         yield next(found) if reason is None else Score.missing(reason)
+
+
+def is_refusal(error: BaseException, name: str) -> TypeGuard[UserError]:
+    """Whether an error says that what a reward returned is no reward, and not something that the reward raised."""
+    return isinstance(error, UserError) and error.field == f"rewards.{name}"
 
 
 def plugin_error(name: str, sample_id: str, error: str, trace: str) -> UserError:

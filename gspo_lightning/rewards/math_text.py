@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 __all__ = ["Extracted", "after_thinking", "canonical", "extract", "plain_integer", "unequal_sides"]
 
-_BOX = re.compile(r"\\f?boxed\s*\{|\\boxed\s+(?=[^\s{])")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\boxed\s+(?=[^\s{])")
 _JOINING = re.compile(
     r"(?:[\s$,;:&{}()\[\]]|\\(?:quad|qquad|text|mathrm|,|;|!|\(|\)|\[|\]|\\)|\b(?:and|or|for|part)\b|"
     r"\b[a-z](?:_?\{?\d\}?)?\s*=|\([a-z]\))*"
@@ -97,7 +97,7 @@ def _boxed(text: str, max_characters: int) -> Extracted:
             break
         values.insert(0, before)
     contents = list(dict.fromkeys(content for _, _, content in values))
-    if any("boxed" in content for content in contents):
+    if any("\\boxed" in content or "\\fbox" in content for content in contents):
         return Extracted(reason="a box in a box")
     answer = ", ".join(contents)
     if len(answer) > max_characters:

@@ -35,13 +35,12 @@ class Setup:
     """The first frame to a worker.
 
     ``rewards`` is a pickle of ``{name: Reward}``; ``plugin_files`` maps the canonical names of plug-in modules outside
-    ``sys.path`` to their files; ``root`` is the working directory that plug-ins are named from; ``memory_mb`` bounds
-    the address space (MiB), ``deadline_s`` the CPU time of a sample (seconds); without its parent a worker ends.
+    ``sys.path`` to their files; ``memory_mb`` bounds the address space (MiB), ``deadline_s`` the CPU time of a sample
+    (seconds); without the process ``parent_pid`` a worker ends.
     """
 
     rewards: bytes
     sys_path: list[str]
-    root: str
     memory_mb: int
     deadline_s: float
     parent_pid: int

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from gspo_lightning.errors import GSPOError, InfrastructureError, UserError, did_you_mean
+from gspo_lightning.errors import InfrastructureError, UserError, did_you_mean
 from gspo_lightning.registry import import_plugins
 from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
 from gspo_lightning.rewards.dispatcher import Dispatcher
 from gspo_lightning.rewards.jobs import Job, Limits
-from gspo_lightning.rewards.judge import judge, plugin_error
+from gspo_lightning.rewards.judge import is_refusal, judge, plugin_error
 from gspo_lightning.rewards.protocol import Setup
 from gspo_lightning.rewards.settings import check_settings, default_workers, fill_weights, pickle_rewards
 from gspo_lightning.rewards.signature import BUILT_IN
@@ -60,6 +60,11 @@ class Pending:
     def done(self) -> bool:
         """Whether :meth:`result` would return at once, apart from rewards that run in the trainer."""
         return self._job.finished.is_set()
+
+    @property
+    def lost(self) -> list[SampleScore]:
+        """The scores of samples that are missing because workers were lost, not because a reward said so."""
+        return [self.result()[i] for i in sorted(self._job.lost)]
 
     def result(self) -> list[SampleScore]:
         """One score per sample, in order. Rewards that run in the trainer are computed here, in the calling thread.
@@ -193,7 +198,8 @@ class RewardRunner:
                     )
         texts = ["", "The answer is 42.", str(record.get("answer", "#42"))]
         samples = [Sample(f"canned/{i}", prompt, text, tuple(range(len(text))), record) for i, text in enumerate(texts)]
-        for text, score in zip(texts, self.score(samples), strict=True):
+        pending = self.submit(samples)
+        for text, score in zip(texts, pending.result(), strict=True):
             for name, part in score.parts.items():
                 if part.status is ScoreStatus.TIMEOUT:
                     raise UserError(
@@ -201,6 +207,9 @@ class RewardRunner:
                         f"needs more than {self._limits.deadline_s:g} s for the canned completion {text!r}",
                         fix="make it faster, or raise the deadline",
                     )
+        if lost := pending.lost:
+            part = next(p for p in lost[0].parts.values() if p.status is ScoreStatus.MISSING)
+            raise InfrastructureError(f"a canned completion could not be scored: {part.detail}")
 
     # inside ------------------------------------------------------------------------------------------------------
 
@@ -226,9 +235,9 @@ class RewardRunner:
                 reward.prepare()
                 self._prepared.add(name)
             found.extend(judge(name, reward, samples))
-        except GSPOError:
-            raise
         except Exception as error:
+            if is_refusal(error, name):
+                raise
             at = samples[min(len(found), len(samples) - 1)].id if samples else "-"
             raise plugin_error(name, at, f"{type(error).__name__}: {error}", "") from error
         return found
@@ -253,7 +262,6 @@ class RewardRunner:
         return Setup(
             rewards=self._pickled,
             sys_path=list(sys.path),
-            root=os.getcwd(),
             memory_mb=self._limits.memory_mb,
             deadline_s=self._limits.deadline_s,
             parent_pid=os.getpid(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import io
 import math
 import os
@@ -18,13 +19,10 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.registry import import_plugins
 from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
-from gspo_lightning.rewards.judge import judge
+from gspo_lightning.rewards.judge import is_refusal, judge
 from gspo_lightning.rewards.protocol import LENGTH_BYTES, Setup, body_length, json_frame
 
 __all__ = ["main"]
@@ -32,6 +30,7 @@ __all__ = ["main"]
 _PR_SET_PDEATHSIG = 1
 _MEBIBYTE = 1 << 20
 _DETAIL_CHARACTERS = 500
+_TRACE_CHARACTERS = 20_000
 
 
 def main() -> int:
@@ -44,7 +43,7 @@ def main() -> int:
     try:
         rewards = _start(setup)
     except BaseException as error:
-        _say(replies, t="broken", error=_one_line(error), trace=traceback.format_exc())
+        _say(replies, t="broken", error=_one_line(error), trace=_trace())
         return 1
     _say(replies, t="ready", cpu=time.process_time())
     while (task := _read(requests)) is not None:
@@ -93,7 +92,11 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str) -> Any:
         file = self._setup.plugin_files.get(module_name)
         if file is not None and module_name not in sys.modules:
-            import_plugins([file], root=Path(self._setup.root))
+            spec = importlib.util.spec_from_file_location(module_name, file)
+            assert spec is not None
+            assert spec.loader is not None
+            sys.modules[module_name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[module_name])
         return super().find_class(module_name, global_name)
 
 
@@ -119,11 +122,11 @@ def _serve(replies: int, name: str, reward: Reward, samples: Sequence[Sample], d
                     return all(_serve(replies, name, reward, [sample], deadline_s) for sample in samples)
                 _send(replies, Score.model_error("memory"))
                 done += 1
-    except UserError as error:
-        _say(replies, t="refused", field=error.field, problem=error.problem, fix=error.fix)
-        return False
     except BaseException as error:  # SystemExit of a plug-in as well: the runner decides what it means
-        _say(replies, t="raised", id=samples[done].id, error=_one_line(error), trace=traceback.format_exc())
+        if is_refusal(error, name):
+            _say(replies, t="refused", field=error.field, problem=error.problem, fix=error.fix)
+        else:
+            _say(replies, t="raised", id=samples[done].id, error=_one_line(error), trace=_trace())
         return False
     return True
 
@@ -170,6 +173,11 @@ def _read_exactly(requests: int, count: int) -> bytes | None:
 def _address_space_mb() -> int:
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[0]) * resource.getpagesize() // _MEBIBYTE
+
+
+def _trace() -> str:
+    """The traceback of the exception being handled; messages may hold whole completions, so it is cut in front."""
+    return traceback.format_exc()[-_TRACE_CHARACTERS:]
 
 
 def _one_line(error: BaseException) -> str:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from gspo_lightning.errors import UserError
 from gspo_lightning.rewards import Reward, Sample, Score
 
 
@@ -23,7 +24,7 @@ class _Obeys(Reward):
         if completion == "sleep":
             time.sleep(60)
         if completion == "hog":
-            return float(len([bytearray(1 << 26) for _ in range(1000)]))
+            return float(len([bytes(1 << 26) for _ in range(1000)]))  # calloc: costs address space, not time
         if completion == "huge":
             return float(len("x" * (1 << 36)))
         if completion == "segfault":
@@ -39,6 +40,10 @@ class _Obeys(Reward):
             re.fullmatch(r"(a+)+b", "a" * 40)
         if completion == "pid":
             return float(os.getpid())
+        if completion == "burn":
+            end = time.process_time() + 0.3
+            while time.process_time() < end:
+                pass
         if completion == "none":
             return None
         return float(len(completion))
@@ -89,6 +94,18 @@ class _Raises(Reward):
 class _Exits(Reward):
     def score(self, completion: str) -> float:
         sys.exit("on purpose")
+
+
+class _Kills(Reward):
+    def score(self, completion: str) -> float:
+        os._exit(4)
+
+
+class _Refuses(Reward):
+    """Raises an error of this package, with a message of megabytes."""
+
+    def score(self, completion: str) -> float:
+        raise UserError("field", "x" * 3_000_000)
 
 
 class _Returns(Reward):

@@ -77,7 +77,7 @@ def test_a_wrong_signature_is_refused_when_the_class_is_defined() -> None:
             def score(self, *texts: str) -> float:
                 return 0.0
 
-    with pytest.raises(UserError, match="_Nothing.score: takes no arguments"):
+    with pytest.raises(UserError, match=r"_Nothing\.score: takes no arguments"):
 
         class _Nothing(Reward):
             def score(self) -> float:
@@ -88,7 +88,7 @@ def test_a_wrong_signature_is_refused_when_the_class_is_defined() -> None:
         class _NoMethod(Reward):
             score = 1.0
 
-    with pytest.raises(UserError, match="_Elsewhere.where: is 'gpu'"):
+    with pytest.raises(UserError, match=r"_Elsewhere\.where: is 'gpu'"):
 
         class _Elsewhere(Reward):
             where = "gpu"  # type: ignore[assignment]
@@ -110,7 +110,9 @@ def test_numbers_of_all_kinds_are_rewards(value: object) -> None:
     assert to_score(value, "R", "1").reward == float(value)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("value", ["1", b"1", [1.0], {}, 1j, object(), float("nan"), float("-inf"), Score(float("inf"))])
+@pytest.mark.parametrize(
+    "value", ["1", b"1", [1.0], {}, 1j, object(), float("nan"), float("-inf"), Score(float("inf"))]
+)
 def test_what_is_no_finite_number_is_refused_with_reward_and_sample(value: object) -> None:
     with pytest.raises(UserError, match=r"rewards\.correct: sample 7: returned"):
         to_score(value, "correct", "7")

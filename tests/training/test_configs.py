@@ -36,9 +36,7 @@ def real_model(tmp_path: Path) -> Path:
 
 
 def resolved(config: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(["fit", *config, "--print_config", "--traceback"])
-    assert stop.value.code in (0, None)
+    assert main(["fit", *config, "--print_config"]) == 0
     return capsys.readouterr().out
 
 

@@ -64,7 +64,7 @@ def test_event_file_holds_every_metric_of_the_table_at_every_update(quickstart: 
     for spec in table.METRICS:
         if spec.tag == "val/pass@<k>":  # only with several samples: tests/training/test_evaluation.py
             continue
-        name = spec.tag.replace("<name>", "correct")
+        name = spec.tag.replace("objective/<name>", "objective/kl_behaviour_old_k1").replace("<name>", "correct")
         assert name in written, f"{spec.tag} is in the table but was not written"
         if spec.kind == "scalar" and not name.startswith("val/"):
             assert [e.step for e in reader.Scalars(name)] == list(range(1, 81)), name
@@ -82,7 +82,7 @@ def test_first_update_of_an_iteration_is_exactly_on_policy(quickstart: Path) -> 
         first = [value for step, value in scalars[tag] if step % 4 == 1]
         assert first == [0.0] * 20, tag
     assert all(value == 1.0 for step, value in scalars["ratio/mean"] if step % 4 == 1)
-    assert all(value > 0 for step, value in scalars["optim/gradient_norm"])
+    assert scalars["optim/gradient_norm"][0][1] > 0  # and still the first update moves the weights
 
 
 def test_validate_reproduces_the_final_accuracy(quickstart: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +91,7 @@ def test_validate_reproduces_the_final_accuracy(quickstart: Path, capsys: pytest
     argv = ["validate", f"--config={runs.QUICKSTART}", f"--trainer.default_root_dir={root}", f"--ckpt_path={last}"]
     assert main(argv) == 0
     shown = capsys.readouterr().out
-    assert f"{runs.summary(quickstart)['accuracy_after']:.4f}"[:6] in shown.replace("0000", "")
+    assert f"{100 * runs.summary(quickstart)['accuracy_after']:.2f}%" in shown
 
 
 def test_exported_model_answers_the_same(quickstart: Path, tmp_path: Path) -> None:

@@ -1,0 +1,181 @@
+"""``gspo score``: statuses per line, order, streaming, and what is said about bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_lightning import cli
+from gspo_lightning.commands.score import build_reward, main
+from gspo_lightning.errors import UserError
+from gspo_lightning.rewards import ExactMatch, FunctionReward
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    return tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+
+
+def write(path: Path, *records: dict[str, Any]) -> None:
+    path.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+
+
+def run(files: tuple[Path, Path], *options: str) -> list[dict[str, Any]]:
+    assert main(["--input", str(files[0]), "--output", str(files[1]), "--workers", "1", *options]) == 0
+    return [json.loads(line) for line in files[1].read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_verdict_per_line_in_the_same_order(files: tuple[Path, Path]) -> None:
+    records = [
+        {"id": 1, "prompt": "6*7", "completion": "\\boxed{42}", "answer": "42"},
+        {"id": "two", "prompt": "6*7", "completion": "\\boxed{41}", "answer": "42"},
+        {"id": "empty", "prompt": "6*7", "completion": "", "answer": "42"},
+        {"id": "null bytes", "prompt": "\x00", "completion": "\x00\\boxed{42}\x00", "answer": "42"},
+        {"id": "megabyte", "prompt": "", "completion": "x" * 1_000_000 + "\\boxed{42}", "answer": "42"},
+        {"id": "no answer", "prompt": "", "completion": "\\boxed{42}"},
+        {"id": "null answer", "prompt": "", "completion": "\\boxed{42}", "answer": None},
+        {"id": "number", "prompt": "", "completion": "\\boxed{42}", "answer": 42},
+        {"prompt": "", "completion": "\ud800", "answer": "42"},
+    ]
+    write(files[0], *records)
+    found = run(files, "--reward", "MathVerifier")
+    assert [line["id"] for line in found] == [r.get("id", 9) for r in records]
+    assert [line["reward"] for line in found] == [1.0, 0.0, 0.0, 1.0, 1.0, None, None, 1.0, 0.0]
+    assert [line["status"] for line in found] == ["ok"] * 5 + ["missing"] * 2 + ["ok"] * 2
+    assert found[5]["detail"] == "the record has no column 'answer'"
+    assert all(set(line) == {"id", "reward", "status", "detail"} for line in found)
+
+
+def test_a_hanging_answer_is_a_timeout_on_its_own_line(files: tuple[Path, Path]) -> None:
+    write(files[0], *({"id": i, "completion": "a" * (40 if i == 5 else 1) + "!"} for i in range(10)))
+    found = run(files, "--reward", 'FormatReward:{"pattern": "(a+)+b", "full_match": false}', "--deadline", "0.3")
+    assert [line["status"] for line in found] == ["ok"] * 5 + ["timeout"] + ["ok"] * 4
+    assert [line["reward"] for line in found] == [0.0] * 10
+
+
+def test_more_lines_than_a_batch_and_blank_ones(files: tuple[Path, Path]) -> None:
+    lines = [json.dumps({"id": i, "completion": f"#{i % 3}", "answer": "1"}) for i in range(1500)]
+    files[0].write_text("\n\n".join(lines), encoding="utf-8")
+    found = run(files, "--reward", "ExactMatch")
+    assert [line["reward"] for line in found] == [float(i % 3 == 1) for i in range(1500)]
+
+
+def test_several_rewards_are_added_up(files: tuple[Path, Path]) -> None:
+    write(files[0], {"id": 1, "completion": "#42", "answer": "42"})
+    exact = 'ExactMatch:{"marker": ""}'
+    found = run(files, "--reward", "ExactMatch", "--reward", exact, "--reward", 'FormatReward:{"pattern": "#.*"}')
+    assert found[0]["reward"] == 2.0
+    assert found[0]["parts"] == {"ExactMatch": 1.0, "ExactMatch_2": 0.0, "FormatReward": 1.0}
+
+
+def test_plug_ins(files: tuple[Path, Path], tmp_path: Path) -> None:
+    plugin = tmp_path / "polite_reward.py"
+    plugin.write_text(
+        "from gspo_lightning.rewards import Reward\n\n\nclass PoliteForScoreTest(Reward):\n"
+        "    def score(self, completion: str, answer: str, bonus: float = 0.0) -> float:\n"
+        "        return ('please' in completion) + bonus\n"
+    )
+    write(
+        files[0],
+        {"id": 1, "completion": "please", "answer": "", "bonus": 0.5},
+        {"id": 2, "completion": "now", "answer": ""},
+    )
+    found = run(files, "--reward", "PoliteForScoreTest", "--plugins", str(plugin))
+    assert [line["reward"] for line in found] == [1.5, 0.0]
+
+
+def test_the_shipped_example(files: tuple[Path, Path]) -> None:
+    write(files[0], {"id": 1, "completion": "x" * 25})
+    plugin = Path(__file__).parents[2] / "plugins" / "brevity.py"
+    found = run(files, "--reward", 'Brevity:{"max_characters": 100}', "--plugins", str(plugin))
+    assert found[0]["reward"] == 0.75
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"completion": ', r"in.jsonl:2: is not JSON"),
+        ("[1]", r"in.jsonl:2: is a JSON list"),
+        ('{"id": 7}', r"in.jsonl:2: has no 'completion'; it has id"),
+        ('{"completion": null}', r"in.jsonl:2: 'completion' is a NoneType"),
+        ('{"completion": "", "prompt": ["a"]}', r"in.jsonl:2: 'prompt' is a list"),
+        ("\udcff", r"in.jsonl:2: is not JSON"),
+        ("[" * 100_000, r"in.jsonl:2: is not JSON"),
+    ],
+)
+def test_a_malformed_line_is_named_and_nothing_is_written_over(
+    files: tuple[Path, Path], line: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files[0].write_bytes(b'{"completion": "#1", "answer": "1"}\n' + line.encode("utf-8", "surrogateescape") + b"\n")
+    files[1].write_text("what was there")
+    arguments = ["score", "--reward", "ExactMatch", "--input", str(files[0]), "--output", str(files[1])]
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    with pytest.raises(UserError, match=message):
+        main(arguments[1:])
+    assert "Traceback" not in error
+    assert files[1].read_text() == "what was there"
+    assert sorted(os.listdir(files[0].parent)) == ["in.jsonl", "out.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("specification", "message"),
+    [
+        ("MathVerifer", "did you mean MathVerifier"),
+        ("no.such.Reward", "no.such"),
+        ("ExactMatch:{", "is not JSON"),
+        ("ExactMatch:[1]", "is not a JSON object"),
+        ('ExactMatch:{"markr": "#"}', "'markr' is no parameter; did you mean marker"),
+        ('ExactMatch:{"exactly_one": "perhaps"}', "exactly_one"),
+        ("FormatReward", "the parameter 'pattern' is missing"),
+        ('FormatReward:{"pattern": "("}', "no regular expression"),
+        ('FunctionReward:{"function": "no_such_module.f"}', "there is no module 'no_such_module'"),
+    ],
+)
+def test_a_wrong_reward_is_refused(specification: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build_reward(specification)
+
+
+def test_rewards_are_built_from_short_names_and_dotted_paths() -> None:
+    assert isinstance(build_reward("ExactMatch"), ExactMatch)
+    dotted = build_reward('gspo_lightning.rewards.exact.ExactMatch:{"marker": "=:="}')
+    assert isinstance(dotted, ExactMatch)
+    assert dotted.marker == "=:="
+    assert isinstance(build_reward('FunctionReward:{"function": "json.dumps", "where": "trainer"}'), FunctionReward)
+
+
+def test_missing_files_are_named(files: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--input.*does not exist"):
+        run(files, "--reward", "ExactMatch")
+    write(files[0])
+    with pytest.raises(UserError, match="--output"):
+        run((files[0], tmp_path / "no" / "folder.jsonl"), "--reward", "ExactMatch")
+    assert run(files, "--reward", "ExactMatch") == []
+
+
+def test_the_console_command_scores_without_torch(files: tuple[Path, Path], tmp_path: Path) -> None:
+    plugin = tmp_path / "sees_torch.py"
+    plugin.write_text(
+        "import sys\nfrom gspo_lightning.rewards import Reward\n\n\nclass SeesTorchForScoreTest(Reward):\n"
+        "    def score(self, completion: str) -> float:\n        return float('torch' in sys.modules)\n"
+    )
+    write(files[0], {"id": 1, "completion": ""})
+    script = Path(sys.executable).with_name("gspo")
+    command = [str(script)] if script.exists() else [sys.executable, "-m", "gspo_lightning"]
+    arguments = ["--reward", "SeesTorchForScoreTest", "--plugins", str(plugin), "--workers", "1"]
+    found = subprocess.run(
+        [*command, "score", *arguments, "--input", str(files[0]), "--output", str(files[1])],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert found.returncode == 0, found.stderr
+    assert "mean reward 0.0000; 1 ok" in found.stdout
+    assert json.loads(files[1].read_text())["reward"] == 0.0

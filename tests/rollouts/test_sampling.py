@@ -1,0 +1,102 @@
+"""One draw per (prompt, sample, position) turned into a token by the policy's own distribution."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gspo_lightning.randomness import Purpose, stream, uniforms
+from gspo_lightning.rollouts import Draws, sample_tokens
+from gspo_lightning.types import SamplingParams
+
+EVEN = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
+"""A stratified set of draws: counts are the probabilities, rounded."""
+
+
+def distribution(probabilities: list[float], sampling: SamplingParams) -> Tensor:
+    logits = torch.tensor(probabilities).log().expand(len(EVEN), -1)
+    tokens, _ = sample_tokens(logits, EVEN, sampling)
+    return torch.bincount(tokens, minlength=len(probabilities)).double() / len(EVEN)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (SamplingParams(1), [0.1, 0.4, 0.3, 0.2]),
+        (SamplingParams(1, temperature=0.5), [0.01 / 0.3, 0.16 / 0.3, 0.09 / 0.3, 0.04 / 0.3]),
+        (SamplingParams(1, top_k=1), [0, 1, 0, 0]),
+        (SamplingParams(1, top_k=2), [0, 4 / 7, 3 / 7, 0]),
+        (SamplingParams(1, top_k=99), [0.1, 0.4, 0.3, 0.2]),
+        (SamplingParams(1, top_p=0.3), [0, 1, 0, 0]),  # the smallest set that reaches top_p
+        (SamplingParams(1, top_p=0.5), [0, 4 / 7, 3 / 7, 0]),
+        (SamplingParams(1, top_p=0.89), [0, 4 / 9, 3 / 9, 2 / 9]),
+        (SamplingParams(1, top_p=0.95), [0.1, 0.4, 0.3, 0.2]),
+        (SamplingParams(1, top_k=3, top_p=0.5), [0, 4 / 7, 3 / 7, 0]),  # top_p of what top_k left: 4/9, 7/9, 1
+        (SamplingParams(1, temperature=0.5, top_p=0.5), [0, 1, 0, 0]),  # temperature first, as in vLLM and transformers
+    ],
+)
+def test_tokens_follow_the_distribution(sampling: SamplingParams, expected: list[float]) -> None:
+    found = distribution([0.1, 0.4, 0.3, 0.2], sampling)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=2e-4)
+
+
+def test_greedy_takes_the_largest_and_ignores_the_draw() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0], [5.0, 1.0, 4.0]])
+    for uniform in (torch.zeros(2), torch.full((2,), 0.999)):
+        tokens, logprobs = sample_tokens(logits, uniform.double(), SamplingParams(1, temperature=0.0))
+        assert tokens.tolist() == [1, 0]
+        torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1).max(-1).values)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(1, temperature=0.7), SamplingParams(1, 0.7, top_p=0.5, top_k=2)])
+def test_logprobs_are_the_policys_at_the_temperature_even_when_truncated(sampling: SamplingParams) -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, 0.5]]).expand(50, -1)
+    tokens, logprobs = sample_tokens(logits, EVEN[::200], sampling)
+    expected = torch.log_softmax(logits.double() / 0.7, -1).gather(-1, tokens[:, None])[:, 0]
+    assert logprobs.dtype == torch.float32
+    torch.testing.assert_close(logprobs.double(), expected, rtol=0, atol=1e-6)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.floats(-60, 60), min_size=1, max_size=40),
+    st.floats(0, 1, exclude_max=True),
+    st.sampled_from([0, 1, 3]),
+    st.sampled_from([1.0, 0.4]),
+)
+def test_a_forbidden_token_is_never_drawn(values: list[float], uniform: float, top_k: int, top_p: float) -> None:
+    logits = torch.full((1, 2 * len(values)), -torch.inf)
+    logits[0, ::2] = torch.tensor(values)
+    draws = torch.tensor([uniform, 0.0, 1 - 2.0**-53], dtype=torch.float64)
+    tokens, logprobs = sample_tokens(logits.expand(3, -1), draws, SamplingParams(1, top_k=top_k, top_p=top_p))
+    assert (tokens % 2 == 0).all()
+    assert torch.isfinite(logprobs).all()
+
+
+def test_rare_tokens_of_a_large_vocabulary_keep_their_probability() -> None:
+    """A float32 running sum over 150,000 tokens would lose or double tokens of this weight."""
+    size = 150_000
+    uniform = torch.tensor([0.25, 0.5, 0.75, 0.999999], dtype=torch.float64)
+    tokens, _ = sample_tokens(torch.zeros(1, size).expand(4, -1), uniform, SamplingParams(1))
+    assert (tokens.double() / size - uniform).abs().max() < 2e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_logits_are_upcast(dtype: torch.dtype) -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0]]).to(dtype)
+    _, logprobs = sample_tokens(logits, torch.zeros(1, dtype=torch.float64), SamplingParams(1))
+    assert logprobs.item() == pytest.approx(torch.log_softmax(torch.tensor([1.0, 3.0, 2.0]), -1)[0].item(), abs=1e-6)
+
+
+def test_draws_are_the_hash_of_prompt_sample_and_position() -> None:
+    draws = Draws.of(7, Purpose.TRAIN_SAMPLING, 3)
+    prompts, samples = torch.tensor([4, 9, 4]), torch.tensor([0, 0, 1])
+    expected = uniforms(stream(7, Purpose.TRAIN_SAMPLING, 3), prompts, samples, 5)
+    assert torch.equal(draws.uniform(prompts, samples, 5), expected)
+    assert len(set(expected.tolist())) == 3
+    others = [Draws.of(8, Purpose.TRAIN_SAMPLING, 3), Draws.of(7, Purpose.EVAL_SAMPLING, 3)]
+    others.append(Draws.of(7, Purpose.TRAIN_SAMPLING, 4))
+    assert all(not torch.equal(other.uniform(prompts, samples, 5), expected) for other in others)

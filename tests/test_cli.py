@@ -1,0 +1,105 @@
+"""The command line around training: help, versions, list, export, and where errors go."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gspo_lightning import __version__, registry
+from gspo_lightning.cli import COMMANDS, TRAINING, main
+
+
+def test_usage_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name in {**TRAINING, **COMMANDS}:
+        assert f"  {name} " in shown
+
+
+def test_no_arguments_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "usage: gspo COMMAND" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert __version__ in capsys.readouterr().out
+
+
+def test_module_and_console_script_are_one(tmp_path: Path) -> None:
+    script = Path(sys.executable).with_name("gspo")
+    for command in ([sys.executable, "-m", "gspo_lightning"], [str(script)]):
+        done = subprocess.run([*command, "fitt"], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+        assert done.returncode == 2
+        assert "did you mean fit" in done.stderr
+
+
+@pytest.mark.parametrize("kind", registry.KINDS)
+def test_list_shows_every_component_with_its_parameters(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", kind]) == 0
+    shown = capsys.readouterr().out
+    known = registry.components(kind)
+    assert known
+    for name, cls in known.items():
+        assert name in shown
+        assert cls.__doc__, f"{name} has no description"
+
+
+def test_list_refuses_an_unknown_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "reward"]) == 2
+    assert "did you mean rewards" in capsys.readouterr().err
+
+
+def test_list_sees_plugins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plugin = tmp_path / "polite.py"
+    plugin.write_text(
+        "from gspo_lightning.rewards import Reward\n"
+        "class Polite(Reward):\n"
+        "    'Pays for please.'\n"
+        "    def score(self, completion: str) -> float:\n"
+        "        return float('please' in completion)\n"
+    )
+    assert main(["list", "rewards", "--plugins", str(plugin)]) == 0
+    assert "Pays for please." in capsys.readouterr().out
+
+
+def test_help_describes_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "responses per prompt" in shown
+    assert "--data.group_size" in shown
+
+
+def test_package_import_is_light() -> None:
+    code = (
+        "import sys, gspo_lightning, gspo_lightning.cli; sys.exit('torch' in sys.modules or 'lightning' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [
+        (["export", "nowhere.ckpt", "out"], "does not exist"),
+        (["export", __file__, "out"], "cannot be read"),
+        (["report", "nowhere"], "nowhere"),
+    ],
+)
+def test_commands_name_the_mistake(
+    argv: list[str], word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert word in error
+    assert "Traceback" not in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_export_keeps_an_existing_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out").mkdir()
+    assert main(["export", "any.ckpt", str(tmp_path / "out")]) == 2
+    assert "--overwrite" in capsys.readouterr().err

@@ -1,0 +1,89 @@
+"""Every command and every piece of code in the README is executed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gspo_lightning.cli import main
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands(program: str) -> list[str]:
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    return [line for line in lines if line.startswith(program + " ")]
+
+
+@pytest.mark.slow
+def test_every_gspo_command_works_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("configs", "plugins", "examples"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    monkeypatch.chdir(tmp_path)
+    ran = commands("gspo")
+    assert len(ran) > 10
+    for line in ran:
+        arguments = shlex.split(line)[1:]
+        if "--trainer.devices" in arguments:  # Lightning starts the second rank from the command line of the first
+            subprocess.run([sys.executable, "-m", "gspo_lightning", *arguments], check=True, timeout=300)
+        else:
+            assert main(arguments) == 0, line
+    run = tmp_path / "runs" / "quickstart" / "version_0"
+    assert (run / "report.png").is_file()
+    assert (run / "report.md").is_file()
+    assert (tmp_path / "exported" / "config.json").is_file()
+    assert (tmp_path / "scores.jsonl").read_text().count('"reward"') == 3
+
+
+@pytest.mark.parametrize("line", [*commands("make"), "make check"])
+def test_make_targets_exist_and_install_first(line: str) -> None:
+    shown = subprocess.run(
+        [*shlex.split(line), "-n", "VENV=/nonexistent/venv"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    install = shown.index("pip install")
+    assert "constraints.txt" in shown[install:]
+    work = {"make quickstart": "gspo fit", "make test": "pytest", "make check": "mypy"}[line.split(" SEED")[0]]
+    assert install < shown.index("/nonexistent/venv/bin/" + ("python -m " if work == "pytest" else "") + work)
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    assert "make test" in commands("make")
+    assert "\nmake test\n" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_plugin_example_is_the_file_that_ships() -> None:
+    assert blocks("python") == [(ROOT / "plugins" / "brevity.py").read_text()]
+
+
+@pytest.mark.parametrize("block", blocks("yaml"))
+def test_yaml_examples_parse_as_configs(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    (tmp_path / "example.yaml").write_text(block)
+    base = [] if "train" in yaml.safe_load(block)["data"] else ["--config=configs/quickstart.yaml"]
+    assert main(["fit", *base, f"--config={tmp_path / 'example.yaml'}", "--print_config"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert set(printed["data"]["rewards"]) == set(yaml.safe_load(block)["data"]["rewards"])
+
+
+def test_links_point_at_files() -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_shipped_configs_are_mentioned() -> None:
+    docs = README + (ROOT / "CONTRIBUTING.md").read_text()
+    for file in (ROOT / "configs").glob("*.yaml"):
+        assert file.name in docs, f"{file.name} is not mentioned in the README"
