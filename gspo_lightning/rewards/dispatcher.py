@@ -112,9 +112,14 @@ class Dispatcher:
         self._running = [job for job in self._running if not job.finished.is_set()]
 
     def _fill_up(self) -> None:
-        for worker in [w for w in self._workers if w.ready and w.task is None and self._worn(w)]:
-            self._remove(worker)
-        while len(self._workers) < self._limits.workers:
+        """Keep the number of workers; a worn one serves until its successor has started, a grown one does not."""
+        worn = [w for w in self._workers if w.ready and self._worn(w)]
+        for worker in worn:
+            spare = sum(w.ready for w in self._workers) > self._limits.workers
+            if worker.task is None and (spare or self._grown(worker)):
+                self._remove(worker)
+        successor = int(any(w in self._workers for w in worn))
+        while len(self._workers) < self._limits.workers + successor:
             try:
                 worker = WorkerProcess(self._setup)
             except OSError as error:
@@ -127,7 +132,10 @@ class Dispatcher:
         """Replace a worker when nothing waits for it, but at once if it has grown or served ten times its due."""
         due = worker.judged >= self._limits.recycle_after
         overdue = worker.judged >= 10 * self._limits.recycle_after
-        return (due and not self._queue) or overdue or worker.address_space_mb > self._limits.memory_mb / 2
+        return (due and not self._queue) or overdue or self._grown(worker)
+
+    def _grown(self, worker: WorkerProcess) -> bool:
+        return worker.address_space_mb > self._limits.memory_mb / 2
 
     def _deal(self) -> None:
         for worker in self._workers:

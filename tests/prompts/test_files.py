@@ -176,7 +176,7 @@ def test_a_data_set_gives_the_records_of_its_split(data_set: str) -> None:
 def test_what_is_wrong_with_a_data_set_is_one_message(data_set: str) -> None:
     with pytest.raises(UserError, match="record 1 has no column 'prompt'; it has answer, question"):
         HubPrompts(data_set).records()
-    with pytest.raises(UserError, match="cannot be loaded as a data set: .*validation"):
+    with pytest.raises(UserError, match=r"cannot be loaded as a data set: .*validation"):
         HubPrompts(data_set, split="validation").records()
     with pytest.raises(UserError, match="is no file here, and cannot be loaded as a data set") as caught:
         HubPrompts("nobody/no-such-data").records()  # no network in the tests

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from typing import ClassVar
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.rewards import Reward, Sample, Score
@@ -106,6 +107,14 @@ class _Refuses(Reward):
 
     def score(self, completion: str) -> float:
         raise UserError("field", "x" * 3_000_000)
+
+
+class _Leaks(Reward):
+    kept: ClassVar[list[bytes]] = []
+
+    def score(self, completion: str) -> float:
+        self.kept.append(bytes(1 << 25))
+        return 1.0
 
 
 class _Returns(Reward):

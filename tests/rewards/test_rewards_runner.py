@@ -221,10 +221,19 @@ def test_workers_that_cannot_start_are_an_error_not_a_hang() -> None:
 def test_workers_are_recycled_when_nothing_waits() -> None:
     with RewardRunner({"r": bad._Obeys()}, num_workers=1, recycle_after=5) as runner:
         first = rewards_of(runner.score(samples(*["pid"] * 6)))
-        time.sleep(0.2)
+        latest = time.monotonic() + 20
+        while int(first[0] or 0) in runner.worker_pids() and time.monotonic() < latest:
+            time.sleep(0.01)
         second = rewards_of(runner.score(samples(*["pid"] * 6)))
+        assert len(runner.worker_pids()) <= 2  # it and, once more, a successor
     assert len(set(first)) == 1
+    assert len(set(second)) == 1
     assert set(first) != set(second)
+
+
+def test_a_worker_that_leaks_is_replaced_before_its_memory_is_gone() -> None:
+    with RewardRunner({"r": bad._Leaks()}, num_workers=1, memory_mb=400) as runner:
+        assert rewards_of(runner.score(samples(*["a"] * 100))) == [1.0] * 100  # 32 MiB each: 3 GiB in all
 
 
 def test_nothing_is_left_after_close() -> None:
