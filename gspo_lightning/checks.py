@@ -105,12 +105,6 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
         raise UserError(
             "model.objective", reason, fix="correct the range, or say model.allow_unusual_clip: true if you mean it"
         )
-    if getattr(module.objective, "kl_coef", 0.0) > 0:
-        raise UserError(
-            "model.objective.kl_coef",
-            "is above 0, but this version keeps no reference policy to measure the KL to",
-            fix="leave it at 0, as the GSPO paper does; the trust region is the clip range",
-        )
     if getattr(module.objective, "by", None) == "given":
         raise UserError("model.objective.by", "is 'given', but no rollout source gives segments", fix="use 'length'")
     if trainer.accumulate_grad_batches != 1:

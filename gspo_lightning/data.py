@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,15 @@ from gspo_lightning import checks
 from gspo_lightning.advantages import Advantages, GroupNormalised
 from gspo_lightning.distributed import all_gather_objects, rank_and_world
 from gspo_lightning.errors import UserError
-from gspo_lightning.experience import Experience, Groups, collect, deal, respond
+from gspo_lightning.experience import Experience, Groups, collect, deal, resample, respond
+from gspo_lightning.loader import ExperienceLoader, PromptLoader
 from gspo_lightning.policy import context_length
 from gspo_lightning.prompts import PromptSet, open_prompts
 from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.randomness import Purpose, permutation, stream
 from gspo_lightning.rewards import Reward, RewardRunner
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource
+from gspo_lightning.shaping import CombineRewards, Shaping, TruncatedResponses, mask_truncated
 from gspo_lightning.types import MiniBatch, Prompt, SamplingParams
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     from gspo_lightning.module import GSPOModule
 
-__all__ = ["Evaluation", "ExperienceLoader", "PromptDataModule", "PromptLoader"]
+__all__ = ["Evaluation", "PromptDataModule"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,12 @@ class PromptDataModule(LightningDataModule):
         reward_deadline_s: seconds of CPU time one sample may take in a reward.
         rollouts: where responses come from.
         advantages: what a reward is worth within its group.
+        combine_rewards: ``weighted_sum``, or ``normalised_separately`` (each reward compared within the group on its
+            own scale, then added and standardised over the batch: GDPO, arXiv 2601.05242).
+        truncated_responses: ``keep``, ``mask`` (no part in statistics, loss and denominator) or ``penalise``.
+        truncation_penalty: subtracted from the reward of a truncated response with ``penalise``; reward units.
+        resample_dead_groups: prompts that may be sampled in place of those whose responses all earned the same, per
+            iteration and rank (DAPO's dynamic sampling with a budget); 0 keeps every group.
         group_size: responses per prompt (G).
         prompts_per_rollout: prompts per iteration over all ranks (P).
         minibatches_per_rollout: optimizer steps per pass over a rollout batch; the GSPO paper uses 4.
@@ -103,6 +111,10 @@ class PromptDataModule(LightningDataModule):
         reward_deadline_s: float = 3.0,
         rollouts: RolloutSource | None = None,
         advantages: Advantages | None = None,
+        combine_rewards: CombineRewards = "weighted_sum",
+        truncated_responses: TruncatedResponses = "keep",
+        truncation_penalty: float = 0.5,
+        resample_dead_groups: int = 0,
         group_size: int = 8,
         prompts_per_rollout: int = 32,
         minibatches_per_rollout: int = 4,
@@ -135,7 +147,9 @@ class PromptDataModule(LightningDataModule):
         self.system_prompt, self.chat_template_kwargs = system_prompt, dict(chat_template_kwargs or {})
         self.evaluation, self.seed = evaluation, seed
         self.plugins = (plugins,) if isinstance(plugins, str) else tuple(plugins or ())
-        self.loader = ExperienceLoader(self)
+        self.shaping = Shaping(truncated_responses, truncation_penalty, combine_rewards, reward_weights or {})
+        self.resample_dead_groups = resample_dead_groups
+        self.loader = ExperienceLoader(self.roll_out, minibatches_per_rollout, epochs_per_rollout, seed)
         self._runner: RewardRunner | None = None
         self._prompts: dict[str, list[Prompt]] = {}
         checks.check_data_settings(self)
@@ -162,7 +176,7 @@ class PromptDataModule(LightningDataModule):
         if self._runner is None:
             runner = self.runner  # the workers start now: their import time hides behind the model's
             for prompts in self._prompts.values():
-                runner.check(set(prompts[0].columns))
+                runner.check(prompts[0].columns, prompts[0].text)
 
     def teardown(self, stage: str) -> None:
         """Stop the reward workers and the rollout source."""
@@ -277,44 +291,60 @@ class PromptDataModule(LightningDataModule):
     def roll_out(self, iteration: int) -> Experience:
         """Everything that happens between two iterations; see :mod:`gspo_lightning.experience`."""
         module = self._module
-        old = module.old_policy
+        old, context = module.old_policy, self.trainer.precision_plugin.forward_context
         old.refresh(module.policy, iteration)
         prompts = self._prompts["train"]
-        chosen = [prompts[i] for i in deal(self._order(iteration), self.minibatches_per_rollout)]
-        context = self.trainer.precision_plugin.forward_context
-        groups, seconds = respond(
-            self.rollouts,
-            old.sampling_policy(module.policy),
-            chosen,
-            self.runner,
-            group_size=self.group_size,
-            sampling=self.sampling(module.policy.eos_token_ids),
-            draws=Draws.of(self.seed, Purpose.TRAIN_SAMPLING, iteration),
-            version=module.global_step,
-            context=context,
-        )
+        order = self._order(iteration)
+
+        def sample(indices: Sequence[int]) -> tuple[Groups, dict[str, float]]:
+            return respond(
+                self.rollouts,
+                old.sampling_policy(module.policy),
+                [prompts[i] for i in indices],
+                self.runner,
+                group_size=self.group_size,
+                sampling=self.sampling(module.policy.eos_token_ids),
+                draws=Draws.of(self.seed, Purpose.TRAIN_SAMPLING, iteration),
+                version=module.global_step,
+                context=context,
+            )
+
+        groups, seconds = sample(deal(order, self.minibatches_per_rollout))
+        mask_truncated([r for g in groups for r in g], self.shaping)
+        if self.resample_dead_groups:
+            resample(groups, seconds, sample, self._spare(iteration, order), self.shaping)
         experience = collect(
             groups,
             seconds,
             advantages=self.advantages,
+            shaping=self.shaping,
             mini_batches=self.minibatches_per_rollout,
             max_tokens=self.max_tokens_per_micro_batch,
             iteration=iteration,
             device=module.device,
         )
         with context():
-            experience.mini_batches = old.prepare(module.policy, experience.mini_batches, self.temperature)
-        return experience
+            batches = old.prepare(module.policy, experience.mini_batches, self.temperature)
+            if module.reference is not None:
+                batches = module.reference.fill(batches, self.temperature, module.device)
+        return dataclasses.replace(experience, mini_batches=batches)
 
     def _order(self, iteration: int) -> list[int]:
-        """Indices of the prompts of an iteration: a fresh permutation for every pass over the set."""
-        total = len(self._prompts["train"])
-        first = iteration * self.prompts_per_rollout
-        wanted = range(first, first + self.prompts_per_rollout)
-        passes = {
-            p: permutation(stream(self.seed, Purpose.PROMPT_ORDER, p), total) for p in {i // total for i in wanted}
-        }
-        return [int(passes[i // total][i % total]) for i in wanted]
+        """Indices of the prompts of an iteration: a fresh permutation for every pass over the set.
+
+        What is left of a pass and does not fill a rollout batch is skipped, so no iteration sees a prompt twice.
+        """
+        per_pass = len(self._prompts["train"]) // self.prompts_per_rollout
+        number, place = divmod(iteration, per_pass)
+        order = permutation(stream(self.seed, Purpose.PROMPT_ORDER, number), len(self._prompts["train"]))
+        return order[place * self.prompts_per_rollout : (place + 1) * self.prompts_per_rollout].tolist()
+
+    def _spare(self, iteration: int, taken: Sequence[int]) -> list[int]:
+        """This rank's prompts to sample in place of dead groups, at most ``resample_dead_groups``."""
+        rank, world = rank_and_world()
+        order = permutation(stream(self.seed, Purpose.RESAMPLING, iteration), len(self._prompts["train"])).tolist()
+        used = set(taken)
+        return [i for i in order if i not in used][rank::world][: self.resample_dead_groups]
 
     def _read(self, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
         source = getattr(self, name) if name in ("train", "val") else getattr(self, name) or self.val
@@ -342,66 +372,3 @@ class PromptDataModule(LightningDataModule):
             raise RuntimeError("the data module is not attached to a trainer yet")
         module: GSPOModule = self.trainer.lightning_module
         return module
-
-
-class PromptLoader:
-    """Batches of prompts to answer. A class of its own because Lightning takes a list for a list of loaders."""
-
-    def __init__(self, batches: Sequence[list[Prompt]]) -> None:
-        self.batches = list(batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[Prompt]]:
-        return iter(self.batches)
-
-
-class ExperienceLoader:
-    """A sized, stateful iterable: hands out the mini-batches of an iteration and rolls out when its buffer is spent.
-
-    Its own counters decide where it stands, not Lightning's: ``trained`` moves only after an optimizer step, so a
-    checkpoint at any moment continues with exactly the mini-batches that were not trained on yet.
-    """
-
-    def __init__(self, data: PromptDataModule) -> None:
-        self._data = data
-        self.iteration = -1
-        self.trained = 0
-        self.experience = Experience([], {})
-
-    def __len__(self) -> int:
-        return self._data.updates_per_iteration
-
-    def __iter__(self) -> Iterator[MiniBatch]:
-        if self.trained >= len(self.experience.mini_batches) * self._data.epochs_per_rollout:
-            self.experience = Experience([], {})  # free the memory; an interrupted rollout still counts as not begun
-            experience = self._data.roll_out(self.iteration + 1)
-            self.iteration, self.trained, self.experience = self.iteration + 1, 0, experience
-        for position in range(self.trained, len(self)):
-            yield self._batch(position)
-
-    def _batch(self, position: int) -> MiniBatch:
-        batches = self.experience.mini_batches
-        epoch, index = divmod(position, len(batches))
-        order = permutation(stream(self._data.seed, Purpose.ROW_ORDER, self.iteration, epoch), len(batches))
-        chosen = batches[int(order[index])] if epoch else batches[index]
-        return dataclasses.replace(chosen, index=position)
-
-    def mark_trained(self) -> None:
-        """One more mini-batch has gone through the optimizer."""
-        self.trained += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and primitives only."""
-        return {
-            "iteration": self.iteration,
-            "trained": self.trained,
-            "epochs": self._data.epochs_per_rollout,
-            "experience": self.experience.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
-        self.iteration, self.trained = int(state["iteration"]), int(state["trained"])
-        self.experience = Experience.from_state_dict(state["experience"])

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["all_gather_objects", "all_sum", "gather_rows", "largest", "rank_and_world"]
+__all__ = ["all_gather_objects", "all_max", "all_sum", "gather_rows", "largest", "rank_and_world"]
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -24,6 +24,15 @@ def all_sum(values: Tensor) -> Tensor:
         return values
     total = values.clone()
     dist.all_reduce(total)
+    return total
+
+
+def all_max(values: Tensor) -> Tensor:
+    """Largest over ranks, element by element, out of place."""
+    if rank_and_world()[1] == 1:
+        return values
+    total = values.clone()
+    dist.all_reduce(total, op=dist.ReduceOp.MAX)
     return total
 
 

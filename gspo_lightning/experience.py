@@ -10,15 +10,17 @@ from typing import Any
 
 import torch
 
-from gspo_lightning.advantages import Advantages, dead_groups
-from gspo_lightning.distributed import all_sum, gather_rows, rank_and_world
+from gspo_lightning.advantages import Advantages
+from gspo_lightning.distributed import all_sum, rank_and_world
+from gspo_lightning.metrics.rollouts import measure_rollouts
 from gspo_lightning.packing import make_mini_batches
 from gspo_lightning.policy import Policy
 from gspo_lightning.rewards import RewardRunner, Sample
 from gspo_lightning.rollouts import Draws, RolloutSource
+from gspo_lightning.shaping import Shaping, assign_advantages, is_dead, mask_truncated
 from gspo_lightning.types import MiniBatch, Prompt, Rollout, SamplingParams
 
-__all__ = ["Experience", "assign_advantages", "collect", "deal", "measure_rollouts", "record", "respond"]
+__all__ = ["Experience", "collect", "deal", "record", "resample", "respond"]
 
 Groups = list[list[Rollout]]
 
@@ -105,50 +107,40 @@ def score_rollouts(rollouts: Sequence[Rollout], rewards: RewardRunner) -> None:
     for rollout, score in zip(rollouts, rewards.score(samples), strict=True):
         rollout.reward = score.reward
         rollout.reward_parts = {name: part.reward for name, part in score.parts.items()}
+        rollout.reward_statuses = {name: str(part.status) for name, part in score.parts.items()}
 
 
-def assign_advantages(groups: Groups, advantages: Advantages, device: torch.device) -> float:
-    """Fill ``advantage`` of each rollout in place, with statistics over all ranks; returns the dead-group fraction."""
-    rank, world = rank_and_world()
-    mine = torch.tensor(
-        [float("nan") if r.reward is None else r.reward for g in groups for r in g], dtype=torch.float64, device=device
-    )
-    rewards = gather_rows(mine).reshape(-1).cpu()
-    ids = torch.arange(len(groups) * world).repeat_interleave(len(groups[0]))
-    values = advantages(rewards, ids).reshape(world, -1)[rank].tolist()
-    for rollout, value in zip((r for g in groups for r in g), values, strict=True):
-        rollout.advantage = value
-    return float(dead_groups(rewards, ids).double().mean())
+def resample(
+    groups: Groups,
+    seconds: dict[str, float],
+    sample: Callable[[Sequence[int]], tuple[Groups, dict[str, float]]],
+    spare: Sequence[int],
+    shaping: Shaping,
+) -> None:
+    """Put groups that can teach something in the place of dead ones, in place, until ``spare`` prompts are used up.
 
+    DAPO's dynamic sampling (arXiv 2503.14476) with a budget: an iteration trains on as many groups as ever, and a dead
+    group for which no better one was found stays.
 
-def measure_rollouts(groups: Groups, device: torch.device) -> dict[str, float]:
-    """Reward and response statistics over all ranks, from sums and counts."""
-    rollouts = [r for g in groups for r in g]
-    parts = sorted({name for r in rollouts for name in r.reward_parts})
-    rows = [[r.reward] + [r.reward_parts.get(p) for p in parts] for r in rollouts]
-    sums: list[float] = []
-    for column in zip(*rows, strict=True):
-        known = [v for v in column if v is not None]
-        sums += [sum(known), sum(v * v for v in known), len(known)]
-    sums += [
-        sum(len(r.token_ids) for r in rollouts),
-        sum(not r.truncated for r in rollouts),
-        len(rollouts),
-    ]
-    total = all_sum(torch.tensor(sums, dtype=torch.float64, device=device)).tolist()
-    tokens, terminated, count = total[-3:]
-    means = {
-        "response/length": tokens / count,
-        "response/terminated": terminated / count,
-        "response/truncated": 1 - terminated / count,
-        "reward/missing": 1 - total[2] / count,
-    }
-    for i, name in enumerate(["mean", *(f"parts/{p}" for p in parts)]):
-        value, square, known = total[3 * i : 3 * i + 3]
-        means[f"reward/{name}"] = value / max(known, 1)
-        if i == 0:
-            means["reward/std"] = max(square / max(known, 1) - (value / max(known, 1)) ** 2, 0.0) ** 0.5
-    return means
+    Args:
+        groups: this rank's scored groups.
+        seconds: times, added to; also gets ``reward/resampled_groups``, the groups replaced.
+        sample: scored groups for some prompts.
+        spare: prompts that may be sampled.
+        shaping: decides what is dead.
+    """
+    left, replaced = list(spare), 0
+    while left and (dead := [i for i, g in enumerate(groups) if is_dead(g, shaping)]):
+        now, left = left[: len(dead)], left[len(dead) :]
+        fresh, spent = sample(now)
+        mask_truncated([r for g in fresh for r in g], shaping)
+        for name, value in spent.items():
+            seconds[name] += value
+        alive = [g for g in fresh if not is_dead(g, shaping)]
+        for i, group in zip(dead, alive, strict=False):  # fewer may be alive than are needed
+            groups[i] = group
+        replaced += len(alive)
+    seconds["reward/resampled_groups"] = float(replaced)
 
 
 def collect(
@@ -156,6 +148,7 @@ def collect(
     seconds: Mapping[str, float],
     *,
     advantages: Advantages,
+    shaping: Shaping,
     mini_batches: int,
     max_tokens: int,
     iteration: int,
@@ -163,11 +156,12 @@ def collect(
     examples: int = 8,
 ) -> Experience:
     """Scored groups of this rank, in the order they were dealt, to an :class:`Experience`."""
-    dead = assign_advantages(groups, advantages, device)
-    metrics = measure_rollouts(groups, device) | dict(seconds)
+    rollouts = [r for g in groups for r in g]
+    dead = assign_advantages(groups, advantages, shaping, device)
+    metrics = measure_rollouts(rollouts, device) | dict(seconds)
     metrics["reward/dead_groups"] = dead
     metrics["data/iteration"] = float(iteration)
-    generated = sum(len(r.token_ids) for g in groups for r in g)
+    generated = sum(len(r.token_ids) for r in rollouts)
     tokens = float(all_sum(torch.tensor(generated, dtype=torch.float64, device=device)))
     metrics["throughput/generated_tokens_per_s"] = tokens / max(seconds["time/rollout_s"], 1e-9)
     batches = make_mini_batches(groups, mini_batches=mini_batches, max_tokens=max_tokens, iteration=iteration)

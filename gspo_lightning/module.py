@@ -26,12 +26,13 @@ from gspo_lightning.distributed import all_sum, largest, rank_and_world
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience import record
 from gspo_lightning.metrics.evaluation import EvaluationMetrics
-from gspo_lightning.metrics.sums import MetricSums, ratio_histogram
+from gspo_lightning.metrics.sums import MetricSums, ratio_histogram, ratio_percentiles
 from gspo_lightning.metrics.update import measure_mismatch, sequence_log_ratios, update_scalars
 from gspo_lightning.objectives import GSPO, Objective
 from gspo_lightning.old_policy import CachedLogProbs, OldPolicy, ResidentSnapshot
 from gspo_lightning.packing import filler
 from gspo_lightning.policy import DType, ModelSettings, Policy, check_head, load_policy, load_tokenizer
+from gspo_lightning.reference import ReferencePolicy
 from gspo_lightning.types import MicroBatch, MiniBatch, Prompt
 
 __all__ = ["GSPOModule"]
@@ -95,6 +96,7 @@ class GSPOModule(LightningModule):
         self.last_update: dict[str, float] = {}
         self.last_evaluation: dict[str, float] = {}
         self.evaluations: list[tuple[int, dict[str, float]]] = []
+        self.reference: ReferencePolicy | None = None
         self._pending: dict[str, float] = {}
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._micro_batch_counts: dict[int, int] = {}
@@ -119,11 +121,13 @@ class GSPOModule(LightningModule):
         if hasattr(self, "policy"):
             return
         settings = self.settings
-        if self.cold_start is not None and not self.weights_from_checkpoint:
+        kl = getattr(self.objective, "kl_coef", 0.0) > 0
+        if self.cold_start is not None and (kl or not self.weights_from_checkpoint):
             settings = self.cold_start.ensure(settings, Path(self.trainer.default_root_dir))
         self.policy = load_policy(settings)
         self.policy.train()
         check_head(self.policy)
+        self.reference = ReferencePolicy(self.policy) if kl else None
 
     def configure_optimizers(self) -> Any:
         """The optimizer over the policy's trainable parameters, and the scheduler stepped with it."""
@@ -184,6 +188,7 @@ class GSPOModule(LightningModule):
             part.advantages,
             part.response_mask,
             behaviour_logprobs=part.behaviour_logprobs,
+            ref_logprobs=part.ref_logprobs,
             entropy=entropy,
             denominator=denominator,
         )
@@ -191,6 +196,7 @@ class GSPOModule(LightningModule):
         sums.add(out.sums | {"loss": (out.loss, one * 0)} | measure_mismatch(part, old_logprobs))
         log_ratios = sequence_log_ratios(logprobs.detach(), old_logprobs, part.response_mask)
         sums.add_vector("ratio", ratio_histogram(log_ratios))
+        sums.add_max("ratio/max", out.ratio)  # 1 at masked positions
         return out.loss * rank_and_world()[1]
 
     def _in_step(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
@@ -230,9 +236,11 @@ class GSPOModule(LightningModule):
     # measuring ---------------------------------------------------------------------------------------------------
 
     def _measure(self, batch: MiniBatch, sums: MetricSums, start: float) -> None:
-        pairs, vectors = sums.reduce()
-        self._pending = self.data.loader.experience.metrics | update_scalars(pairs)
+        pairs, vectors, maxima = sums.reduce()
         self._ratio_counts = vectors["ratio"]
+        self._pending = self.data.loader.experience.metrics | update_scalars(pairs) | maxima
+        self._pending |= ratio_percentiles(self._ratio_counts)
+        self._pending["data/mini_batch"] = float(batch.index)
         tokens = all_sum(torch.tensor(batch.num_tokens, dtype=torch.float64, device=self.device))
         self._pending["data/tokens_per_update"] = float(tokens)
         self._pending["data/micro_batches"] = float(len(batch.micro_batches))

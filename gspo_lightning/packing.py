@@ -30,7 +30,7 @@ def make_mini_batches(
     """Deal whole groups to ``mini_batches`` mini-batches of equal numbers of groups.
 
     Args:
-        groups: P groups of rollouts; missing rollouts (``reward is None``) keep their row with an empty response mask.
+        groups: P groups of rollouts; missing or masked rollouts keep their row with an empty response mask.
         mini_batches: how many; must divide P.
         max_tokens: budget of one micro-batch, padding included.
         order: a permutation of ``range(P)``; the identity by default.
@@ -99,7 +99,7 @@ def make_micro_batch(rollouts: Sequence[Rollout]) -> MicroBatch:
         start, count = int(prompts[i]), int(responses[i])
         input_ids[i, :start] = torch.tensor(rollout.prompt.token_ids)
         input_ids[i, start : start + count] = rollout.token_ids
-        if rollout.reward is not None:
+        if rollout.reward is not None and not rollout.masked:
             mask[i, :count] = rollout.response_mask
         if behaviour is not None and rollout.logprobs is not None:
             behaviour[i, :count] = rollout.logprobs
@@ -119,5 +119,6 @@ def filler(like: MicroBatch) -> MicroBatch:
         torch.zeros_like(like.advantages[row]),
         None if like.old_logprobs is None else like.old_logprobs[row],
         None if like.behaviour_logprobs is None else like.behaviour_logprobs[row],
+        None if like.ref_logprobs is None else like.ref_logprobs[row],
         weight=0.0,
     )

@@ -33,6 +33,8 @@ class Purpose(IntEnum):
     """Which groups share a mini-batch."""
     COLD_START = 5
     """Order of the demonstrations of a cold start."""
+    RESAMPLING = 7
+    """Which prompts take the place of dead groups."""
     INITIALISATION = 6
     """Weights of a model that is built from a config."""
 

@@ -37,7 +37,9 @@ def run(arguments: list[str]) -> int:
     """
     _quieten()
     import_plugins(plugin_paths(arguments))
-    silent = {name: {"exit_on_error": False} for name in ("fit", "validate", "test", "predict")}
+    header = [f"{name} {version}" for name, version in callbacks.versions().items()]  # of every saved config
+    parser = {"exit_on_error": False, "dump_header": header}
+    parsers = {name: dict(parser) for name in ("fit", "validate", "test", "predict")}
     argv, sys.argv = sys.argv, [sys.argv[0], *arguments]  # what Lightning's launcher starts the other ranks with
     try:
         TrainingCLI(
@@ -45,7 +47,7 @@ def run(arguments: list[str]) -> int:
             PromptDataModule,
             args=arguments,
             seed_everything_default=1,
-            parser_kwargs={"exit_on_error": False, **silent},
+            parser_kwargs={**parser, **parsers},
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
         )

@@ -73,8 +73,8 @@ class Rollout:
 
     ``token_ids`` [T] int64 with the end token where the policy wrote one; ``logprobs`` [T] float32, the sampler's own
     log-probabilities at the training temperature (nats), or None where a source has none; ``response_mask`` [T] bool;
-    ``policy_version`` counts optimizer steps at sampling time. ``reward`` None means *missing*: the sample takes no
-    part in statistics or the loss.
+    ``policy_version`` counts optimizer steps at sampling time. ``reward`` None means *missing* and ``masked`` that the
+    run leaves such responses out: the sample then takes no part in statistics, loss or denominator.
     """
 
     prompt: Prompt
@@ -87,6 +87,8 @@ class Rollout:
     text: str = ""
     reward: float | None = None
     reward_parts: dict[str, float | None] = field(default_factory=dict)
+    reward_statuses: dict[str, str] = field(default_factory=dict)
+    masked: bool = False
     advantage: float = 0.0
 
     def __post_init__(self) -> None:
@@ -109,7 +111,8 @@ class MicroBatch:
     """Rows that go through the model together, left-aligned: prompt, response, padding.
 
     ``input_ids`` [N, S]; ``prompt_lengths`` [N] and ``response_lengths`` [N] int64; ``response_mask`` [N, T];
-    ``advantages`` [N] or [N, T] float32; ``old_logprobs`` and ``behaviour_logprobs`` [N, T] float32 or None.
+    ``advantages`` [N] or [N, T] float32; ``old_logprobs``, ``behaviour_logprobs`` and ``ref_logprobs`` [N, T] float32
+    or None.
     ``weight`` is 1, or 0 for a filler that only keeps ranks in step.
     """
 
@@ -120,13 +123,14 @@ class MicroBatch:
     advantages: Tensor
     old_logprobs: Tensor | None = None
     behaviour_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
     weight: float = 1.0
 
     def __post_init__(self) -> None:
         rows, width = self.response_mask.shape
         if self.input_ids.shape[0] != rows:
             raise ValueError(f"input_ids has {self.input_ids.shape[0]} rows, response_mask {rows}")
-        for name in ("old_logprobs", "behaviour_logprobs"):
+        for name in ("old_logprobs", "behaviour_logprobs", "ref_logprobs"):
             value = getattr(self, name)
             if value is not None and tuple(value.shape) != (rows, width):
                 raise ValueError(f"{name} must have shape {(rows, width)}, got {tuple(value.shape)}")

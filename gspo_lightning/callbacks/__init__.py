@@ -4,9 +4,9 @@ from gspo_lightning.callbacks.checkpoints import AtomicCheckpointIO, Interrupts,
 from gspo_lightning.callbacks.dashboard import Dashboard
 from gspo_lightning.callbacks.predictions import PredictionWriter
 from gspo_lightning.callbacks.progress import RunProgress
-from gspo_lightning.callbacks.summary import RunSummary, show_evaluation
+from gspo_lightning.callbacks.summary import RunSummary, show_evaluation, versions
 
 __all__ = [
     "AtomicCheckpointIO", "Dashboard", "Interrupts", "LastCheckpoint", "PredictionWriter", "RunProgress", "RunSummary",
-    "show_evaluation",
+    "show_evaluation", "versions",
 ]  # fmt: skip

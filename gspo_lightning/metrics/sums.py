@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from gspo_lightning.distributed import all_sum
+from gspo_lightning.distributed import all_max, all_sum
 
-__all__ = ["RATIO_EDGES", "MetricSums", "ratio_histogram"]
+__all__ = ["RATIO_EDGES", "MetricSums", "ratio_histogram", "ratio_percentiles"]
 
-_DECADES = torch.logspace(-6, 1, 29, dtype=torch.float64)
+_DECADES = torch.logspace(-6, 1, 57, dtype=torch.float64)
 RATIO_EDGES: Tensor = torch.cat([-_DECADES.flip(0), torch.zeros(1, dtype=torch.float64), _DECADES])
 """Bin edges of log s_i, finer around 0: the paper's clip range is 3e-4, a run off the rails is at 1 and beyond."""
 
@@ -23,12 +23,27 @@ def ratio_histogram(log_ratios: Tensor) -> Tensor:
     return torch.bincount(bins, minlength=edges.numel() + 1).double()
 
 
+def ratio_percentiles(counts: Sequence[float]) -> dict[str, float]:
+    """5th and 95th percentile of log s_i from a histogram: the bin's edge nearer to 0, so never overstated."""
+    total, running = sum(counts), 0.0
+    found: dict[str, float] = {}
+    for i, count in enumerate(counts):
+        before, running = running, running + count
+        low, high = RATIO_EDGES[max(i - 1, 0)], RATIO_EDGES[min(i, RATIO_EDGES.numel() - 1)]
+        nearer = float(min(low, high, key=abs))
+        for name, share in (("ratio/log_sequence_p05", 0.05), ("ratio/log_sequence_p95", 0.95)):
+            if total and before < share * total <= running:
+                found[name] = nearer
+    return {"ratio/log_sequence_p05": 0.0, "ratio/log_sequence_p95": 0.0} | found
+
+
 class MetricSums:
     """Accumulates ``{name: (sum, count)}`` on the device and reduces everything in one collective."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._vectors: dict[str, Tensor] = {}
+        self._maxima: dict[str, Tensor] = {}
 
     def add(self, sums: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Add the sums and counts of one micro-batch (0-dim tensors)."""
@@ -40,13 +55,18 @@ class MetricSums:
         """Add a vector of counts (a histogram)."""
         self._vectors[name] = self._vectors[name] + values if name in self._vectors else values
 
-    def reduce(self) -> tuple[dict[str, tuple[float, float]], dict[str, list[float]]]:
-        """Sums and counts, and vectors, over all ranks; one collective and one device sync for all of them.
+    def add_max(self, name: str, values: Tensor) -> None:
+        """Keep the largest of some values."""
+        largest = values.detach().double().max()
+        self._maxima[name] = torch.maximum(self._maxima[name], largest) if name in self._maxima else largest
+
+    def reduce(self) -> tuple[dict[str, tuple[float, float]], dict[str, list[float]], dict[str, float]]:
+        """Sums and counts, vectors, and maxima, over all ranks; one collective for the sums and one for the maxima.
 
         Every rank must have added the same names.
         """
         if not self._sums:
-            return {}, {}
+            return {}, {}, {}
         names, vectors = sorted(self._sums), sorted(self._vectors)
         packed = torch.cat([self._sums[n] for n in names] + [self._vectors[v] for v in vectors])
         values = all_sum(packed).tolist()
@@ -55,4 +75,6 @@ class MetricSums:
         for name in vectors:
             size = self._vectors[name].numel()
             found[name], rest = rest[:size], rest[size:]
-        return pairs, found
+        top = sorted(self._maxima)
+        largest = all_max(torch.stack([self._maxima[n] for n in top])).tolist() if top else []
+        return pairs, found, dict(zip(top, largest, strict=True))

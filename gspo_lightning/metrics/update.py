@@ -26,6 +26,10 @@ _TAGS = {
     "kl_old_new_k1": "kl/old_new_k1",
     "kl_old_new_k3": "kl/old_new_k3",
     "entropy": "policy/entropy",
+    "kl_new_ref_k1": "kl/policy_reference_k1",
+    "kl_new_ref_k3": "kl/policy_reference_k3",
+    "kl_behaviour_old_k1": "noise/kl_sampler_old_k1",
+    "kl_behaviour_old_k3": "noise/kl_sampler_old_k3",
     "sampler_logprob_gap": "noise/sampler_logprob_gap",
     "sampler_sequence_gap": "noise/sampler_sequence_gap",
 }
@@ -72,6 +76,8 @@ def update_scalars(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
             base, tag = _SQUARES[name]
             first, n = sums[base]
             scalars[tag] = max(mean - (first / n if n else 0.0) ** 2, 0.0) ** 0.5
+            if name == "ratio_squared":  # Kish: (sum w)^2 / sum w^2, as a share of the samples
+                scalars["ratio/effective_sample_size"] = first**2 / (n * total) if n and total else 0.0
         else:
             scalars[_TAGS.get(name, f"objective/{name}")] = mean
     return scalars

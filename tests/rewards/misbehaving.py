@@ -113,7 +113,7 @@ class _Leaks(Reward):
     kept: ClassVar[list[bytes]] = []
 
     def score(self, completion: str) -> float:
-        self.kept.append(bytes(1 << 25))
+        self.kept.append(bytes(1 << 22))
         return 1.0
 
 

@@ -232,8 +232,8 @@ def test_workers_are_recycled_when_nothing_waits() -> None:
 
 
 def test_a_worker_that_leaks_is_replaced_before_its_memory_is_gone() -> None:
-    with RewardRunner({"r": bad._Leaks()}, num_workers=1, memory_mb=400) as runner:
-        assert rewards_of(runner.score(samples(*["a"] * 100))) == [1.0] * 100  # 32 MiB each: 3 GiB in all
+    with RewardRunner({"r": bad._Leaks()}, num_workers=1, memory_mb=300) as runner:
+        assert rewards_of(runner.score(samples(*["a"] * 200))) == [1.0] * 200  # 4 MiB each
 
 
 def test_nothing_is_left_after_close() -> None:

@@ -1,0 +1,40 @@
+"""What a rollout batch is worth: reward and response statistics over all ranks, from sums and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gspo_lightning.distributed import all_sum
+from gspo_lightning.types import Rollout
+
+__all__ = ["measure_rollouts"]
+
+
+def measure_rollouts(rollouts: Sequence[Rollout], device: torch.device) -> dict[str, float]:
+    """Scalars under their tags (docs/metrics.md); every rank must know the same rewards."""
+    parts = sorted({name for r in rollouts for name in r.reward_parts})
+    sums: list[float] = []
+    for name in (None, *parts):
+        known = [v for r in rollouts if (v := r.reward if name is None else r.reward_parts.get(name)) is not None]
+        sums += [sum(known), sum(v * v for v in known), len(known)]
+    counts = {
+        "response/length": sum(len(r.token_ids) for r in rollouts),
+        "response/terminated": sum(not r.truncated for r in rollouts),
+        "response/truncated": sum(r.truncated for r in rollouts),
+        "reward/masked": sum(r.masked for r in rollouts),
+        "reward/model_errors": sum("model_error" in r.reward_statuses.values() for r in rollouts),
+        "reward/timeouts": sum("timeout" in r.reward_statuses.values() for r in rollouts),
+    }
+    packed = torch.tensor([*sums, *counts.values(), len(rollouts)], dtype=torch.float64, device=device)
+    total = all_sum(packed).tolist()
+    responses = total[-1]
+    scalars = {tag: total[len(sums) + i] / responses for i, tag in enumerate(counts)}
+    scalars["reward/missing"] = 1 - total[2] / responses
+    for i, tag in enumerate(["reward/mean", *(f"reward/parts/{p}" for p in parts)]):
+        value, square, known_count = total[3 * i : 3 * i + 3]
+        scalars[tag] = value / max(known_count, 1)
+        if tag == "reward/mean":
+            scalars["reward/std"] = max(square / max(known_count, 1) - scalars[tag] ** 2, 0.0) ** 0.5
+    return scalars

@@ -1,0 +1,120 @@
+"""From scores to advantages: truncated responses, missing scores, several rewards, dead groups.
+
+The raw reward of a rollout is never overwritten. What takes part in a statistic takes part in the loss and its
+denominator too, and the other way round: one mask for all three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.advantages import Advantages, dead_groups
+from gspo_lightning.distributed import gather_rows, rank_and_world
+from gspo_lightning.errors import UserError
+from gspo_lightning.types import Rollout
+
+__all__ = ["CombineRewards", "Shaping", "TruncatedResponses", "assign_advantages", "is_dead", "mask_truncated"]
+
+TruncatedResponses = Literal["keep", "mask", "penalise"]
+"""``keep``: judged like any other. ``mask``: no part in statistics, loss or denominator (DAPO's overlong filtering,
+arXiv 2503.14476). ``penalise``: a fixed penalty is subtracted from the reward."""
+CombineRewards = Literal["weighted_sum", "normalised_separately"]
+"""``weighted_sum``: rewards are added, then compared within the group. ``normalised_separately``: each becomes an
+advantage within its group, these are added with their weights and standardised over the batch (GDPO, arXiv 2601.05242):
+a reward with a large spread cannot drown the others."""
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """How scores are read before advantages are computed."""
+
+    truncated: TruncatedResponses = "keep"
+    truncation_penalty: float = 0.5
+    combine: CombineRewards = "weighted_sum"
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.truncation_penalty < 0:
+            raise UserError("data.truncation_penalty", f"is {self.truncation_penalty}; it must be 0 or above")
+
+    def columns(self, rollouts: Sequence[Rollout]) -> Tensor:
+        """[K, N] float64: what is compared within a group (K = 1: a weighted sum); NaN where a sample takes no part."""
+        penalty = [self.truncation_penalty * (self.truncated == "penalise" and r.truncated) for r in rollouts]
+        absent = [r.reward is None or r.masked for r in rollouts]
+        if self.combine == "weighted_sum":
+            rows = [[r.reward for r in rollouts]]
+            rows = [[None if v is None else v - p for v, p in zip(row, penalty, strict=True)] for row in rows]
+        else:
+            names = sorted({name for r in rollouts for name in r.reward_parts if self.weight(name) != 0})
+            rows = [[r.reward_parts.get(name) for r in rollouts] for name in names]
+            if self.truncated == "penalise":
+                rows.append([-p for p in penalty])
+        nan = float("nan")
+        values = [[nan if gone or v is None else v for v, gone in zip(row, absent, strict=True)] for row in rows]
+        return torch.tensor(values, dtype=torch.float64)
+
+    def column_weights(self, rollouts: Sequence[Rollout]) -> list[float]:
+        """One weight per column of :meth:`columns`."""
+        if self.combine == "weighted_sum":
+            return [1.0]
+        names = sorted({name for r in rollouts for name in r.reward_parts if self.weight(name) != 0})
+        return [self.weight(n) for n in names] + [1.0] * (self.truncated == "penalise")
+
+    def weight(self, name: str) -> float:
+        """Of a reward, 1 where none was given."""
+        return self.weights.get(name, 1.0)
+
+
+def mask_truncated(rollouts: Sequence[Rollout], shaping: Shaping) -> None:
+    """Take truncated responses out in place, where they are to be masked."""
+    for rollout in rollouts:
+        rollout.masked = shaping.truncated == "mask" and rollout.truncated
+
+
+def is_dead(group: Sequence[Rollout], shaping: Shaping) -> bool:
+    """Whether a group teaches nothing: within it, every column is constant over the samples that take part."""
+    columns = shaping.columns(group)
+    present = columns[:, ~columns.isnan().any(dim=0)]
+    return bool((present == present[:, :1]).all()) if present.numel() else True
+
+
+def assign_advantages(
+    groups: Sequence[Sequence[Rollout]], advantages: Advantages, shaping: Shaping, device: torch.device
+) -> float:
+    """Fill ``advantage`` of each rollout in place, with statistics over all ranks; returns the dead-group fraction.
+
+    Args:
+        groups: P groups of G rollouts on this rank; every rank must hold as many.
+        advantages: the comparison within a group.
+        shaping: how scores are read.
+        device: for the collective.
+    """
+    rollouts = [r for g in groups for r in g]
+    rank, world = rank_and_world()
+    mine = shaping.columns(rollouts)
+    columns = gather_rows(mine.to(device)).cpu().transpose(0, 1).reshape(mine.shape[0], -1)  # [K, world * N]
+    ids = torch.arange(len(groups) * world).repeat_interleave(len(groups[0]))
+    total = torch.zeros(columns.shape[1], dtype=torch.float64)
+    dead = torch.ones(len(groups) * world, dtype=torch.bool)
+    for column, weight in zip(columns, shaping.column_weights(rollouts), strict=True):
+        total += weight * advantages(column, ids)
+        dead &= dead_groups(column, ids)
+    if shaping.combine == "normalised_separately":
+        total = _standardised(total, ~columns.isnan().any(dim=0))
+    values = total.reshape(world, -1)[rank].tolist()
+    for rollout, value in zip(rollouts, values, strict=True):
+        rollout.advantage = value
+    return float(dead.double().mean())
+
+
+def _standardised(values: Tensor, present: Tensor) -> Tensor:
+    """Mean 0 and standard deviation 1 over the samples that take part; the others stay 0."""
+    known = values[present]
+    if known.numel() < 2 or bool((known == known[0]).all()):
+        return torch.zeros_like(values)
+    return torch.where(present, (values - known.mean()) / (known.std() + 1e-6), 0.0)

@@ -1,0 +1,83 @@
+"""Options of the loop that change what is learnt from: KL to a reference, truncated responses, several rewards, resampling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.training import runs
+
+UNTAUGHT = [*runs.UNTAUGHT, "--data.val=null", "--trainer.num_sanity_val_steps=0"]
+
+
+def test_kl_to_the_reference_is_zero_at_the_start_and_pulls_back(tmp_path: Path) -> None:
+    options = [*UNTAUGHT, "--model.objective=GSPO", "--trainer.max_epochs=4", "--model.optimizer.lr=0.003"]
+    tags = ("kl/policy_reference_k3", "kl/policy_reference_k1")
+    near = runs.fit(tmp_path / "near", *options, "--model.objective.kl_coef=10.0")
+    far = runs.fit(tmp_path / "far", *options, "--model.objective.kl_coef=1e-9")
+    for run in (near, far):
+        assert all(runs.scalars(run)[tag][0] == (1, 0.0) for tag in tags)
+    assert runs.scalars(near)[tags[0]][-1][1] < 0.5 * runs.scalars(far)[tags[0]][-1][1]
+    assert not any("reference" in name for name in runs.checkpoint(near)["state_dict"])
+
+
+def test_kl_reference_survives_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [*UNTAUGHT, "--model.objective=GSPO", "--model.objective.kl_coef=0.5", "--model.optimizer.lr=0.003"]
+    whole = runs.fit(tmp_path / "whole", *options, "--trainer.max_epochs=4")
+    runs.fit(tmp_path / "halves", *options, "--trainer.max_epochs=2")
+    resumed = runs.fit(tmp_path / "halves", *options, "--trainer.max_epochs=4", "--ckpt_path=last")
+    assert runs.largest_difference(runs.weights(whole), runs.weights(resumed)) == 0.0
+
+
+def test_masked_truncated_responses_leave_statistics_and_denominator(tmp_path: Path) -> None:
+    masked = runs.scalars(runs.fit(tmp_path / "mask", *UNTAUGHT, "--data.truncated_responses=mask"))
+    kept = runs.scalars(runs.fit(tmp_path / "keep", *UNTAUGHT))
+    assert masked["reward/masked"] == masked["response/truncated"]
+    assert all(0 < value < 1 for _, value in masked["reward/masked"])
+    assert kept["reward/masked"][0] == (1, 0.0)
+    assert masked["reward/mean"][0] == kept["reward/mean"][0]  # the raw reward is never overwritten
+    assert masked["optim/gradient_norm"][0] != kept["optim/gradient_norm"][0]
+
+
+def test_penalised_truncation_changes_advantages_not_rewards(tmp_path: Path) -> None:
+    kept = runs.scalars(runs.fit(tmp_path / "keep", *UNTAUGHT))
+    penalised = runs.scalars(runs.fit(tmp_path / "penalise", *UNTAUGHT, "--data.truncated_responses=penalise"))
+    assert penalised["reward/mean"][0] == kept["reward/mean"][0]
+    assert penalised["optim/gradient_norm"][0] != kept["optim/gradient_norm"][0]
+
+
+def test_rewards_normalised_separately(tmp_path: Path) -> None:
+    two = '--data.rewards={"graded": "Graded", "short": {"class_path": "Brevity"}}'
+    plugins = f"--plugins={[str(Path(__file__).with_name('graded.py')), str(runs.ROOT / 'plugins' / 'brevity.py')]}"
+    options = [*UNTAUGHT, plugins, two, '--data.reward_weights={"short": 100.0}']
+    together = runs.scalars(runs.fit(tmp_path / "sum", *options))
+    apart = runs.scalars(runs.fit(tmp_path / "gdpo", *options, "--data.combine_rewards=normalised_separately"))
+    assert together["reward/mean"][0] == apart["reward/mean"][0]
+    assert together["optim/gradient_norm"][0] != apart["optim/gradient_norm"][0]
+
+
+def test_dead_groups_are_replaced_within_the_budget(taught: Path) -> None:
+    options = ["--data.group_size=2", "--data.val=null", "--trainer.num_sanity_val_steps=0"]
+    plain = runs.scalars(runs.fit(taught, *options))
+    resampled = runs.scalars(runs.fit(taught, *options, "--data.resample_dead_groups=16"))
+    assert plain["reward/dead_groups"][0][1] > resampled["reward/dead_groups"][0][1]
+    assert resampled["reward/resampled_groups"][0][1] > 0
+    assert len(resampled["loss"]) == len(plain["loss"])  # an epoch keeps its meaning
+    assert resampled["data/iteration"] == plain["data/iteration"]
+
+
+def test_gradient_checkpointing_changes_memory_not_results(tmp_path: Path) -> None:
+    plain = runs.fit(tmp_path / "plain", *UNTAUGHT)
+    saved = runs.fit(tmp_path / "saved", *UNTAUGHT, "--model.gradient_checkpointing=true")
+    assert runs.largest_difference(runs.weights(plain), runs.weights(saved)) < 1e-6
+
+
+@pytest.mark.parametrize("objective", ["GSPOToken", "PPO", "DAPO", "CISPO", "SAPO", "GMPO", "LUSPO", "VESPO", "DPPOTV",
+                                       "REINFORCE", "MultiScale", "Segment", "DrGRPO"])  # fmt: skip
+def test_every_objective_trains(objective: str, tmp_path: Path) -> None:
+    extra = ["--model.objective.max_response_tokens=12"] if objective == "DrGRPO" else []
+    run = runs.fit(tmp_path, *UNTAUGHT, f"--model.objective={objective}", *extra, "--trainer.max_epochs=1")
+    scalars = runs.scalars(run)
+    assert scalars["optim/gradient_norm"][0][1] > 0
+    assert runs.summary(run)["objective"] == objective
