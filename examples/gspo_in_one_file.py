@@ -139,7 +139,8 @@ def roll_out(
     model: Any, tokenizer: Any, rng: random.Random, args: argparse.Namespace
 ) -> tuple[list[Batch], float, str]:
     """Mini-batches of whole groups, the mean reward, and one response to look at."""
-    problems = [problem for problem in (make_problem(rng) for _ in range(args.prompts)) for _ in range(args.group_size)]
+    problems = [make_problem(rng) for _ in range(args.prompts)]
+    problems = [problem for problem in problems for _ in range(args.group_size)]  # a group stands together
     prompts = [tokenizer.encode(prompt) for prompt, _, _ in problems]
     responses = sample(model, prompts, tokenizer.eos_token_id, args.response_tokens)
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in responses]
@@ -201,7 +202,7 @@ def tiny_model(tokenizer: CharacterTokenizer) -> Any:
 
 
 def cold_start(model: Any, tokenizer: CharacterTokenizer, rng: random.Random, steps: int) -> None:
-    """Supervised learning on demonstrations, three in ten with their steps. The paper, too, starts from such a model."""
+    """Supervised learning on demonstrations, three in ten with their steps: the start that RL needs."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     for step in range(steps):
         rows = []
@@ -221,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     parser = argparse.ArgumentParser(description="GSPO in one file.")
     parser.add_argument("--model", help="folder in transformers format (default: a tiny model from scratch)")
     for name, value, meaning in (
-        ("cold_start_steps", 500, "supervised steps of the tiny model"),
+        ("cold_start_steps", 600, "supervised steps of the tiny model"),
         ("iterations", 20, "rollout batches"),
         ("prompts", 32, "prompts per rollout batch"),
         ("group_size", 8, "responses per prompt"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +15,7 @@ from gspo_lightning.distributed import all_gather_objects, rank_and_world
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience import Experience, Groups, collect, deal, resample, respond
 from gspo_lightning.loader import ExperienceLoader, PromptLoader
+from gspo_lightning.metrics.evaluation import Evaluation
 from gspo_lightning.policy import context_length
 from gspo_lightning.prompts import PromptSet, open_prompts
 from gspo_lightning.prompts.encode import encode_prompts
@@ -31,31 +31,7 @@ if TYPE_CHECKING:
 
     from gspo_lightning.module import GSPOModule
 
-__all__ = ["Evaluation", "PromptDataModule"]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """How held-out prompts are answered; independent of training."""
-
-    temperature: float = 0.0
-    """0 is greedy."""
-    samples: int = 1
-    """Responses per prompt (the k of avg@k). More than one needs a temperature above 0."""
-    max_response_tokens: int | None = None
-    """Tokens; None takes data.max_response_tokens."""
-    top_p: float = 1.0
-    """Nucleus sampling; only evaluation may leave 1."""
-    top_k: int = 0
-    """0 keeps all tokens; only evaluation may leave 0."""
-    pass_at: tuple[int, ...] = ()
-    """Values of k for pass@k, each at most ``samples``."""
-    limit: int | None = None
-    """Use only the first so many prompts; None uses all."""
-    batch_size: int = 256
-    """Prompts answered at a time."""
-    accuracy_reward: str | None = None
-    """Name of the reward that decides what is correct (a value of at least 1); None takes the first one."""
+__all__ = ["PromptDataModule"]
 
 
 class PromptDataModule(LightningDataModule):
@@ -127,7 +103,7 @@ class PromptDataModule(LightningDataModule):
         stop_token_ids: list[int] | None = None,
         system_prompt: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
-        evaluation: Evaluation = Evaluation(),
+        evaluation: Evaluation = Evaluation(),  # noqa: B008 (frozen)
         seed: int = 0,
         plugins: list[str] | str | None = None,
     ) -> None:

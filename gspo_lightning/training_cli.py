@@ -107,6 +107,11 @@ class TrainingCLI(LightningCLI):
         elif config.get("ckpt_path") and not Path(config.ckpt_path).exists():
             raise UserError("ckpt_path", f"{config.ckpt_path!r} does not exist")
 
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        """Checkpoints hold tensors and primitives only: loading one never runs code from it."""
+        kwargs: dict[str, Any] = super()._prepare_subcommand_kwargs(subcommand)
+        return kwargs | ({"weights_only": True} if kwargs.get("ckpt_path") else {})
+
     def _run_subcommand(self, subcommand: str) -> None:
         """Check everything that can be checked before Lightning creates loggers and folders."""
         self.model.weights_from_checkpoint = bool(self.config_init[subcommand].get("ckpt_path"))
@@ -126,7 +131,8 @@ class TrainingCLI(LightningCLI):
         kwargs["logger"] = _loggers(chosen.get("logger"), config, fit)
         own = [callbacks.PredictionWriter()] if self.subcommand == "predict" else []
         if fit:
-            own += [callbacks.Interrupts(), callbacks.Dashboard(), callbacks.RunSummary(), callbacks.LastCheckpoint()]
+            own += [callbacks.Interrupts(), callbacks.Dashboard(), callbacks.RunSummary()]
+            own += [callbacks.LastCheckpoint()] if chosen.get("enable_checkpointing") is not False else []
         if chosen.get("enable_progress_bar") is not False:
             own += [callbacks.RunProgress()]
         theirs = [type(c) for c in chosen.get("callbacks") or []]

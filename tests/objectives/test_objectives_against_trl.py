@@ -42,6 +42,12 @@ from gspo_lightning.objectives import (
 )
 from gspo_lightning.types import ObjectiveOutput
 
+SAME_NAME = [
+    *("beta", "loss_type", "importance_sampling_level", "max_completion_length", "entropy_coef"),
+    *("off_policy_mask_threshold", "top_entropy_quantile", "multi_objective_aggregation", "scale_rewards"),
+    *("vllm_importance_sampling_mode", "vllm_importance_sampling_clip_min", "vllm_importance_sampling_clip_max"),
+]
+"""What TRL's trainers copy from their arguments under the same name."""
 WIDTH = 7
 LIMIT = 9  # max_completion_length of Dr. GRPO
 REASON = "TRL is not installed: `make bench-install` (the extra 'bench', trl==1.16.0) runs this comparison"
@@ -123,11 +129,7 @@ def standin(trl: SimpleNamespace, trainer: str, logprobs: Tensor, **settings: An
                 gather=lambda x: x,
                 reduce=lambda x, reduction: x,
             )
-            for name in (
-                "beta entropy_coef importance_sampling_level loss_type max_completion_length "
-                "off_policy_mask_threshold top_entropy_quantile multi_objective_aggregation scale_rewards "
-                "vllm_importance_sampling_mode vllm_importance_sampling_clip_min vllm_importance_sampling_clip_max"
-            ).split():
+            for name in SAME_NAME:
                 setattr(self, name, getattr(args, name))
 
         def _get_per_token_logps_and_entropies(self, *_: Any, **__: Any) -> tuple[Tensor, Tensor, None]:
@@ -249,7 +251,7 @@ def test_kl_term_is_that_of_trl(trl: SimpleNamespace, name: str) -> None:
 
 
 def test_the_kl_term_of_trl_is_multiplied_by_the_ratio_by_default(trl: SimpleNamespace) -> None:
-    """``use_bias_correction_kl`` changes the gradient of the KL term from 1 - exp(-x) to x, on-policy too (x = new - ref).
+    """``use_bias_correction_kl`` changes the gradient of the KL term from 1 - exp(-x) to x = new - ref, on-policy too.
 
     That is the gradient of k2, which the KL term has here with ``kl_estimator="k2"``.
     """

@@ -69,10 +69,10 @@ def test_logprobs_are_the_policys_at_the_temperature_even_when_truncated(samplin
 )
 def test_a_forbidden_token_is_never_drawn(values: list[float], uniform: float, top_k: int, top_p: float) -> None:
     logits = torch.full((1, 2 * len(values)), -torch.inf)
-    logits[0, ::2] = torch.tensor(values)
+    logits[0, 1::2] = torch.tensor(values)
     draws = torch.tensor([uniform, 0.0, 1 - 2.0**-53], dtype=torch.float64)
     tokens, logprobs = sample_tokens(logits.expand(3, -1), draws, SamplingParams(1, top_k=top_k, top_p=top_p))
-    assert (tokens % 2 == 0).all()
+    assert (tokens % 2 == 1).all()
     assert torch.isfinite(logprobs).all()
 
 

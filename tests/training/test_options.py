@@ -1,4 +1,4 @@
-"""Options of the loop that change what is learnt from: KL to a reference, truncated responses, several rewards, resampling."""
+"""Options that change what is learnt from: KL to a reference, truncated responses, several rewards, resampling."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Experiments: each is one command that writes its tables under docs/."""

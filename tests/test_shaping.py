@@ -1,0 +1,107 @@
+"""From scores to advantages, by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from gspo_lightning.advantages import GroupMean, GroupNormalised
+from gspo_lightning.errors import UserError
+from gspo_lightning.experience import Groups, resample
+from gspo_lightning.packing import make_micro_batch
+from gspo_lightning.shaping import Shaping, assign_advantages, is_dead, mask_truncated
+from gspo_lightning.types import FinishReason, Prompt, Rollout
+
+CPU = torch.device("cpu")
+
+
+def rollout(reward: float | None, *, prompt: int = 0, truncated: bool = False, **parts: float | None) -> Rollout:
+    ids = torch.tensor([5, 6])
+    reason = FinishReason.LENGTH if truncated else FinishReason.STOP
+    made = Rollout(Prompt(prompt, "p", (3,)), 0, ids, torch.zeros(2), torch.ones(2, dtype=torch.bool), reason, 0)
+    made.reward, made.reward_parts = reward, dict(parts) or {"r": reward}
+    return made
+
+
+def advantages(group: Sequence[Rollout]) -> list[float]:
+    return [r.advantage for r in group]
+
+
+def test_weighted_sum_compares_within_the_group() -> None:
+    groups = [[rollout(1.0), rollout(0.0), rollout(0.5)], [rollout(3.0), rollout(3.0), rollout(0.0)]]
+    dead = assign_advantages(groups, GroupMean(), Shaping(), CPU)
+    assert advantages(groups[0]) == [0.5, -0.5, 0.0]
+    assert advantages(groups[1]) == [1.0, 1.0, -2.0]
+    assert dead == 0.0
+
+
+def test_missing_and_masked_take_no_part_anywhere() -> None:
+    group = [rollout(1.0), rollout(0.0), rollout(None), rollout(0.25, truncated=True)]
+    shaping = Shaping(truncated="mask")
+    mask_truncated(group, shaping)
+    assign_advantages([group], GroupMean(), shaping, CPU)
+    assert advantages(group) == [0.5, -0.5, 0.0, 0.0]
+    assert make_micro_batch(group).response_mask.any(-1).tolist() == [True, True, False, False]
+    assert group[3].reward == 0.25  # the raw reward stays
+
+
+def test_penalty_is_subtracted_for_the_comparison_only() -> None:
+    group = [rollout(1.0, truncated=True), rollout(1.0)]
+    assign_advantages([group], GroupMean(), Shaping(truncated="penalise", truncation_penalty=0.5), CPU)
+    assert advantages(group) == [-0.25, 0.25]
+    assert [r.reward for r in group] == [1.0, 1.0]
+
+
+def test_separate_normalisation_keeps_a_small_reward_audible() -> None:
+    group = [rollout(None, a=a, b=b) for b in (0.0, 1.0) for a in (0.0, 100.0)]
+    for r in group:
+        r.reward = sum(v or 0.0 for v in r.reward_parts.values())
+    shaping = Shaping(combine="normalised_separately")
+    assign_advantages([group], GroupNormalised(), shaping, CPU)
+    # both columns become -c, c: the sums are -2c, 0, 0, 2c, standardised by their own spread
+    spread = torch.tensor([-2.0, 0.0, 0.0, 2.0], dtype=torch.float64)
+    assert advantages(group) == pytest.approx((spread / spread.std()).tolist(), abs=1e-5)
+
+
+def test_weights_of_zero_leave_a_part_out() -> None:
+    group = [rollout(0.0, a=0.0, b=5.0), rollout(1.0, a=1.0, b=None)]
+    shaping = Shaping(combine="normalised_separately", weights={"b": 0.0})
+    assign_advantages([group], GroupNormalised(), shaping, CPU)
+    assert advantages(group)[0] < 0 < advantages(group)[1]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "dead"),
+    [([1.0, 1.0], True), ([0.1 + 0.2, 0.3], False), ([None, 1.0], True), ([None, None], True), ([0.0, 1.0], False)],
+)
+def test_dead_is_equality_of_what_takes_part(rewards: list[float | None], dead: bool) -> None:
+    assert is_dead([rollout(r) for r in rewards], Shaping()) is dead
+
+
+def test_dead_fraction_over_columns() -> None:
+    groups = [[rollout(0.0, a=0.0, b=1.0), rollout(0.0, a=0.0, b=2.0)], [rollout(0.0, a=1.0, b=1.0)] * 2]
+    assert assign_advantages(groups, GroupNormalised(), Shaping(combine="normalised_separately"), CPU) == 0.5
+
+
+def test_resampling_replaces_dead_groups_and_stops_at_the_budget() -> None:
+    alive, dead = [rollout(0.0), rollout(1.0)], [rollout(1.0), rollout(1.0)]
+    asked: list[list[int]] = []
+    supply = {10: dead, 11: alive, 12: dead}
+
+    def sample(indices: Sequence[int]) -> tuple[Groups, dict[str, float]]:
+        asked.append(list(indices))
+        return [list(supply[i]) for i in indices], {"time/rollout_s": 1.0}
+
+    groups = [list(alive), list(dead), list(dead)]
+    seconds = {"time/rollout_s": 1.0}
+    resample(groups, seconds, sample, [10, 11, 12], Shaping())
+    assert asked == [[10, 11], [12]]
+    assert [is_dead(g, Shaping()) for g in groups] == [False, False, True]
+    assert seconds == {"time/rollout_s": 3.0, "reward/resampled_groups": 1.0}
+
+
+def test_negative_penalty_is_refused() -> None:
+    with pytest.raises(UserError, match="truncation_penalty"):
+        Shaping(truncation_penalty=-1.0)
