@@ -37,6 +37,8 @@ def check_data_settings(data: PromptDataModule) -> None:
     _check_groups(data)
     _check_rewards(data)
     _check_evaluation(data)
+    if data.kl_in_reward < 0:
+        raise UserError("data.kl_in_reward", f"is {data.kl_in_reward}; it must be 0 or above")
     if data.temperature <= 0:
         raise UserError(
             "data.temperature",
@@ -105,8 +107,12 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
         raise UserError(
             "model.objective", reason, fix="correct the range, or say model.allow_unusual_clip: true if you mean it"
         )
-    if getattr(module.objective, "by", None) == "given":
-        raise UserError("model.objective.by", "is 'given', but no rollout source gives segments", fix="use 'length'")
+    if (getattr(module.objective, "by", None) == "given") != bool(module.segment_delimiters):
+        raise UserError(
+            "model.segment_delimiters",
+            "and an objective over given segments (Segment with by: given) need each other",
+            fix="set both, or neither",
+        )
     if trainer.accumulate_grad_batches != 1:
         raise UserError(
             "trainer.accumulate_grad_batches",

@@ -56,6 +56,8 @@ class PromptDataModule(LightningDataModule):
         truncation_penalty: subtracted from the reward of a truncated response with ``penalise``; reward units.
         resample_dead_groups: prompts that may be sampled in place of those whose responses all earned the same, per
             iteration and rank (DAPO's dynamic sampling with a budget); 0 keeps every group.
+        kl_in_reward: weight of a KL penalty to the initial policy that is subtracted from the reward, per nat of the
+            whole response; 0 needs no reference. As a loss term instead: model.objective.kl_coef.
         group_size: responses per prompt (G).
         prompts_per_rollout: prompts per iteration over all ranks (P).
         minibatches_per_rollout: optimizer steps per pass over a rollout batch; the GSPO paper uses 4.
@@ -91,6 +93,7 @@ class PromptDataModule(LightningDataModule):
         truncated_responses: TruncatedResponses = "keep",
         truncation_penalty: float = 0.5,
         resample_dead_groups: int = 0,
+        kl_in_reward: float = 0.0,
         group_size: int = 8,
         prompts_per_rollout: int = 32,
         minibatches_per_rollout: int = 4,
@@ -124,7 +127,7 @@ class PromptDataModule(LightningDataModule):
         self.evaluation, self.seed = evaluation, seed
         self.plugins = (plugins,) if isinstance(plugins, str) else tuple(plugins or ())
         self.shaping = Shaping(truncated_responses, truncation_penalty, combine_rewards, reward_weights or {})
-        self.resample_dead_groups = resample_dead_groups
+        self.resample_dead_groups, self.kl_in_reward = resample_dead_groups, kl_in_reward
         self.loader = ExperienceLoader(self.roll_out, minibatches_per_rollout, epochs_per_rollout, seed)
         self._runner: RewardRunner | None = None
         self._prompts: dict[str, list[Prompt]] = {}
@@ -289,6 +292,15 @@ class PromptDataModule(LightningDataModule):
         mask_truncated([r for g in groups for r in g], self.shaping)
         if self.resample_dead_groups:
             resample(groups, seconds, sample, self._spare(iteration, order), self.shaping)
+        if self.kl_in_reward and module.reference is not None:
+            with context():
+                module.reference.penalise(
+                    [r for g in groups for r in g],
+                    self.kl_in_reward,
+                    self.temperature,
+                    self.max_tokens_per_micro_batch,
+                    module.device,
+                )
         experience = collect(
             groups,
             seconds,

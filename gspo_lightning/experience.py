@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -15,14 +15,21 @@ from gspo_lightning.distributed import all_sum, rank_and_world
 from gspo_lightning.metrics.rollouts import measure_rollouts
 from gspo_lightning.packing import make_mini_batches
 from gspo_lightning.policy import Policy
-from gspo_lightning.rewards import RewardRunner, Sample
+from gspo_lightning.rewards import Sample, SampleScore
 from gspo_lightning.rollouts import Draws, RolloutSource
 from gspo_lightning.shaping import Shaping, assign_advantages, is_dead, mask_truncated
 from gspo_lightning.types import MiniBatch, Prompt, Rollout, SamplingParams
 
-__all__ = ["Experience", "collect", "deal", "record", "resample", "respond"]
+__all__ = ["Experience", "Scorer", "collect", "deal", "record", "resample", "respond"]
 
 Groups = list[list[Rollout]]
+
+
+class Scorer(Protocol):
+    """What gives rewards: worker processes (``RewardRunner``), or the caller of a library."""
+
+    def score(self, samples: Sequence[Sample]) -> Sequence[SampleScore]:
+        """One verdict per sample, in order."""
 
 
 @dataclass(slots=True)
@@ -66,7 +73,7 @@ def respond(
     source: RolloutSource,
     policy: Policy,
     prompts: Sequence[Prompt],
-    rewards: RewardRunner,
+    rewards: Scorer,
     *,
     group_size: int,
     sampling: SamplingParams,
@@ -91,7 +98,7 @@ def respond(
     return groups, {"time/rollout_s": generated - start, "time/reward_s": time.perf_counter() - generated}
 
 
-def score_rollouts(rollouts: Sequence[Rollout], rewards: RewardRunner) -> None:
+def score_rollouts(rollouts: Sequence[Rollout], rewards: Scorer) -> None:
     """Fill ``reward`` and ``reward_parts`` of each rollout in place."""
     samples = [
         Sample(

@@ -26,14 +26,15 @@ from gspo_lightning.distributed import all_sum, largest, rank_and_world
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience import record
 from gspo_lightning.metrics.evaluation import EvaluationMetrics
-from gspo_lightning.metrics.sums import MetricSums, ratio_histogram, ratio_percentiles
-from gspo_lightning.metrics.update import measure_mismatch, sequence_log_ratios, update_scalars
-from gspo_lightning.objectives import GSPO, Objective
+from gspo_lightning.metrics.sums import MetricSums, ratio_percentiles
+from gspo_lightning.metrics.update import update_scalars
+from gspo_lightning.objectives import GSPO, Objective, segments_by_delimiter
 from gspo_lightning.old_policy import CachedLogProbs, OldPolicy, ResidentSnapshot
 from gspo_lightning.packing import filler
 from gspo_lightning.policy import DType, ModelSettings, Policy, check_head, load_policy, load_tokenizer
 from gspo_lightning.reference import ReferencePolicy
 from gspo_lightning.types import MicroBatch, MiniBatch, Prompt
+from gspo_lightning.update import micro_batch_loss, mini_batch_count
 
 __all__ = ["GSPOModule"]
 
@@ -55,6 +56,7 @@ class GSPOModule(LightningModule):
         trust_remote_code: run Python code that a model repository ships.
         revision: branch, tag or commit of a hub id.
         config_overrides: fields of the model's config to change before it is built.
+        segment_delimiters: texts that end a segment, for ``Segment`` with ``by: given`` (for example a line feed).
         allow_unusual_clip: accept a clip range of the wrong scale for the objective's level.
         histogram_every: optimizer steps between two histograms of s_i.
         seed: of freshly initialised weights; the command line sets it from ``seed_everything``.
@@ -76,6 +78,7 @@ class GSPOModule(LightningModule):
         trust_remote_code: bool = False,
         revision: str | None = None,
         config_overrides: dict[str, Any] | None = None,
+        segment_delimiters: list[str] | None = None,
         allow_unusual_clip: bool = False,
         histogram_every: int = 1,
         seed: int = 0,
@@ -89,6 +92,7 @@ class GSPOModule(LightningModule):
         self.old_policy = old_policy if old_policy is not None else CachedLogProbs()
         self.build_optimizer, self.build_scheduler = optimizer, lr_scheduler
         self.cold_start = cold_start
+        self.segment_delimiters = segment_delimiters or []
         self.allow_unusual_clip, self.histogram_every = allow_unusual_clip, histogram_every
         self.evaluation_metrics = EvaluationMetrics()
         self.weights_from_checkpoint = False
@@ -121,7 +125,7 @@ class GSPOModule(LightningModule):
         if hasattr(self, "policy"):
             return
         settings = self.settings
-        kl = getattr(self.objective, "kl_coef", 0.0) > 0
+        kl = getattr(self.objective, "kl_coef", 0.0) > 0 or self.data.kl_in_reward > 0
         if self.cold_start is not None and (kl or not self.weights_from_checkpoint):
             settings = self.cold_start.ensure(settings, Path(self.trainer.default_root_dir))
         self.policy = load_policy(settings)
@@ -169,7 +173,7 @@ class GSPOModule(LightningModule):
         assert isinstance(optimizer, torch.optim.Optimizer)
         optimizer.zero_grad(set_to_none=True)
         micro_batches = self._in_step(batch.micro_batches)
-        denominator = all_sum(torch.stack([self.objective.count(m.response_mask) for m in micro_batches]).sum())
+        denominator = all_sum(mini_batch_count(self.objective, micro_batches))
         sums = MetricSums()
         for part in micro_batches[:-1]:
             with self._without_sync():
@@ -180,24 +184,25 @@ class GSPOModule(LightningModule):
 
     def _loss(self, part: MicroBatch, denominator: Tensor, sums: MetricSums) -> Tensor:
         """The share of one micro-batch in the loss; DDP and FSDP average over ranks, so it is scaled to a sum."""
-        logprobs, entropy = self.policy(part, self.data.temperature)
-        old_logprobs = self.old_policy.logprobs(part, self.data.temperature)
-        out = self.objective(
-            logprobs,
-            old_logprobs,
-            part.advantages,
-            part.response_mask,
-            behaviour_logprobs=part.behaviour_logprobs,
-            ref_logprobs=part.ref_logprobs,
-            entropy=entropy,
+        loss = micro_batch_loss(
+            part,
+            policy=self.policy,
+            old_policy=self.old_policy,
+            objective=self.objective,
+            temperature=self.data.temperature,
             denominator=denominator,
+            segments=self._segments(part),
+            sums=sums,
         )
-        one = torch.ones_like(denominator)
-        sums.add(out.sums | {"loss": (out.loss, one * 0)} | measure_mismatch(part, old_logprobs))
-        log_ratios = sequence_log_ratios(logprobs.detach(), old_logprobs, part.response_mask)
-        sums.add_vector("ratio", ratio_histogram(log_ratios))
-        sums.add_max("ratio/max", out.ratio)  # 1 at masked positions
-        return out.loss * rank_and_world()[1]
+        return loss * rank_and_world()[1]
+
+    def _segments(self, part: MicroBatch) -> Tensor | None:
+        """[N, T] segment numbers where the objective is over delimited segments."""
+        if not self.segment_delimiters:
+            return None
+        encode = self.tokenizer.encode
+        ends = [encode(text, add_special_tokens=False)[-1] for text in self.segment_delimiters]
+        return segments_by_delimiter(part.response_ids, part.response_mask, ends)
 
     def _in_step(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
         """The same number of micro-batches on every rank; the missing ones carry weight 0."""

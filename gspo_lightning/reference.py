@@ -8,14 +8,16 @@ from dataclasses import replace
 
 import torch
 
+from gspo_lightning.errors import UserError
+from gspo_lightning.packing import cut_micro_batches
 from gspo_lightning.policy import Policy
-from gspo_lightning.types import MiniBatch
+from gspo_lightning.types import MiniBatch, Rollout
 
 __all__ = ["ReferencePolicy"]
 
 
 class ReferencePolicy:
-    """A frozen copy of the initial policy, kept only where an objective has ``kl_coef`` above 0.
+    """A frozen copy of the initial policy, kept only where a KL term needs it (``kl_coef``, ``kl_in_reward``).
 
     It is not part of the module tree: neither the optimizer, nor DDP, nor a checkpoint, nor an export sees it. A
     resumed run makes it again from the same start. One more copy of the weights in memory.
@@ -23,6 +25,28 @@ class ReferencePolicy:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = Policy(copy.deepcopy(policy.model), policy.tokenizer).requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def penalise(
+        self, rollouts: Sequence[Rollout], coef: float, temperature: float, max_tokens: int, device: torch.device
+    ) -> None:
+        """Set each rollout's ``kl_penalty`` to ``coef`` times its summed log-ratio to the reference, nats.
+
+        The sampler's log-probabilities stand for the policy's: the k1 estimator of KL(policy || reference) over the
+        whole response, as in reinforcement learning from human feedback (InstructGPT, arXiv 2203.02155).
+        """
+        self.policy.to(device)
+        rows = sorted(rollouts, key=lambda r: len(r.prompt.token_ids) + len(r.token_ids), reverse=True)
+        done = 0
+        for part in cut_micro_batches(rows, max_tokens):
+            batch = part.to(device)
+            if batch.behaviour_logprobs is None:
+                raise UserError("data.kl_in_reward", "needs a rollout source that reports log-probabilities")
+            ratio = batch.behaviour_logprobs - self.policy(batch, temperature)[0]
+            sums = torch.where(batch.response_mask, ratio, 0.0).sum(-1).tolist()
+            for rollout, value in zip(rows[done : done + len(sums)], sums, strict=True):
+                rollout.kl_penalty = coef * value
+            done += len(sums)
 
     @torch.no_grad()
     def fill(self, batches: Sequence[MiniBatch], temperature: float, device: torch.device) -> list[MiniBatch]:

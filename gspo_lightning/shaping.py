@@ -44,7 +44,8 @@ class Shaping:
 
     def columns(self, rollouts: Sequence[Rollout]) -> Tensor:
         """[K, N] float64: what is compared within a group (K = 1: a weighted sum); NaN where a sample takes no part."""
-        penalty = [self.truncation_penalty * (self.truncated == "penalise" and r.truncated) for r in rollouts]
+        cut = [self.truncation_penalty * (self.truncated == "penalise" and r.truncated) for r in rollouts]
+        penalty = [c + r.kl_penalty for c, r in zip(cut, rollouts, strict=True)]
         absent = [r.reward is None or r.masked for r in rollouts]
         if self.combine == "weighted_sum":
             rows = [[r.reward for r in rollouts]]
@@ -52,7 +53,7 @@ class Shaping:
         else:
             names = sorted({name for r in rollouts for name in r.reward_parts if self.weight(name) != 0})
             rows = [[r.reward_parts.get(name) for r in rollouts] for name in names]
-            if self.truncated == "penalise":
+            if self._penalised(rollouts):
                 rows.append([-p for p in penalty])
         nan = float("nan")
         values = [[nan if gone or v is None else v for v, gone in zip(row, absent, strict=True)] for row in rows]
@@ -63,7 +64,10 @@ class Shaping:
         if self.combine == "weighted_sum":
             return [1.0]
         names = sorted({name for r in rollouts for name in r.reward_parts if self.weight(name) != 0})
-        return [self.weight(n) for n in names] + [1.0] * (self.truncated == "penalise")
+        return [self.weight(n) for n in names] + [1.0] * self._penalised(rollouts)
+
+    def _penalised(self, rollouts: Sequence[Rollout]) -> bool:
+        return self.truncated == "penalise" or any(r.kl_penalty != 0 for r in rollouts)
 
     def weight(self, name: str) -> float:
         """Of a reward, 1 where none was given."""

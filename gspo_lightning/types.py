@@ -74,7 +74,8 @@ class Rollout:
     ``token_ids`` [T] int64 with the end token where the policy wrote one; ``logprobs`` [T] float32, the sampler's own
     log-probabilities at the training temperature (nats), or None where a source has none; ``response_mask`` [T] bool;
     ``policy_version`` counts optimizer steps at sampling time. ``reward`` None means *missing* and ``masked`` that the
-    run leaves such responses out: the sample then takes no part in statistics, loss or denominator.
+    run leaves such responses out: the sample then takes no part in statistics, loss or denominator. ``kl_penalty`` is
+    subtracted from the reward for the comparison within a group; ``reward`` itself is never overwritten.
     """
 
     prompt: Prompt
@@ -89,6 +90,7 @@ class Rollout:
     reward_parts: dict[str, float | None] = field(default_factory=dict)
     reward_statuses: dict[str, str] = field(default_factory=dict)
     masked: bool = False
+    kl_penalty: float = 0.0
     advantage: float = 0.0
 
     def __post_init__(self) -> None:
@@ -144,6 +146,14 @@ class MicroBatch:
     def lengths(self) -> Tensor:
         """[N] tokens of each row, prompt and response together."""
         return self.prompt_lengths + self.response_lengths
+
+    @property
+    def response_ids(self) -> Tensor:
+        """[N, T] int64 token ids of the responses; 0 beyond a row's response."""
+        steps = torch.arange(self.response_mask.shape[1], device=self.input_ids.device).unsqueeze(0)
+        inside = steps < self.response_lengths.unsqueeze(1)
+        places = (self.prompt_lengths.unsqueeze(1) + steps).clamp(max=self.input_ids.shape[1] - 1)
+        return torch.where(inside, self.input_ids.gather(1, places), 0)
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """The same rows on another device."""

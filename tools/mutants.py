@@ -64,6 +64,7 @@ KINDS = ("sign", "min/max", "comparison", "constant", "mask", "stop-gradient")
 ACCEPTED = Path(__file__).with_name("accepted_mutants.toml")
 REPORT = Path("docs/mutants.md")
 ENOUGH = 0.95
+PROBE = "_mutants_probe"
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -134,16 +135,15 @@ class Finder:
         self.members = _enumerations(self.tree)
         self.lines = source.encode().splitlines(keepends=True)
         self.found: dict[str, Mutant] = {}
-        self.detachable: list[ast.expr] = []
 
     def mutants(self, carries_gradient: set[tuple[int, int, int, int]] | None = None) -> list[Mutant]:
-        """In the order of the file. ``carries_gradient``: positions where a ``detach`` makes sense; None: everywhere."""
+        """In the order of the file. ``carries_gradient``: where a ``detach`` can make a difference; None: anywhere."""
         unchanged = ast.dump(self.tree)
         self.found = {}
         for node in self.walk(self.tree):
             for kind, new in self.changes(node):
                 self._add(node, kind, new, unchanged)
-            if isinstance(node, ast.expr) and self._may_detach(node):
+            if isinstance(node, ast.expr) and self.may_detach(node):
                 where = position(node)
                 if carries_gradient is None or where in carries_gradient:
                     self._add(node, "stop-gradient", f"({ast.unparse(node)}).detach()", unchanged)
@@ -312,9 +312,11 @@ class Finder:
         """Unions of dictionaries, written with the same operator."""
         return isinstance(self.parents.parent[node], ast.keyword) and "sums" in ast.unparse(self.parents.parent[node])
 
-    def _may_detach(self, node: ast.expr) -> bool:
+    def may_detach(self, node: ast.expr) -> bool:
         """An intermediate result: what is assigned, returned, passed or an operand of arithmetic."""
         parent = self.parents.parent[node]
+        if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+            return False
         if isinstance(node, (ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Starred, ast.Lambda)):
             return False
         if isinstance(parent, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)):
@@ -400,21 +402,25 @@ def position(node: Any) -> tuple[int, int, int, int]:
 
 
 class _Served(importlib.abc.MetaPathFinder):
-    """Serves another source for one module."""
+    """Serves other code for some files below ``root``."""
 
-    def __init__(self, name: str, path: Path, code: CodeType) -> None:
-        self.name, self.path, self.code = name, path, code
+    def __init__(self, root: Path, changed: dict[str, CodeType]) -> None:
+        self.root = root
+        self.changed = {f.removesuffix(".py").removesuffix("/__init__").replace("/", "."): f for f in changed}
+        self.code = changed
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self.name:
+        if fullname not in self.changed:
             return None
-        code = self.code
+        file = self.changed[fullname]
+        code = self.code[file]
 
         class Loader(importlib.machinery.SourceFileLoader):
             def get_code(self, fullname: str) -> CodeType:
                 return code
 
-        return importlib.util.spec_from_file_location(fullname, self.path, loader=Loader(fullname, str(self.path)))
+        place = self.root / file
+        return importlib.util.spec_from_file_location(fullname, place, loader=Loader(fullname, str(place)))
 
 
 class _Watch:
@@ -485,12 +491,11 @@ class Laboratory:
         file = getattr(module, "__file__", None)
         return file is not None and ("site-packages" in file or not Path(file).is_relative_to(self.root))
 
-    def test(self, file: str, code: CodeType, tests: Sequence[str], order: dict[str, int]) -> Callable[[], Any]:
-        """What a child does for a mutant."""
-        name = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+    def test(self, changed: dict[str, CodeType], tests: Sequence[str], order: dict[str, int]) -> Callable[[], Any]:
+        """What a child does: run ``tests`` with ``changed`` files, the most promising test first."""
 
         def run() -> dict[str, Any]:
-            sys.meta_path.insert(0, _Served(name, self.root / file, code))
+            sys.meta_path.insert(0, _Served(self.root, changed))
             watch = _Watch(order)
             return {"code": _pytest(tests, ["-x"], [watch]), "by": watch.failed}
 
@@ -562,42 +567,45 @@ def _pytest(tests: Sequence[str], options: Sequence[str], plugins: list[Any]) ->
 # Where a detach can make a difference
 
 
-def gradients_seen(
-    lab: Laboratory, finder: Finder, tests: Sequence[str]
-) -> tuple[Outcome, set[tuple[int, int, int, int]]]:
-    """Run the tests on the unchanged file, noting which intermediate results carry a gradient."""
-    probe = "_mutants_probe"
+Places = set[tuple[int, int, int, int]]
+
+
+def gradients_seen(lab: Laboratory, finders: list[Finder], tests: Sequence[str]) -> tuple[Outcome, dict[str, Places]]:
+    """Run the tests on the unchanged files, noting which intermediate results carry a gradient."""
+    test = lab.test({f.file: _probed(f) for f in finders}, tests, {})
+
+    def run() -> dict[str, Any]:
+        seen: dict[str, list[tuple[int, ...]]] = {f.file: [] for f in finders}
+
+        def note(value: Any, file: str, *where: int) -> Any:
+            if getattr(value, "requires_grad", False) and where not in seen[file]:
+                seen[file].append(where)
+            return value
+
+        setattr(builtins, PROBE, note)
+        return test() | {"seen": seen}
+
+    outcome = lab.wait(lab.start(run, limit_s=900))
+    found = (outcome.extra or {}).get("seen", {})
+    return outcome, {file: {tuple(p) for p in places} for file, places in found.items()}
+
+
+def _probed(finder: Finder) -> CodeType:
+    """The file with every place of a possible ``detach`` wrapped in a call of the probe."""
+    tree = ast.parse(finder.source)
+    same = dict(zip(ast.walk(finder.tree), ast.walk(tree), strict=True))
+    wanted = {same[n] for n in finder.walk(finder.tree) if isinstance(n, ast.expr) and finder.may_detach(n)}
 
     class Wrap(ast.NodeTransformer):
         def visit(self, node: ast.AST) -> Any:
-            wanted = node in chosen
-            where = position(node) if wanted else None
+            chosen, place = node in wanted, [ast.Constant(x) for x in (position(node) if node in wanted else ())]
             self.generic_visit(node)
-            if not wanted:
+            if not chosen:
                 return node
-            at = ast.Constant(repr(where))
-            return ast.copy_location(ast.Call(ast.Name(probe, ast.Load()), [node, at], []), node)
+            call = ast.Call(ast.Name(PROBE, ast.Load()), [node, ast.Constant(finder.file), *place], [])
+            return ast.copy_location(call, node)
 
-    chosen = {n for n in finder.walk(finder.tree) if isinstance(n, ast.expr) and finder._may_detach(n)}
-    chosen = {n for n in chosen if isinstance(getattr(n, "ctx", ast.Load()), ast.Load)}
-    tree = ast.fix_missing_locations(Wrap().visit(finder.tree))
-    code = compile(tree, finder.file, "exec", dont_inherit=True)
-    test = lab.test(finder.file, code, tests, {})
-
-    def run() -> dict[str, Any]:
-        seen: set[str] = set()
-
-        def note(value: Any, where: str) -> Any:
-            if getattr(value, "requires_grad", False) and hasattr(value, "detach"):
-                seen.add(where)
-            return value
-
-        setattr(builtins, probe, note)
-        return test() | {"seen": sorted(seen)}
-
-    outcome = lab.wait(lab.start(run, limit_s=600))
-    finder.__init__(finder.file, finder.source)  # type: ignore[misc]  # the tree was changed
-    return outcome, {ast.literal_eval(s) for s in (outcome.extra or {}).get("seen", [])}
+    return compile(ast.fix_missing_locations(Wrap().visit(tree)), finder.file, "exec", dont_inherit=True)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -625,7 +633,7 @@ def run_all(
             index, (mutant, tests) = queue.pop(0)
             code = compile(mutant.source, mutant.file, "exec", dont_inherit=True)
             best = dict(order.setdefault(mutant.file, Counter()))
-            running[index] = lab.start(lab.test(mutant.file, code, tests, best))
+            running[index] = lab.start(lab.test({mutant.file: code}, tests, best))
         for index, job in list(running.items()):
             if (outcome := lab.poll(job)) is None:
                 continue
@@ -729,15 +737,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     lab.prepare(sorted({t for tests in files.values() for t in tests}))
     known = accepted(args.accepted)
     work: list[tuple[Mutant, list[str]]] = []
-    for file, tests in files.items():
-        finder = Finder(file, (root / file).read_text())
-        if not finder.mutants():
-            continue
-        outcome, carries = gradients_seen(lab, finder, tests)
+    for tests in dict.fromkeys(tuple(t) for t in files.values()):
+        finders = [Finder(f, (root / f).read_text()) for f, t in files.items() if tuple(t) == tests]
+        outcome, carry = gradients_seen(lab, finders, tests)
         if outcome.verdict != "survived":
-            print(f"mutants: the tests of {file} do not pass on the unchanged file: {outcome.verdict} {outcome.by}")
+            print(f"mutants: the tests do not pass on the unchanged files: {outcome.verdict} {outcome.by}")
             return 2
-        work += [(m, tests) for m in finder.mutants(carries)]
+        work += [(m, list(tests)) for finder in finders for m in finder.mutants(carry[finder.file])]
     total, keys = len(work), {m.key for m, _ in work}
     if args.kind:
         work = [w for w in work if w[0].kind in args.kind]
@@ -772,9 +778,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     killed, gaps = counts["killed"] + counts["time-out"], counts["survived"] + counts["broken"]
     for r in results:
         if r.outcome.verdict in ("survived", "broken") and r.reason is None:
-            print(
-                f"{r.outcome.verdict} {r.mutant.file}:{r.mutant.line} {r.mutant.kind}\n- {r.mutant.old}\n+ {r.mutant.new}"
-            )
+            place = f"{r.mutant.file}:{r.mutant.line} {r.mutant.kind}"
+            print(f"{r.outcome.verdict} {place}\n- {r.mutant.old}\n+ {r.mutant.new}")
     for key in stale:
         print(f"accepted without need: {key}")
     share = killed / max(killed + gaps, 1)

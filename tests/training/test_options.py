@@ -30,6 +30,29 @@ def test_kl_reference_survives_a_resume(tmp_path: Path, monkeypatch: pytest.Monk
     assert runs.largest_difference(runs.weights(whole), runs.weights(resumed)) == 0.0
 
 
+def test_kl_in_the_reward_pulls_back_too(tmp_path: Path) -> None:
+    # the penalty is 0 while policy and reference are equal, then it changes advantages, never the raw reward
+    options = [*UNTAUGHT, "--trainer.max_epochs=3", "--model.optimizer.lr=0.003"]
+    free = runs.scalars(runs.fit(tmp_path / "free", *options))
+    held = runs.scalars(runs.fit(tmp_path / "held", *options, "--data.kl_in_reward=1.0"))
+    norms = [[v for _, v in s["optim/gradient_norm"]] for s in (free, held)]
+    assert norms[0][:2] == pytest.approx(norms[1][:2], rel=1e-4)
+    assert norms[0][2] != pytest.approx(norms[1][2], rel=1e-3)
+    assert (
+        free["reward/mean"][2] == held["reward/mean"][2]
+    )  # the same rollouts: only the first iteration's updates differ
+
+
+def test_segments_by_delimiter(tmp_path: Path) -> None:
+    segment = [*UNTAUGHT, "--model.objective=Segment", "--model.objective.by=given", "--trainer.max_epochs=1"]
+    never = runs.fit(tmp_path / "never", *segment, '--model.segment_delimiters=["<eos>"]')
+    whole = runs.fit(tmp_path / "whole", *UNTAUGHT, "--trainer.max_epochs=1", "--model.objective=GSPOToken",
+                     "--model.objective.clip_low=2e-3", "--model.objective.clip_high=2.7e-3")  # fmt: skip
+    digits = runs.fit(tmp_path / "digits", *segment, '--model.segment_delimiters=["1","2","3"]')
+    assert runs.largest_difference(runs.weights(never), runs.weights(whole)) < 1e-6
+    assert runs.largest_difference(runs.weights(digits), runs.weights(whole)) > 1e-6
+
+
 def test_masked_truncated_responses_leave_statistics_and_denominator(tmp_path: Path) -> None:
     masked = runs.scalars(runs.fit(tmp_path / "mask", *UNTAUGHT, "--data.truncated_responses=mask"))
     kept = runs.scalars(runs.fit(tmp_path / "keep", *UNTAUGHT))

@@ -1,0 +1,70 @@
+"""Where policy, old policy and objective meet: the loss of a micro-batch, and what is measured on the way.
+
+The Lightning module and :class:`gspo_lightning.GSPOTrainer` both train with this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.metrics.sums import MetricSums, ratio_histogram
+from gspo_lightning.metrics.update import measure_mismatch, sequence_log_ratios
+from gspo_lightning.objectives import Objective
+from gspo_lightning.old_policy import OldPolicy
+from gspo_lightning.policy import Policy
+from gspo_lightning.types import MicroBatch
+
+__all__ = ["micro_batch_loss", "mini_batch_count"]
+
+
+def mini_batch_count(objective: Objective, micro_batches: Sequence[MicroBatch]) -> Tensor:
+    """What the micro-batches of a mini-batch contribute to its denominator together, a float64 scalar."""
+    return torch.stack([objective.count(m.response_mask) for m in micro_batches]).sum()
+
+
+def micro_batch_loss(
+    part: MicroBatch,
+    *,
+    policy: Policy,
+    old_policy: OldPolicy,
+    objective: Objective,
+    temperature: float,
+    denominator: Tensor,
+    sums: MetricSums,
+    segments: Tensor | None = None,
+) -> Tensor:
+    """The share of one micro-batch in the loss of its mini-batch, a scalar with gradient.
+
+    Args:
+        part: N rows on the policy's device.
+        policy: is trained.
+        old_policy: knows the old log-probabilities of ``part``.
+        objective: turns log-probabilities and advantages into a loss.
+        temperature: the one responses were sampled at, > 0.
+        denominator: :func:`mini_batch_count` of the whole mini-batch, summed over ranks. It makes the gradient
+            independent of how the mini-batch was cut.
+        sums: what is measured is added here.
+        segments: [N, T] int64, for objectives over given segments.
+    """
+    logprobs, entropy = policy(part, temperature)
+    old_logprobs = old_policy.logprobs(part, temperature)
+    out = objective(
+        logprobs,
+        old_logprobs,
+        part.advantages,
+        part.response_mask,
+        behaviour_logprobs=part.behaviour_logprobs,
+        ref_logprobs=part.ref_logprobs,
+        entropy=entropy,
+        segments=segments,
+        denominator=denominator,
+    )
+    no_count = torch.zeros_like(denominator)  # shares of a loss add up; there is nothing to divide them by
+    sums.add(out.sums | {"loss": (out.loss, no_count)} | measure_mismatch(part, old_logprobs))
+    log_ratios = sequence_log_ratios(logprobs.detach(), old_logprobs, part.response_mask)
+    sums.add_vector("ratio", ratio_histogram(log_ratios))
+    sums.add_max("ratio/max", out.ratio)  # 1 at masked positions
+    return out.loss
