@@ -136,7 +136,13 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
 
 
 def check_precision(precision: str) -> None:
-    """float16 is refused (on a CPU Lightning would silently take another precision for it)."""
+    """Refuse float16 (on a CPU Lightning would silently take another one) and what rounds log-probabilities."""
+    if precision == "bf16-true":
+        raise UserError(
+            "trainer.precision",
+            "'bf16-true' would round old log-probabilities and advantages to bfloat16 on their way to the model",
+            fix="use bf16-mixed (float32 masters), or model.dtype: bfloat16 with 32-true",
+        )
     if precision in ("16", "16-mixed", "16-true"):
         raise UserError(
             "trainer.precision",

@@ -231,9 +231,11 @@ def _load_config(settings: ModelSettings) -> PretrainedConfig:
 def _load_pretrained(settings: ModelSettings) -> PreTrainedModel:
     config = _load_config(settings)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        model: PreTrainedModel
+        model, info = AutoModelForCausalLM.from_pretrained(
             settings.name_or_path,
             config=config,
+            output_loading_info=True,
             revision=settings.revision,
             trust_remote_code=settings.trust_remote_code,
             dtype=settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype),
@@ -241,6 +243,12 @@ def _load_pretrained(settings: ModelSettings) -> PreTrainedModel:
         )
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:  # Runtime: shapes do not fit
         raise _not_loadable(settings.name_or_path, error) from error
+    if missing := sorted(info["missing_keys"]):
+        raise UserError(
+            "model.name_or_path",
+            f"{settings.name_or_path!r} lacks {len(missing)} weights (such as {missing[0]}), which would start at random",
+            fix="use a complete checkpoint of a causal language model",
+        )
     return model
 
 

@@ -209,7 +209,6 @@ class GSPOTrainer:
                 (in the last case: none in the update that is refused).
         """
         prompts = self._read(queries)
-        sums, norms, tokens, start = MetricSums(), [], [], 0.0
         loader = ExperienceLoader(
             functools.partial(self._roll_out, prompts, reward_function),
             self.config.minibatches,
@@ -217,26 +216,27 @@ class GSPOTrainer:
             self.config.seed,
         )
         loader.iteration = self.iteration - 1  # the one it rolls out next is this step's
+        trained: list[MiniBatch] = []
+        sums, norm, seconds = MetricSums(), 0.0, 0.0
         with _modes_restored(self.policy):
             self.policy.train()
             for batch in loader:
-                start = start or time.perf_counter()
-                norms.append(self._update(batch.to(self.policy.device), sums))
-                tokens.append(batch.num_tokens)
-        seconds = time.perf_counter() - start
+                start = time.perf_counter()
+                norm += self._update(batch.to(self.policy.device), sums)
+                seconds += time.perf_counter() - start
+                trained.append(batch)
         self.examples = loader.experience.examples
         pairs, vectors, maxima = sums.reduce()
         statistics = loader.experience.metrics | update_scalars(pairs) | maxima | ratio_percentiles(vectors["ratio"])
-        updates = len(norms)
+        updates, tokens = len(trained), sum(b.num_tokens for b in trained)
         return statistics | {
             "loss": statistics["loss"] / updates,
-            "optim/gradient_norm": sum(norms) / updates,
+            "optim/gradient_norm": norm / updates,
             "optim/lr": float(self.optimizer.param_groups[0]["lr"]),
-            "data/tokens_per_update": sum(tokens) / updates,
-            "data/micro_batches": sum(len(b.micro_batches) for b in loader.experience.mini_batches)
-            / self.config.minibatches,
+            "data/tokens_per_update": tokens / updates,
+            "data/micro_batches": sum(len(b.micro_batches) for b in trained) / updates,
             "time/update_s": seconds / updates,
-            "throughput/trained_tokens_per_s": sum(tokens) / max(seconds, 1e-9),
+            "throughput/trained_tokens_per_s": tokens / max(seconds, 1e-9),
         }
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -249,16 +249,17 @@ class GSPOTrainer:
 
     def _read(self, queries: Sequence[str]) -> list[Prompt]:
         """Checked and encoded queries, in order; ids are their positions."""
-        if isinstance(queries, str) or not queries or not all(isinstance(q, str) for q in queries):
+        texts = [] if isinstance(queries, str) else list(queries)
+        if not texts or not all(isinstance(text, str) for text in texts):
             raise UserError("queries", f"is {_shown(queries)}, but must be a list of one text or more")
-        if len(queries) % self.config.minibatches:
+        if len(texts) % self.config.minibatches:
             raise UserError(
                 "queries",
-                f"{len(queries)} groups cannot be cut into {self.config.minibatches} mini-batches of whole groups",
+                f"{len(texts)} groups cannot be cut into {self.config.minibatches} mini-batches of whole groups",
                 fix=f"give a multiple of minibatches = {self.config.minibatches}",
             )
         prompts = encode_prompts(
-            [{"prompt": q} for q in queries], self._reading_tokenizer, max_prompt_tokens=1 << 30, field="queries"
+            [{"prompt": text} for text in texts], self._reading_tokenizer, max_prompt_tokens=1 << 30, field="queries"
         )
         limit, reason = self._prompt_limit()
         for prompt in prompts:
@@ -370,7 +371,8 @@ class _Caller:
 
 
 def _check_model(model: PreTrainedModel) -> None:
-    if not isinstance(model, PreTrainedModel) or model.get_output_embeddings() is None:
+    causal = isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
+    if not causal:
         raise UserError(
             "model",
             f"is {type(model).__name__}, but must be a causal language model of transformers",
@@ -383,8 +385,8 @@ def _check_model(model: PreTrainedModel) -> None:
         raise UserError("model", "is in float16, which cannot hold gradients of this size", fix="use model.float()")
     if torch.bfloat16 in trained:
         log.warning(
-            "the model's weights are bfloat16: an update smaller than 1/256 of a weight is lost, and at learning rates "
-            "below 1e-5 nearly all are; train model.float() instead"
+            "the model's weights are bfloat16: an update smaller than about 1/256 of a weight is lost, and at learning "
+            "rates below 1e-5 nearly all are; train model.float() instead"
         )
 
 

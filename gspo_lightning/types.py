@@ -176,8 +176,7 @@ class MicroBatch:
 class MiniBatch:
     """What one optimizer step trains on: whole groups, cut into micro-batches.
 
-    ``metrics`` holds what was measured while the batch was collected (``{tag: (sum, count)}``); only the first
-    mini-batch of an iteration carries them.
+    ``index`` counts the mini-batches of an iteration, over all passes; ``iteration`` counts rollout batches.
     """
 
     micro_batches: list[MicroBatch]

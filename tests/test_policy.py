@@ -321,3 +321,13 @@ def test_weights_of_another_shape_are_one_clear_message(policy: Policy, tmp_path
     policy.save_pretrained(tmp_path)
     with pytest.raises(UserError, match="cannot be loaded"):
         load_policy(ModelSettings(str(tmp_path), config_overrides={"intermediate_size": 96}))
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    policy = load_policy(ModelSettings())
+    state = policy.model.state_dict()
+    state.pop("model.layers.1.mlp.up_proj.weight")
+    policy.model.save_pretrained(tmp_path, state_dict=state)
+    policy.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"lacks 1 weights .*layers\.1\.mlp\.up_proj"):
+        load_policy(ModelSettings(name_or_path=str(tmp_path)))

@@ -34,6 +34,7 @@ MISTAKES = {
     "longer than the model": (["--data.max_response_tokens=600"], ["512"]),
     "accumulation": (["--trainer.accumulate_grad_batches=2"], ["max_tokens_per_micro_batch"]),
     "half precision": (["--trainer.precision=16-mixed"], ["bf16-mixed"]),
+    "rounded log-probabilities": (["--trainer.precision=bf16-true"], ["model.dtype: bfloat16"]),
     "missing prompt file": (["--data.train=missing.jsonl"], ["missing.jsonl", "does not exist"]),
     "missing model folder": (["--model.name_or_path=/no/such/model"], ["model.name_or_path", "/no/such/model"]),
     "typo in a tiny model": (["--model.name_or_path=tiny-qwen"], ["tiny-qwen3"]),

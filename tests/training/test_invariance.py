@@ -53,14 +53,17 @@ def test_resident_snapshot_may_outlive_an_iteration(tmp_path: Path) -> None:
     assert spread[5] == 0.0
 
 
-def test_two_ranks_do_the_update_of_one(tmp_path: Path) -> None:
-    one = runs.fit(tmp_path / "one", *OPTIONS)
+@pytest.mark.parametrize("objective", ["GSPO", "DAPO"])  # a denominator of sequences, and one of tokens
+def test_two_ranks_do_the_update_of_one(tmp_path: Path, objective: str) -> None:
+    chosen = f"--model.objective={objective}"
+    one = runs.fit(tmp_path / "one", *OPTIONS, chosen)
     argv = [
         "fit",
         f"--config={runs.QUICKSTART}",
         f"--config={runs.ROOT / 'configs' / 'ddp.yaml'}",
         *runs.SMALL,
         *OPTIONS,
+        chosen,
     ]
     command = [sys.executable, "-m", "gspo_lightning", *argv, "--trainer.accelerator=cpu", "--trainer.devices=2"]
     subprocess.run([*command, f"--trainer.default_root_dir={tmp_path / 'two'}"], check=True, timeout=300)

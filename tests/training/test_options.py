@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.training import runs
 
@@ -94,6 +95,16 @@ def test_gradient_checkpointing_changes_memory_not_results(tmp_path: Path) -> No
     plain = runs.fit(tmp_path / "plain", *UNTAUGHT)
     saved = runs.fit(tmp_path / "saved", *UNTAUGHT, "--model.gradient_checkpointing=true")
     assert runs.largest_difference(runs.weights(plain), runs.weights(saved)) < 1e-6
+
+
+def test_bfloat16_weights_keep_float32_log_probabilities(tmp_path: Path) -> None:
+    run = runs.fit(tmp_path, *UNTAUGHT, "--model.dtype=bfloat16", "--data.max_tokens_per_micro_batch=4096")
+    assert {v.dtype for v in runs.weights(run).values()} == {torch.bfloat16}
+    first = runs.scalars(run)["ratio/log_sequence_std"][0]
+    assert first == (1, 0.0)  # one code path: the noise of bfloat16 is the same on both sides of the ratio
+    assert runs.checkpoint(run)["PromptDataModule"]["ranks"][0]["experience"]["mini_batches"][0]["micro_batches"][0][
+        "old_logprobs"
+    ].dtype == torch.float32  # fmt: skip
 
 
 @pytest.mark.parametrize("objective", ["GSPOToken", "PPO", "DAPO", "CISPO", "SAPO", "GMPO", "LUSPO", "VESPO", "DPPOTV",
