@@ -35,7 +35,6 @@ from gspo_lightning.rollouts import GroupedSampler, RolloutSource
 from gspo_lightning.tiny import build_tiny_model
 from gspo_lightning.types import MiniBatch, Prompt, Rollout
 from tests.training import runs
-from tests.training.graded import Graded
 
 QUERIES = ["7+5*3-4:", "1:", "9-9:", "2*2*2*2*2:"]
 SHORT = GSPOConfig(learning_rate=1e-3, max_response_tokens=8)
@@ -47,8 +46,8 @@ def model() -> PreTrainedModel:
 
 
 def graded(query: str, response: str) -> float:
-    """A reward that differs between responses of an untaught model."""
-    return Graded().score(response)
+    """``tests/training/graded.py``, the reward of an untaught model, as a function of the caller."""
+    return (sum(i * ord(c) for i, c in enumerate(response, 1)) % 7) / 7
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

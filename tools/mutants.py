@@ -7,7 +7,8 @@
 A mutant is the package with one expression changed. It is run in a process of its own, forked from one that has
 imported torch and every other dependency but nothing of the package: the child imports the package afresh through a
 finder that serves the changed source, and runs the unit tests of that file until the first one fails. Nothing is
-written to the tree and no module is shared between mutants.
+written to the tree and no module is shared between mutants. A run on the unchanged files finds out first which tests
+reach which statements: only those can notice, and the quick and the successful ones come first.
 
 What is changed:
 
@@ -18,7 +19,7 @@ What is changed:
 * ``mask``: one side of ``& |``, ``~``, the two branches and the negated condition of ``where``, and every mask negated
   or replaced by "everywhere".
 * ``stop-gradient``: ``detach`` and ``no_grad`` removed, and ``detach`` added to every intermediate result that was seen
-  to carry a gradient in a run of the tests.
+  to carry a gradient in a run of the tests; not inside comparisons and shape arguments, where it changes nothing.
 
 What is not: docstrings, annotations, decorators, imports, ``__all__``, ``__repr__``, sentences, statements that raise
 (their condition is), dtypes and devices.
@@ -81,6 +82,8 @@ class Mutant:
     old: str
     new: str
     source: str = dataclasses.field(repr=False, compare=False)
+    statement: int | None = None
+    """Line of the statement of a function that holds it; None: it runs when the module is imported."""
 
     @property
     def key(self) -> str:
@@ -112,6 +115,17 @@ _COMPARE: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
 _EXTREMES = {"min": "max", "minimum": "maximum", "amin": "amax", "argmin": "argmax", "any": "all", "cummin": "cummax"}
 _EXTREMES |= {b: a for a, b in _EXTREMES.items()}
 _MASKS = ("mask", "response_mask", "nonempty", "present", "valid")
+_NO_GRADIENT = (
+    "valid",
+    "advantages_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "reshape_as",
+    "expand_as",
+    "isfinite",
+)
+_NO_GRADIENT += ("isinstance", "_check_float", "_check_shape", "tuple", "len", "isnan", "isinf")
 _NEVER = ("shape", "dtype", "device", "ndim", "numel", "new_zeros", "to")
 
 
@@ -257,7 +271,8 @@ class Finder:
             yield "mask", f"{like}({condition}, {no}, {yes})"
             yield "mask", f"{like}({condition} | True, {yes}, {no})"
             yield "mask", f"{like}({condition} & False, {yes}, {no})"
-        if name == "detach" and isinstance(function, ast.Attribute) and not node.args:
+        detaches = name == "detach" and isinstance(function, ast.Attribute) and not node.args
+        if detaches and not self._loses_gradient(node):
             yield "stop-gradient", _unparse(function.value)
         if name == "no_grad" and not node.args:
             yield "stop-gradient", f"{ast.unparse(function).removesuffix('no_grad')}enable_grad()"
@@ -317,6 +332,8 @@ class Finder:
         parent = self.parents.parent[node]
         if not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
             return False
+        if self._loses_gradient(node):
+            return False
         if isinstance(node, (ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Starred, ast.Lambda)):
             return False
         if isinstance(parent, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Return)):
@@ -326,6 +343,17 @@ class Finder:
         if isinstance(parent, ast.Call):
             return node is not parent.func
         return isinstance(parent, (ast.BinOp, ast.UnaryOp, ast.keyword, ast.Tuple))
+
+    def _loses_gradient(self, node: ast.expr) -> bool:
+        """Whether what becomes of it has none anyway: a boolean, a shape, a dtype."""
+        for parent in self.parents.chain(node):
+            if isinstance(parent, ast.stmt):
+                return False
+            if isinstance(parent, ast.Compare):
+                return True
+            if isinstance(parent, ast.Call) and ast.unparse(parent.func).endswith(_NO_GRADIENT):
+                return node is not parent.func
+        return False
 
     def _add(self, node: ast.AST, kind: str, new: str, unchanged: str) -> None:
         start, end = _span(self.lines, node)
@@ -340,7 +368,18 @@ class Finder:
         first, last = node.lineno - 1, node.end_lineno  # type: ignore[attr-defined]
         added = source.count("\n") - self.source.count("\n")
         old_lines, new_lines = self.source.splitlines()[first:last], source.splitlines()[first : last + added]
-        self.found[dump] = Mutant(self.file, first + 1, kind, _joined(old_lines), _joined(new_lines), source)
+        self.found[dump] = Mutant(
+            self.file, first + 1, kind, _joined(old_lines), _joined(new_lines), source, self._statement(node)
+        )
+
+    def _statement(self, node: ast.AST) -> int | None:
+        inside = [node, *self.parents.chain(node)]
+        for i, at in enumerate(inside):
+            if isinstance(at, ast.stmt):
+                defined = isinstance(at, ast.FunctionDef) and i > 0 and isinstance(inside[i - 1], ast.arguments)
+                around = inside[i + 1 :] if defined or not isinstance(at, ast.FunctionDef) else []
+                return at.lineno if any(isinstance(p, ast.FunctionDef) for p in around) else None
+        return None
 
 
 def _skipped(node: ast.AST) -> bool:
@@ -424,16 +463,23 @@ class _Served(importlib.abc.MetaPathFinder):
 
 
 class _Watch:
-    """A pytest plug-in: the most successful tests first, and which one failed."""
+    """A pytest plug-in: only these tests, in this order; which one runs, how long it takes, which one failed first."""
 
-    def __init__(self, order: dict[str, int]) -> None:
-        self.order, self.failed = order, ""
+    def __init__(self, wanted: Sequence[str] | None) -> None:
+        self.place = None if wanted is None else {name: i for i, name in enumerate(wanted)}
+        self.now, self.failed = "", ""
+        self.seconds: dict[str, float] = {}
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         items[:] = [i for i in items if not any(name in i.nodeid for name in NOT_RUN)]
-        items.sort(key=lambda i: -self.order.get(i.nodeid, 0))
+        if self.place is not None:
+            items[:] = sorted((i for i in items if i.nodeid in self.place), key=lambda i: self.place[i.nodeid])
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.now = nodeid
 
     def pytest_runtest_logreport(self, report: Any) -> None:
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
         if report.failed and not self.failed:
             self.failed = report.nodeid
 
@@ -491,12 +537,11 @@ class Laboratory:
         file = getattr(module, "__file__", None)
         return file is not None and ("site-packages" in file or not Path(file).is_relative_to(self.root))
 
-    def test(self, changed: dict[str, CodeType], tests: Sequence[str], order: dict[str, int]) -> Callable[[], Any]:
-        """What a child does: run ``tests`` with ``changed`` files, the most promising test first."""
+    def test(self, changed: dict[str, CodeType], tests: Sequence[str], watch: _Watch) -> Callable[[], Any]:
+        """What a child does: run ``tests`` with ``changed`` files."""
 
         def run() -> dict[str, Any]:
             sys.meta_path.insert(0, _Served(self.root, changed))
-            watch = _Watch(order)
             return {"code": _pytest(tests, ["-x"], [watch]), "by": watch.failed}
 
         return run
@@ -564,30 +609,52 @@ def _pytest(tests: Sequence[str], options: Sequence[str], plugins: list[Any]) ->
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Where a detach can make a difference
+# What the tests reach
 
 
-Places = set[tuple[int, int, int, int]]
+@dataclasses.dataclass
+class Reach:
+    """What a run on the unchanged files shows."""
+
+    gradients: dict[str, set[tuple[int, int, int, int]]]
+    """File -> where an intermediate result carries a gradient."""
+    tests: dict[tuple[str, int], list[str]]
+    """(file, line) -> the tests that run this statement; "" for the import of a test module."""
+    seconds: dict[str, float]
+
+    def of(self, mutant: Mutant) -> list[str]:
+        """The tests that can notice, quick ones first."""
+        found = [""] if mutant.statement is None else self.tests.get((mutant.file, mutant.statement), [])
+        return sorted(self.seconds if "" in found else found, key=lambda t: self.seconds.get(t, 0.0))
 
 
-def gradients_seen(lab: Laboratory, finders: list[Finder], tests: Sequence[str]) -> tuple[Outcome, dict[str, Places]]:
-    """Run the tests on the unchanged files, noting which intermediate results carry a gradient."""
-    test = lab.test({f.file: _probed(f) for f in finders}, tests, {})
+def explore(lab: Laboratory, finders: list[Finder], tests: Sequence[str]) -> tuple[Outcome, Reach]:
+    """Run the tests on the unchanged files with every place and statement noted."""
+    code = {f.file: _probed(f) for f in finders}
 
     def run() -> dict[str, Any]:
-        seen: dict[str, list[tuple[int, ...]]] = {f.file: [] for f in finders}
+        gradients: dict[str, list[tuple[int, ...]]] = {f.file: [] for f in finders}
+        lines: dict[str, dict[int, list[str]]] = {f.file: {} for f in finders}
+        watch = _Watch(None)
 
         def note(value: Any, file: str, *where: int) -> Any:
-            if getattr(value, "requires_grad", False) and where not in seen[file]:
-                seen[file].append(where)
+            if len(where) == 1:
+                by = lines[file].setdefault(where[0], [])
+                if not by or by[-1] != watch.now:
+                    by.append(watch.now)
+            elif getattr(value, "requires_grad", False) and where not in gradients[file]:
+                gradients[file].append(where)
             return value
 
         setattr(builtins, PROBE, note)
-        return test() | {"seen": seen}
+        found = lab.test(code, tests, watch)()
+        return found | {"gradients": gradients, "lines": lines, "seconds": watch.seconds}
 
     outcome = lab.wait(lab.start(run, limit_s=900))
-    found = (outcome.extra or {}).get("seen", {})
-    return outcome, {file: {tuple(p) for p in places} for file, places in found.items()}
+    found = outcome.extra or {"gradients": {}, "lines": {}, "seconds": {}}
+    gradients = {file: {tuple(p) for p in places} for file, places in found["gradients"].items()}
+    lines = {(f, int(n)): sorted(set(by)) for f, of in found["lines"].items() for n, by in of.items()}
+    return outcome, Reach(gradients, lines, found["seconds"])
 
 
 def _probed(finder: Finder) -> CodeType:
@@ -605,7 +672,27 @@ def _probed(finder: Finder) -> CodeType:
             call = ast.Call(ast.Name(PROBE, ast.Load()), [node, ast.Constant(finder.file), *place], [])
             return ast.copy_location(call, node)
 
-    return compile(ast.fix_missing_locations(Wrap().visit(tree)), finder.file, "exec", dont_inherit=True)
+    tree = Wrap().visit(tree)
+    for function in [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]:
+        _note_statements(function, finder.file)
+    return compile(ast.fix_missing_locations(tree), finder.file, "exec", dont_inherit=True)
+
+
+def _note_statements(block: ast.AST, file: str) -> None:
+    """Before each statement of a function a call that notes it."""
+    for name in ("body", "orelse", "finalbody"):
+        noted: list[ast.stmt] = []
+        for statement in getattr(block, name, None) or []:
+            if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)):
+                call = ast.Call(
+                    ast.Name(PROBE, ast.Load()), [ast.Constant(x) for x in (None, file, statement.lineno)], []
+                )
+                noted.append(ast.copy_location(ast.Expr(call), statement))
+            if not isinstance(statement, ast.FunctionDef):  # the caller walks over functions
+                _note_statements(statement, file)
+            noted.append(statement)
+        if noted:
+            setattr(block, name, noted)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -621,30 +708,35 @@ class Result:
     reason: str | None = None
 
 
-def run_all(
-    lab: Laboratory, work: list[tuple[Mutant, list[str]]], jobs: int, say: Callable[[str], None]
-) -> list[Result]:
+def run_all(lab: Laboratory, work: list[tuple[Mutant, Reach]], jobs: int, say: Callable[[str], None]) -> list[Result]:
     """Every mutant in a child of its own, ``jobs`` at a time."""
-    order: dict[str, Counter[str]] = {}
+    wins: dict[str, Counter[str]] = {}
     results: list[Result | None] = [None] * len(work)
     queue, running = list(enumerate(work)), {}
     while queue or running:
         while queue and len(running) < jobs:
-            index, (mutant, tests) = queue.pop(0)
+            index, (mutant, reach) = queue.pop(0)
+            tests = reach.of(mutant)
+            if not tests:
+                results[index] = Result(mutant, Outcome("survived", "no test runs this line"))
+                say(f"no test runs  {mutant.key}")
+                continue
+            won = wins.setdefault(mutant.file, Counter())
+            tests.sort(key=lambda t: -won[t] / (0.01 + reach.seconds.get(t, 0.0)))
             code = compile(mutant.source, mutant.file, "exec", dont_inherit=True)
-            best = dict(order.setdefault(mutant.file, Counter()))
-            running[index] = lab.start(lab.test({mutant.file: code}, tests, best))
+            files = list(dict.fromkeys(t.partition("::")[0] for t in tests))
+            running[index] = lab.start(lab.test({mutant.file: code}, files, _Watch(tests)))
         for index, job in list(running.items()):
             if (outcome := lab.poll(job)) is None:
                 continue
             del running[index]
             mutant = work[index][0]
             results[index] = Result(mutant, outcome)
-            order[mutant.file][outcome.by] += 1
+            wins[mutant.file][outcome.by] += 1
             done = sum(r is not None for r in results)
             if outcome.verdict != "killed" or done % 50 == 0:
                 say(f"{done}/{len(work)} {outcome.verdict} in {outcome.seconds:.1f} s  {mutant.key}")
-        time.sleep(0.02)
+        time.sleep(0.01)
     return [r for r in results if r is not None]
 
 
@@ -729,21 +821,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("no file matches")
 
     os.environ["OMP_NUM_THREADS"] = "1"
-    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
-    sys.dont_write_bytecode = True
     sys.path.insert(0, str(root))
     began = time.monotonic()
     lab = Laboratory(root, args.limit)
     lab.prepare(sorted({t for tests in files.values() for t in tests}))
     known = accepted(args.accepted)
-    work: list[tuple[Mutant, list[str]]] = []
+    work: list[tuple[Mutant, Reach]] = []
     for tests in dict.fromkeys(tuple(t) for t in files.values()):
         finders = [Finder(f, (root / f).read_text()) for f, t in files.items() if tuple(t) == tests]
-        outcome, carry = gradients_seen(lab, finders, tests)
+        outcome, reach = explore(lab, finders, tests)
         if outcome.verdict != "survived":
             print(f"mutants: the tests do not pass on the unchanged files: {outcome.verdict} {outcome.by}")
             return 2
-        work += [(m, list(tests)) for finder in finders for m in finder.mutants(carry[finder.file])]
+        work += [(m, reach) for finder in finders for m in finder.mutants(reach.gradients[finder.file])]
     total, keys = len(work), {m.key for m, _ in work}
     if args.kind:
         work = [w for w in work if w[0].kind in args.kind]

@@ -53,17 +53,20 @@ def test_resident_snapshot_may_outlive_an_iteration(tmp_path: Path) -> None:
     assert spread[5] == 0.0
 
 
-@pytest.mark.parametrize("objective", ["GSPO", "DAPO"])  # a denominator of sequences, and one of tokens
-def test_two_ranks_do_the_update_of_one(tmp_path: Path, objective: str) -> None:
-    chosen = f"--model.objective={objective}"
-    one = runs.fit(tmp_path / "one", *OPTIONS, chosen)
+@pytest.mark.parametrize(
+    ("objective", "budget"),
+    [("GSPO", 4096), ("DAPO", 44)],  # a denominator of sequences; one of tokens, with uneven numbers of micro-batches
+)
+def test_two_ranks_do_the_update_of_one(tmp_path: Path, objective: str, budget: int) -> None:
+    chosen = [f"--model.objective={objective}", f"--data.max_tokens_per_micro_batch={budget}"]
+    one = runs.fit(tmp_path / "one", *OPTIONS, *chosen)
     argv = [
         "fit",
         f"--config={runs.QUICKSTART}",
         f"--config={runs.ROOT / 'configs' / 'ddp.yaml'}",
         *runs.SMALL,
         *OPTIONS,
-        chosen,
+        *chosen,
     ]
     command = [sys.executable, "-m", "gspo_lightning", *argv, "--trainer.accelerator=cpu", "--trainer.devices=2"]
     subprocess.run([*command, f"--trainer.default_root_dir={tmp_path / 'two'}"], check=True, timeout=300)
