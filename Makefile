@@ -3,14 +3,17 @@ PYTHON ?= python3
 VENV ?= .venv
 SEED ?= 1
 PIP_ARGS ?=
+MUTANTS ?=
 BIN := $(VENV)/bin
 
-.PHONY: help install quickstart test test-quick check format lint types doctest constraints clean
+.PHONY: help install bench-install quickstart test test-quick mutants check format lint types doctest constraints clean
 
 help:
 	@echo "make quickstart [SEED=2]   cold start, then GSPO, on a tiny model: about a minute on a CPU"
 	@echo "make test                  the whole test suite"
 	@echo "make test-quick            without the tests marked slow"
+	@echo "make mutants               break the mathematics in every place and see that the tests notice (docs/mutants.md)"
+	@echo "make bench-install         what comparisons with other frameworks need (TRL)"
 	@echo "make check                 ruff, mypy --strict, doctests, pre-commit's configuration"
 	@echo "make format                let ruff format and fix"
 	@echo "make constraints           write the installed versions to constraints.txt"
@@ -24,6 +27,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,data]'
 	@touch $@
 
+bench-install: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[bench]'
+
 quickstart: install
 	$(BIN)/gspo fit --config configs/quickstart.yaml --seed_everything $(SEED)
 
@@ -32,6 +38,9 @@ test: install
 
 test-quick: install
 	$(BIN)/python -m pytest -m "not slow"
+
+mutants: install
+	$(BIN)/python tools/mutants.py $(MUTANTS)
 
 check: install lint types doctest
 	$(BIN)/pre-commit validate-config .pre-commit-config.yaml

@@ -246,7 +246,7 @@ def _load_pretrained(settings: ModelSettings) -> PreTrainedModel:
     if missing := sorted(info["missing_keys"]):
         raise UserError(
             "model.name_or_path",
-            f"{settings.name_or_path!r} lacks {len(missing)} weights (such as {missing[0]}), which would start at random",
+            f"{settings.name_or_path!r} lacks {len(missing)} weights (such as {missing[0]}): they would be random",
             fix="use a complete checkpoint of a causal language model",
         )
     return model
