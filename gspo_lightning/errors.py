@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["GSPOError", "InfrastructureError", "UserError", "did_you_mean"]
+__all__ = ["GSPOError", "InfrastructureError", "NonFiniteError", "UserError", "did_you_mean"]
 
 
 class GSPOError(Exception):
@@ -42,6 +42,10 @@ class UserError(GSPOError, ValueError):
 
 class InfrastructureError(GSPOError, RuntimeError):
     """Something the run depends on (worker, server, sandbox) failed more often than the run tolerates."""
+
+
+class NonFiniteError(GSPOError, ArithmeticError):
+    """A NaN or infinity was about to reach the optimizer."""
 
 
 def _rebuild_user_error(field: str, problem: str, fix: str | None) -> UserError:

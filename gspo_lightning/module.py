@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from gspo_lightning.coldstart import ColdStart
 from gspo_lightning.data import PromptDataModule
 from gspo_lightning.distributed import all_sum, largest, rank_and_world
-from gspo_lightning.errors import UserError
+from gspo_lightning.errors import NonFiniteError, UserError
 from gspo_lightning.experience import record
 from gspo_lightning.metrics.evaluation import EvaluationMetrics
 from gspo_lightning.metrics.sums import MetricSums, ratio_percentiles
@@ -228,8 +229,14 @@ class GSPOModule(LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Record the gradient norm before clipping."""
         gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
-        self._pending["optim/gradient_norm"] = float(norm)
+        norm = float(nn.utils.get_total_norm(gradients))
+        if not math.isfinite(norm):
+            raise NonFiniteError(
+                f"the gradient of update {self.global_step + 1} is not finite (norm {norm}); the weights were not "
+                f"changed and the last checkpoint is good.\n  fix: lower the learning rate, or look at what the "
+                f"objective saw: loss {self._pending['loss']}, largest ratio {self._pending['ratio/max']}"
+            )
+        self._pending["optim/gradient_norm"] = norm
         self._pending["optim/lr"] = float(optimizer.param_groups[0]["lr"])
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:

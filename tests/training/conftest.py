@@ -9,6 +9,9 @@ import pytest
 from tests.training import runs
 
 
+collect_ignore = ["graded.py"]  # a plug-in: doctest would import it a second time, under another name
+
+
 @pytest.fixture(scope="session")
 def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of the whole quickstart, seed 1, exactly as it ships."""
