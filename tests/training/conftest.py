@@ -8,7 +8,6 @@ import pytest
 
 from tests.training import runs
 
-
 collect_ignore = ["graded.py"]  # a plug-in: doctest would import it a second time, under another name
 
 
