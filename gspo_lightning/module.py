@@ -104,7 +104,6 @@ class GSPOModule(LightningModule):
         self.reference: ReferencePolicy | None = None
         self._pending: dict[str, float] = {}
         self._tokenizer: PreTrainedTokenizerBase | None = None
-        self._micro_batch_counts: dict[int, int] = {}
 
     # building ----------------------------------------------------------------------------------------------------
 
@@ -146,10 +145,15 @@ class GSPOModule(LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Make room for a snapshot that is in the checkpoint."""
-        if isinstance(self.old_policy, ResidentSnapshot):
+        """Make room for a snapshot that is in the checkpoint, or leave it out where this run keeps none."""
+        state = checkpoint["state_dict"]
+        snapshot = [name for name in state if name.startswith("old_policy.")]
+        if snapshot and isinstance(self.old_policy, ResidentSnapshot):
             self.configure_model()
             self.old_policy.materialise(self.policy)
+            return
+        for name in snapshot:
+            del state[name]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say which model this is (for ``gspo export``), and flush the loggers.

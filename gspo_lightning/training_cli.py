@@ -69,7 +69,7 @@ def run(arguments: list[str]) -> int:
 
 
 class TrainingCLI(LightningCLI):
-    """The YAML tree of docs/configuration: seed_everything, plugins, trainer, model, data."""
+    """The YAML tree: seed_everything, plugins, trainer, model, data."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Words of our own, and defaults that work."""
@@ -102,7 +102,7 @@ class TrainingCLI(LightningCLI):
         config = self.config[self.subcommand]
         check_precision(str(config.trainer.precision))
         root, name = Path(config.trainer.default_root_dir or DEFAULT_ROOT), run_name(config)
-        if config.get("ckpt_path") in ("last", "best"):
+        if config.get("ckpt_path") == "last":
             config.ckpt_path = str(newest_checkpoint(root / name))
         elif config.get("ckpt_path") and not Path(config.ckpt_path).exists():
             raise UserError("ckpt_path", f"{config.ckpt_path!r} does not exist")
@@ -163,6 +163,19 @@ def newest_checkpoint(folder: Path) -> Path:
     return found[-1]
 
 
+def updates_of(checkpoint: Path) -> int:
+    """The number of updates a checkpoint holds.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return int(torch.load(checkpoint, weights_only=True, map_location="cpu", mmap=True)["global_step"])
+    except Exception as error:
+        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError("ckpt_path", f"{checkpoint} cannot be read: {cause}", fix="resume from another one") from error
+
+
 def _loggers(chosen: Any, config: Any, fit: bool) -> Any:
     """The run folder's own TensorBoard logger first, then whatever the user configured."""
     if chosen is False:
@@ -178,7 +191,7 @@ def _loggers(chosen: Any, config: Any, fit: bool) -> Any:
         path = Path(config.ckpt_path).resolve()
         if path.parent.name == "checkpoints" and (path.parent.parent / "config.yaml").exists():
             root, name, version = str(path.parents[3]), path.parents[2].name, path.parents[1].name
-            purge = int(torch.load(path, weights_only=True, map_location="cpu", mmap=True)["global_step"]) + 1
+            purge = updates_of(path) + 1
     own = TensorBoardLogger(root, name=name, version=version, default_hp_metric=False, purge_step=purge)
     return [own, *theirs]
 

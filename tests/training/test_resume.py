@@ -97,6 +97,23 @@ def test_interrupt_before_the_first_update_saves_nothing(
     assert "nothing was trained" in capsys.readouterr().err
 
 
+def test_a_checkpoint_may_change_the_form_of_the_old_policy(tmp_path: Path, undisturbed: Path) -> None:
+    half = [*OPTIONS, "--trainer.max_epochs=2"]
+    for before, after in (("ResidentSnapshot", "CachedLogProbs"), ("CachedLogProbs", "ResidentSnapshot")):
+        root = tmp_path / before
+        runs.fit(root, *half, f"--model.old_policy={before}")
+        run = runs.fit(root, *OPTIONS, f"--model.old_policy={after}", "--ckpt_path=last")
+        assert runs.largest_difference(runs.weights(run), runs.weights(undisturbed)) == 0.0
+
+
+def test_torn_checkpoint_is_a_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = runs.fit(tmp_path, *OPTIONS, "--trainer.max_epochs=1")
+    last = run / "checkpoints" / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:1000])
+    runs.fit(tmp_path, *OPTIONS, "--ckpt_path=last", code=2)
+    assert "cannot be read" in capsys.readouterr().err
+
+
 def test_last_without_a_checkpoint_is_a_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs.fit(tmp_path, "--ckpt_path=last", code=2)
     assert "no run in" in capsys.readouterr().err
