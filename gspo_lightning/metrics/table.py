@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from gspo_lightning.metrics.definitions import METRICS, Kind, MetricSpec
+from gspo_lightning.metrics.definitions import METRICS
+from gspo_lightning.metrics.spec import Kind, MetricSpec
 
 __all__ = ["METRICS", "Kind", "MetricSpec", "lookup", "main", "markdown"]
 
