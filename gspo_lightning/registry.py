@@ -20,7 +20,7 @@ from typing import Any
 
 from gspo_lightning.errors import UserError, did_you_mean
 
-__all__ = ["KINDS", "base_class", "component", "components", "import_plugins"]
+__all__ = ["KINDS", "base_class", "component", "components", "import_plugins", "plugin_files"]
 
 KINDS: dict[str, tuple[str, str]] = {
     "objectives": ("gspo_lightning.objectives", "Objective"),
@@ -33,6 +33,9 @@ KINDS: dict[str, tuple[str, str]] = {
 """Kind -> (module, base class). Importing the module defines the built-in members of the kind."""
 
 ENTRY_POINT_GROUP = "gspo_lightning.plugins"
+
+_files: dict[str, Path] = {}
+"""Modules that were loaded from a file because an ordinary import would not find them."""
 
 
 def base_class(kind: str) -> type[Any]:
@@ -89,7 +92,8 @@ def import_plugins(paths: Iterable[str | Path], root: Path | None = None) -> lis
     """Import plug-in files, folders and dotted modules, each under one canonical name; returns those names.
 
     A file below ``root`` (the working directory) is imported as the dotted path from there, so that a file and its
-    dotted name are one module and not two; a file elsewhere under a name made from its absolute path. A folder means
+    dotted name are one module and not two; a file elsewhere under a name made from its absolute path. A file that is
+    a loaded module already, under whatever name, stays that module. A folder means
     every ``*.py`` in it that does not start with an underscore. Installed packages join through the entry-point group
     ``gspo_lightning.plugins``.
 
@@ -113,6 +117,11 @@ def import_plugins(paths: Iterable[str | Path], root: Path | None = None) -> lis
     return names
 
 
+def plugin_files() -> dict[str, str]:
+    """Module name -> file of the plug-ins that ``import`` alone would not find in another process."""
+    return {name: str(file) for name, file in _files.items() if name in sys.modules}
+
+
 def _expand(path: str) -> Iterator[str]:
     folder = Path(path)
     if folder.is_dir():
@@ -128,8 +137,9 @@ def _expand(path: str) -> Iterator[str]:
 def _import_one(target: str, root: Path) -> str:
     try:
         if not target.endswith(".py"):
-            importlib.import_module(target)
-            return target
+            loaded = _loaded(_ordinary_import(target))
+            importlib.import_module(loaded or target)
+            return loaded or target
         return _import_file(Path(target).resolve(), root)
     except UserError:
         raise
@@ -138,6 +148,9 @@ def _import_one(target: str, root: Path) -> str:
 
 
 def _import_file(file: Path, root: Path) -> str:
+    loaded = _loaded(file)
+    if loaded is not None:  # under another working directory, through a link
+        return loaded
     parts = file.relative_to(root).with_suffix("").parts if file.is_relative_to(root) else ()
     if not parts or not all(p.isidentifier() for p in parts):
         # a digest of the path: two files of one name are two plug-ins
@@ -162,9 +175,18 @@ def _ordinary_import(name: str) -> Path | None:
     return Path(spec.origin).resolve() if spec is not None and spec.origin is not None else None
 
 
+def _loaded(file: Path | None) -> str | None:
+    """The name under which a file is a module of this process already; ``__main__`` is no name to import."""
+    if file is None:
+        return None
+    for name, module in list(sys.modules.items()):
+        origin = getattr(getattr(module, "__spec__", None), "origin", None)
+        if name != "__main__" and origin is not None and origin.endswith(file.name) and Path(origin).resolve() == file:
+            return name
+    return None
+
+
 def _load(name: str, file: Path) -> str:
-    if name in sys.modules:
-        return name
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
@@ -175,6 +197,7 @@ def _load(name: str, file: Path) -> str:
     except BaseException:
         del sys.modules[name]
         raise
+    _files[name] = file
     return name
 
 

@@ -160,6 +160,26 @@ def test_eps_is_checked(cls: type, eps: float) -> None:
         cls(eps=eps)
 
 
+def test_eps_may_be_zero_and_is_1e_6_by_default() -> None:
+    assert of(GroupNormalised(eps=0), [0.0, 2.0], [0, 0]) == pytest.approx([-(0.5**0.5), 0.5**0.5], abs=1e-15)
+    assert [repr(GroupNormalised()), repr(BatchNormalised())] == [
+        "GroupNormalised(eps=1e-06)",
+        "BatchNormalised(eps=1e-06)",
+    ]
+
+
+def test_compute_is_never_called_without_a_sample() -> None:
+    class AboveTheWorst(Advantages):
+        """Distance to the smallest reward."""
+
+        def compute(self, rewards: torch.Tensor, groups: object) -> torch.Tensor:
+            return rewards - rewards.min()  # raises on nothing
+
+    assert of(AboveTheWorst(), [1.0, NAN, 3.0], [0, 0, 0]) == [0.0, 0.0, 2.0]
+    assert of(AboveTheWorst(), [NAN, NAN], [0, 0]) == [0.0, 0.0]
+    assert of(AboveTheWorst(), [], []) == []
+
+
 def test_min_group_size_says_what_needs_a_group() -> None:
     assert {type(a).__name__: a.min_group_size for a in ALL} == {
         "GroupNormalised": 2,

@@ -45,7 +45,8 @@ def test_list_shows_every_component_with_its_parameters(kind: str, capsys: pytes
     assert known
     for name, cls in known.items():
         assert name in shown
-        assert cls.__doc__, f"{name} has no description"
+        if cls.__module__.startswith("gspo_lightning."):  # other tests define plug-ins in this process
+            assert cls.__doc__, f"{name} has no description"
 
 
 def test_list_refuses_an_unknown_kind(capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,6 +114,51 @@ def test_an_empty_selection_stays_in_the_graph_of_every_parameter() -> None:
     assert not head.weight.grad.any()
 
 
+def calls(rows: int, **options: int) -> tuple[int, int, int]:
+    """How often the head runs in the forward pass and in all, and the most rows it sees."""
+    seen: list[int] = []
+
+    def head(part: Tensor) -> Tensor:
+        seen.append(len(part))
+        return part * 2.0
+
+    hidden = torch.randn(rows, WIDTH, requires_grad=True)
+    chosen, _ = token_logprobs(head, hidden, torch.zeros(rows, dtype=torch.int64), **options)
+    forward = len(seen)
+    chosen.sum().backward()
+    return forward, len(seen), max(seen)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "expected"),
+    [
+        (1, {}, (1, 1, 1)),
+        (1024, {}, (1, 1, 1024)),
+        (1025, {}, (2, 4, 1024)),
+        (4, {"chunk": 4}, (1, 1, 4)),  # fewer rows than the width of a row
+        (5, {"chunk": 4}, (2, 4, 4)),
+    ],
+)
+def test_the_head_runs_again_in_the_backward_pass_only_where_there_is_more_than_one_chunk(
+    rows: int, options: dict[str, int], expected: tuple[int, int, int]
+) -> None:
+    assert calls(rows, **options) == expected
+
+
+def test_one_row_and_the_default_temperature() -> None:
+    head, hidden, targets = problem()
+    chosen, entropy = token_logprobs(head, hidden[:1], targets[:1])
+    expected, expected_entropy = plain(head, hidden[:1], targets[:1], 1.0)
+    torch.testing.assert_close(chosen, expected, rtol=0, atol=1e-13)
+    torch.testing.assert_close(entropy, expected_entropy, rtol=0, atol=1e-13)
+
+
+def test_a_different_number_of_targets_is_refused() -> None:
+    head, hidden, targets = problem()
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        token_logprobs(head, hidden, targets[:4], chunk=2)
+
+
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
 def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
     head, hidden, targets = problem()

@@ -128,6 +128,28 @@ def test_another_package_of_the_folders_name_is_not_in_the_way(
         assert component(things, "Mine") is importlib.import_module("plugins.mine").Mine
 
 
+def test_a_file_is_one_module_wherever_the_working_directory_is(things: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "plugins" / "mine.py", "Mine")
+    for folder in ("elsewhere", "linked"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "linked" / "plugins").symlink_to(tmp_path / "plugins")
+    first = import_plugins([file], root=tmp_path)
+    found = component(things, "Mine")
+    assert import_plugins([file], root=tmp_path / "elsewhere") == first
+    assert import_plugins([tmp_path / "linked" / "plugins"], root=tmp_path / "linked") == first
+    assert component(things, "Mine") is found
+
+
+def test_a_dotted_name_finds_the_file_that_was_loaded_under_another(things: str, tmp_path: Path) -> None:
+    file = write(tmp_path / "clash_a" / "mine.py", "Mine")
+    (tmp_path / "elsewhere").mkdir()
+    first = import_plugins([file], root=tmp_path / "elsewhere")
+    assert first[0].startswith("gspo_plugin_mine_")
+    assert registry.plugin_files()[first[0]] == str(file)
+    assert import_plugins(["clash_a.mine"], root=tmp_path) == first
+    assert component(things, "Mine").__module__ == first[0]
+
+
 def test_a_folder_means_its_public_files(things: str, tmp_path: Path) -> None:
     for file, name in (("first", "First"), ("second", "Second"), ("_private", "Private")):
         write(tmp_path / "plugins" / f"{file}.py", name)

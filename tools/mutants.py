@@ -473,7 +473,8 @@ class _Watch:
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         items[:] = [i for i in items if not any(name in i.nodeid for name in NOT_RUN)]
         if self.place is not None:
-            items[:] = sorted((i for i in items if i.nodeid in self.place), key=lambda i: self.place[i.nodeid])
+            place = {i: self.place.get(i.nodeid, self.place.get("", -1)) for i in items}
+            items[:] = sorted((i for i in items if place[i] >= 0), key=lambda i: place[i])
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.now = nodeid
@@ -625,7 +626,8 @@ class Reach:
     def of(self, mutant: Mutant) -> list[str]:
         """The tests that can notice, quick ones first."""
         found = [""] if mutant.statement is None else self.tests.get((mutant.file, mutant.statement), [])
-        return sorted(self.seconds if "" in found else found, key=lambda t: self.seconds.get(t, 0.0))
+        # What runs at import may change the names of tests, too: "" stands for tests that were not there before.
+        return sorted(["", *self.seconds] if "" in found else found, key=lambda t: self.seconds.get(t, 0.0))
 
 
 def explore(lab: Laboratory, finders: list[Finder], tests: Sequence[str]) -> tuple[Outcome, Reach]:
@@ -724,7 +726,7 @@ def run_all(lab: Laboratory, work: list[tuple[Mutant, Reach]], jobs: int, say: C
             won = wins.setdefault(mutant.file, Counter())
             tests.sort(key=lambda t: -won[t] / (0.01 + reach.seconds.get(t, 0.0)))
             code = compile(mutant.source, mutant.file, "exec", dont_inherit=True)
-            files = list(dict.fromkeys(t.partition("::")[0] for t in tests))
+            files = list(dict.fromkeys(t.partition("::")[0] for t in tests if t))
             running[index] = lab.start(lab.test({mutant.file: code}, files, _Watch(tests)))
         for index, job in list(running.items()):
             if (outcome := lab.poll(job)) is None:

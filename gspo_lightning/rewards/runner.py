@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gspo_lightning.errors import InfrastructureError, UserError, did_you_mean
-from gspo_lightning.registry import import_plugins
+from gspo_lightning.registry import import_plugins, plugin_files
 from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
 from gspo_lightning.rewards.dispatcher import Dispatcher
 from gspo_lightning.rewards.jobs import Job, Limits
@@ -254,18 +254,13 @@ class RewardRunner:
         return SampleScore(total, parts)
 
     def _setup(self) -> Setup:
-        files = {
-            name: str(file)
-            for name, module in list(sys.modules.items())
-            if name.startswith("gspo_plugin_") and (file := getattr(module, "__file__", None))
-        }
         return Setup(
             rewards=self._pickled,
             sys_path=list(sys.path),
             memory_mb=self._limits.memory_mb,
             deadline_s=self._limits.deadline_s,
             parent_pid=os.getpid(),
-            plugin_files=files,
+            plugin_files=plugin_files(),
         )
 
 

@@ -29,6 +29,7 @@ from gspo_lightning.objectives import (
     Rows,
     Segment,
     Term,
+    segments_by_turn,
 )
 from gspo_lightning.objectives.aggregate import aggregate
 
@@ -354,3 +355,30 @@ def test_everything_under_the_mask_is_zero_before_any_arithmetic() -> None:
     )
     assert empty.advantages.tolist() == [1.0, 0.0, 2.0]
     assert empty.token_advantages.tolist() == [[1.0] * 4, [0.0] * 4, [2.0] * 3 + [0.0]]
+
+
+def test_turns_are_told_by_the_gaps_of_the_mask() -> None:
+    mask = torch.tensor([[False, True, True, False, False, True, False], [True, False, True, True, True, True, True]])
+    assert segments_by_turn(mask).tolist() == [[0, 0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1, 1]]
+    new = torch.where(mask, grid([0.0, 0.1, 0.3, 0.0, 0.0, -0.2, 0.0], [0.4, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5]), 9.0)
+    out, _ = run(Segment(0.9, 9.0, by="turn"), new, torch.zeros_like(new), torch.ones(2).double(), mask)
+    expected = [[0, 0.2, 0.2, 0, 0, -0.2, 0], [0.4, 0, *[0.3] * 5]]
+    assert torch.allclose(out.ratio.log(), grid(*expected), atol=1e-15, rtol=0)
+
+
+def test_all_tokens_may_be_in_one_given_segment() -> None:
+    new, old, advantages, mask = example()
+    objective = Segment(0.9, 0.9, by="given")
+    out = objective(new, old, advantages, mask, segments=torch.zeros_like(mask, dtype=torch.int64))
+    assert torch.allclose(out.loss, GSPO(0.9, 0.9)(new, old, advantages, mask).loss, atol=1e-15)
+
+
+def test_the_mean_of_an_empty_row_is_zero() -> None:
+    new, old, advantages, mask = example()
+    rows = Rows.build(new, old, advantages, torch.zeros_like(mask))
+    assert rows.mean(rows.log_ratio).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_the_level_follows_the_options() -> None:
+    assert [MultiScale(a).level for a in (0.0, 0.99, 1.0)] == ["token", "token", "sequence"]
+    assert [Segment(segment_length=n).level for n in (1, 2)] == ["token", "sequence"]
