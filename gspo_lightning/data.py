@@ -310,6 +310,7 @@ class PromptDataModule(LightningDataModule):
             max_tokens=self.max_tokens_per_micro_batch,
             iteration=iteration,
             device=module.device,
+            packed=module.policy.packed,
         )
         with context():
             batches = old.prepare(module.policy, experience.mini_batches, self.temperature)

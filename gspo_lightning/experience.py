@@ -160,6 +160,7 @@ def collect(
     max_tokens: int,
     iteration: int,
     device: torch.device,
+    packed: bool = False,
     examples: int = 8,
 ) -> Experience:
     """Scored groups of this rank, in the order they were dealt, to an :class:`Experience`."""
@@ -171,7 +172,9 @@ def collect(
     generated = sum(len(r.token_ids) for r in rollouts)
     tokens = float(all_sum(torch.tensor(generated, dtype=torch.float64, device=device)))
     metrics["throughput/generated_tokens_per_s"] = tokens / max(seconds["time/rollout_s"], 1e-9)
-    batches = make_mini_batches(groups, mini_batches=mini_batches, max_tokens=max_tokens, iteration=iteration)
+    batches = make_mini_batches(
+        groups, mini_batches=mini_batches, max_tokens=max_tokens, iteration=iteration, packed=packed
+    )
     return Experience(batches, metrics, [_example(r) for g in groups for r in g[:2]][:examples])
 
 

@@ -32,7 +32,8 @@ from gspo_lightning.metrics.update import update_scalars
 from gspo_lightning.objectives import GSPO, Objective, segments_by_delimiter
 from gspo_lightning.old_policy import CachedLogProbs, OldPolicy, ResidentSnapshot
 from gspo_lightning.packing import filler
-from gspo_lightning.policy import DType, ModelSettings, Policy, check_head, load_policy, load_tokenizer
+from gspo_lightning.policy import DType, Layout, ModelSettings, Policy, load_policy, load_tokenizer
+from gspo_lightning.policy_checks import check_head, choose_layout
 from gspo_lightning.reference import ReferencePolicy
 from gspo_lightning.types import MicroBatch, MiniBatch, Prompt
 from gspo_lightning.update import micro_batch_loss, mini_batch_count
@@ -54,6 +55,8 @@ class GSPOModule(LightningModule):
         dtype: of the weights. float32 with ``trainer.precision: bf16-mixed`` is the rule.
         attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2`` ...; None lets transformers choose.
         gradient_checkpointing: recompute activations in the backward pass.
+        layout: ``packed`` (a prompt once for all its responses, no padding), ``padded``, or ``auto``: packed where the
+            model gives the same log-probabilities.
         trust_remote_code: run Python code that a model repository ships.
         revision: branch, tag or commit of a hub id.
         config_overrides: fields of the model's config to change before it is built.
@@ -76,6 +79,7 @@ class GSPOModule(LightningModule):
         dtype: DType = "float32",
         attn_implementation: str | None = None,
         gradient_checkpointing: bool = False,
+        layout: Layout = "auto",
         trust_remote_code: bool = False,
         revision: str | None = None,
         config_overrides: dict[str, Any] | None = None,
@@ -87,7 +91,7 @@ class GSPOModule(LightningModule):
         super().__init__()
         self.settings = ModelSettings(
             name_or_path, dtype, attn_implementation, gradient_checkpointing, trust_remote_code, revision,
-            config_overrides or {}, seed,
+            config_overrides or {}, seed, layout,
         )  # fmt: skip
         self.objective = objective if objective is not None else GSPO()
         self.old_policy = old_policy if old_policy is not None else CachedLogProbs()
@@ -131,6 +135,7 @@ class GSPOModule(LightningModule):
         self.policy = load_policy(settings)
         self.policy.train()
         check_head(self.policy)
+        choose_layout(self.policy, settings.layout, self.data.max_prompt_tokens + self.data.max_response_tokens)
         self.reference = ReferencePolicy(self.policy) if kl else None
 
     def configure_optimizers(self) -> Any:

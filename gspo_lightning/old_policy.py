@@ -5,7 +5,6 @@ The forms differ in memory, not in numbers: in float32 they give bit-identical t
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -102,8 +101,7 @@ class ResidentSnapshot(OldPolicy):
 
     def _copy(self, policy: Policy) -> None:
         if "snapshot" not in self._modules:
-            frozen = Policy(copy.deepcopy(policy.model), policy.tokenizer)
-            self.snapshot = frozen.requires_grad_(False).train(policy.training)
+            self.snapshot = policy.frozen_copy().train(policy.training)
             return
         with torch.no_grad():
             pairs = zip(self.snapshot.model.state_dict().values(), policy.model.state_dict().values(), strict=True)

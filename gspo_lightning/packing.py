@@ -1,7 +1,8 @@
 """From scored groups to mini-batches (one optimizer step each) to micro-batches (one forward each).
 
-Mini-batches are made of whole groups. Micro-batches hold rows of similar length under a token budget; how rows are cut
-never changes a loss or gradient, because denominators belong to the mini-batch.
+Mini-batches are made of whole groups. Micro-batches hold whole groups under a token budget, or, for a model that needs
+padding, rows of similar length. How rows are cut never changes a loss or gradient, because denominators belong to the
+mini-batch.
 """
 
 from __future__ import annotations
@@ -26,16 +27,18 @@ def make_mini_batches(
     order: Sequence[int] | None = None,
     iteration: int = 0,
     first_index: int = 0,
+    packed: bool = False,
 ) -> list[MiniBatch]:
     """Deal whole groups to ``mini_batches`` mini-batches of equal numbers of groups.
 
     Args:
         groups: P groups of rollouts; missing or masked rollouts keep their row with an empty response mask.
         mini_batches: how many; must divide P.
-        max_tokens: budget of one micro-batch, padding included.
+        max_tokens: budget of one micro-batch, see :func:`cut_micro_batches`.
         order: a permutation of ``range(P)``; the identity by default.
         iteration: number of the rollout batch, recorded in each mini-batch.
         first_index: index of the first mini-batch (later epochs over the same rollouts go on counting).
+        packed: for a policy that shares prompts and needs no padding (``Policy.packed``).
 
     Raises:
         UserError: P is not a multiple of ``mini_batches``.
@@ -50,7 +53,7 @@ def make_mini_batches(
     size = len(groups) // mini_batches
     return [
         MiniBatch(
-            cut_micro_batches(list(chain.from_iterable(ordered[i * size : (i + 1) * size])), max_tokens),
+            cut_micro_batches(list(chain.from_iterable(ordered[i * size : (i + 1) * size])), max_tokens, packed),
             index=first_index + i,
             iteration=iteration,
         )
@@ -58,27 +61,79 @@ def make_mini_batches(
     ]
 
 
-def cut_micro_batches(rollouts: Sequence[Rollout], max_tokens: int) -> list[MicroBatch]:
-    """Rows sorted by length, cut so that rows x longest row stays within ``max_tokens``.
+def cut_micro_batches(rollouts: Sequence[Rollout], max_tokens: int, packed: bool = False) -> list[MicroBatch]:
+    """Cut rows into micro-batches of at most ``max_tokens``.
 
-    A single row longer than the budget is refused: it could never be trained on.
+    Args:
+        rollouts: rows of a mini-batch.
+        max_tokens: budget. Padded: rows x the longest row. Packed: tokens of the distinct prompts and of all responses.
+        packed: keep the rows of a prompt together, which pay for it once; only a group that is larger than the budget
+            is split. Loads are balanced. Otherwise rows of similar length stand together.
+
+    Raises:
+        UserError: a single row is longer than the budget: it could never be trained on.
     """
-    rows = sorted(rollouts, key=_length, reverse=True)  # a stable sort: equal lengths keep their order
-    longest = _length(rows[0])
+    longest = max(_length(r) for r in rollouts)
     if longest > max_tokens:
         raise UserError(
             "data.max_tokens_per_micro_batch",
             f"is {max_tokens}, but one sequence has {longest} tokens",
             fix=f"use at least max_prompt_tokens + max_response_tokens (here {longest} or more)",
         )
+    cuts = _cut_groups(rollouts, max_tokens) if packed else _cut_rows(rollouts, max_tokens)
+    return [make_micro_batch(cut) for cut in cuts]
+
+
+def _cut_rows(rollouts: Sequence[Rollout], max_tokens: int) -> list[list[Rollout]]:
+    """Rows sorted by length, cut so that rows x longest row stays within the budget."""
+    rows = sorted(rollouts, key=_length, reverse=True)  # a stable sort: equal lengths keep their order
     cuts: list[list[Rollout]] = [[]]
-    width = longest
+    width = _length(rows[0])
     for row in rows:
         if (len(cuts[-1]) + 1) * width > max_tokens:
             cuts.append([])
             width = _length(row)
         cuts[-1].append(row)
-    return [make_micro_batch(cut) for cut in cuts]
+    return cuts
+
+
+def _cut_groups(rollouts: Sequence[Rollout], max_tokens: int) -> list[list[Rollout]]:
+    """Groups dealt to as few micro-batches as possible, the longest first to the emptiest."""
+    groups: dict[int, list[Rollout]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.prompt.id, []).append(rollout)
+    parts = [part for group in groups.values() for part in _split(group, max_tokens)]
+    sizes = [_packed_size(part) for part in parts]
+    order = sorted(range(len(parts)), key=lambda i: -sizes[i])
+    for count in range(-(-sum(sizes) // max_tokens), len(parts) + 1):
+        loads = [0] * count
+        owner = [0] * len(parts)
+        for i in order:
+            owner[i] = loads.index(min(loads))
+            loads[owner[i]] += sizes[i]
+        if max(loads) <= max_tokens:
+            break
+    return [list(chain.from_iterable(p for p, o in zip(parts, owner, strict=True) if o == i)) for i in range(count)]
+
+
+def _split(group: list[Rollout], max_tokens: int) -> list[list[Rollout]]:
+    """A group as it is, or in parts if it is larger than the budget; each part repeats the prompt."""
+    if _packed_size(group) <= max_tokens:
+        return [group]
+    prompt = len(group[0].prompt.token_ids)
+    parts: list[list[Rollout]] = [[]]
+    size = prompt
+    for rollout in sorted(group, key=_length, reverse=True):
+        if size + len(rollout.token_ids) > max_tokens:
+            parts.append([])
+            size = prompt
+        parts[-1].append(rollout)
+        size += len(rollout.token_ids)
+    return parts
+
+
+def _packed_size(rows: Sequence[Rollout]) -> int:
+    return len(rows[0].prompt.token_ids) + sum(len(r.token_ids) for r in rows)
 
 
 def _length(rollout: Rollout) -> int:
@@ -104,7 +159,9 @@ def make_micro_batch(rollouts: Sequence[Rollout]) -> MicroBatch:
         if behaviour is not None and rollout.logprobs is not None:
             behaviour[i, :count] = rollout.logprobs
     advantages = torch.tensor([r.advantage for r in rollouts], dtype=torch.float32)
-    return MicroBatch(input_ids, prompts, responses, mask, advantages, behaviour_logprobs=behaviour)
+    numbers = {id_: i for i, id_ in enumerate(dict.fromkeys(r.prompt.id for r in rollouts))}
+    index = torch.tensor([numbers[r.prompt.id] for r in rollouts])
+    return MicroBatch(input_ids, prompts, responses, mask, advantages, behaviour_logprobs=behaviour, prompt_index=index)
 
 
 def filler(like: MicroBatch) -> MicroBatch:
@@ -121,4 +178,5 @@ def filler(like: MicroBatch) -> MicroBatch:
         None if like.behaviour_logprobs is None else like.behaviour_logprobs[row],
         None if like.ref_logprobs is None else like.ref_logprobs[row],
         weight=0.0,
+        prompt_index=None if like.prompt_index is None else like.prompt_index[row],
     )

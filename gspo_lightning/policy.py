@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,14 +19,16 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from gspo_lightning.attention import PackedLayout, PrefixPlan, with_plan
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.logprobs import token_logprobs
 from gspo_lightning.tiny import TINY_CONTEXT, TINY_MODELS, build_tiny_model, character_tokenizer
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["DType", "ModelSettings", "Policy", "context_length", "load_policy", "load_tokenizer"]
+__all__ = ["DType", "Layout", "ModelSettings", "Policy", "context_length", "load_policy", "load_tokenizer"]
 
 DType = Literal["float32", "bfloat16", "auto"]
+Layout = Literal["auto", "packed", "padded"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,9 @@ class ModelSettings:
     """Fields of the model's config to change before it is built (for example ``rope_theta``)."""
     seed: int = 0
     """Of freshly initialised weights (built-in tiny models)."""
+    layout: Layout = "auto"
+    """How rows go through the model: ``packed`` (a prompt once for all its responses, no padding), ``padded``, or
+    ``auto``: packed where a check on the model itself shows the same log-probabilities."""
 
 
 class Policy(nn.Module):
@@ -62,6 +67,8 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
+        self.packed = False
+        """Whether :meth:`forward` shares prompts and leaves padding out; set by :mod:`gspo_lightning.policy_checks`."""
         _silence(self.model)
 
     @property
@@ -96,6 +103,22 @@ class Policy(nn.Module):
         Returns:
             ``logprobs`` and ``entropies``, both [N, T], float32 or wider, nats; 0 beyond a row's response.
         """
+        return self._packed(batch, temperature) if self.packed else self._padded(batch, temperature)
+
+    def _packed(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Every distinct token once: a prompt serves all its responses."""
+        layout = PackedLayout.of(batch)
+        with with_plan(self.backbone, PrefixPlan(layout, batch.input_ids.device)) as options:
+            hidden: Tensor = self.backbone(
+                input_ids=layout.token_ids.unsqueeze(0), position_ids=layout.positions.unsqueeze(0), **options
+            ).last_hidden_state
+        chosen, entropy = token_logprobs(
+            self.head, hidden.squeeze(0)[layout.predicts], layout.targets, temperature=temperature
+        )
+        return _scatter(batch, layout.rows, layout.steps, chosen, entropy)
+
+    def _padded(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Rows side by side; the reference that the packed path is compared with, and the path of last resort."""
         prompt, response = batch.prompt_lengths, batch.response_lengths
         width = batch.input_ids.shape[1] - 1  # the last token of a row predicts nothing: it is never forwarded
         positions = torch.arange(width, device=prompt.device).expand(batch.input_ids.shape[0], -1)
@@ -112,8 +135,7 @@ class Policy(nn.Module):
         chosen, entropy = token_logprobs(
             self.head, hidden[rows, before], batch.input_ids[rows, before + 1], temperature=temperature
         )
-        empty = torch.zeros(batch.response_mask.shape, dtype=chosen.dtype, device=chosen.device)
-        return empty.index_put((rows, offsets), chosen), empty.index_put((rows, offsets), entropy)
+        return _scatter(batch, rows, offsets, chosen, entropy)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
@@ -125,12 +147,25 @@ class Policy(nn.Module):
             ids.update([value] if isinstance(value, int) else (value or []))
         return tuple(sorted(ids))
 
+    def frozen_copy(self) -> Policy:
+        """The same weights and layout once more, without gradients."""
+        twin = Policy(copy.deepcopy(self.model), self.tokenizer)
+        twin.packed = self.packed
+        return twin.requires_grad_(False)
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Model, tokenizer and generation config in transformers format."""
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         if getattr(self.model, "generation_config", None) is not None:
             self.model.generation_config.save_pretrained(folder)
+
+
+def _scatter(batch: MicroBatch, rows: Tensor, steps: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:
+    """Values of response tokens to their places in [N, T]; 0 elsewhere."""
+    empty = torch.zeros(batch.response_mask.shape, dtype=values[0].dtype, device=values[0].device)
+    logprobs, entropies = (empty.index_put((rows, steps), v) for v in values)
+    return logprobs, entropies
 
 
 def _silence(model: PreTrainedModel) -> None:
@@ -259,24 +294,3 @@ def _not_loadable(name: str, error: Exception) -> UserError:
         f"{name!r} cannot be loaded: {cause}",
         fix=f"give a hub id you can reach, a folder in transformers format, or one of {', '.join(TINY_MODELS)}",
     )
-
-
-def check_head(policy: Policy) -> None:
-    """Compare :meth:`Policy.head` on the backbone with the model's own logits on a few tokens.
-
-    A family whose head does more than this package knows would be trained on wrong log-probabilities; here it is loud.
-
-    Raises:
-        UserError: they differ.
-    """
-    ids = torch.arange(4, device=policy.device).unsqueeze(0)
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        own = policy.model(input_ids=ids, use_cache=False).logits.float()
-        ours = policy.head(policy.backbone(input_ids=ids, use_cache=False).last_hidden_state).float()
-    if own.shape != ours.shape or not torch.allclose(own, ours, atol=1e-3, rtol=1e-3):
-        raise UserError(
-            "model.name_or_path",
-            f"{type(policy.model).__name__} computes its logits in a way this package does not know",
-            fix="use another model family, or report this with the name of the model",
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,7 +23,7 @@ class ReferencePolicy:
     """
 
     def __init__(self, policy: Policy) -> None:
-        self.policy = Policy(copy.deepcopy(policy.model), policy.tokenizer).requires_grad_(False).eval()
+        self.policy = policy.frozen_copy().eval()
 
     @torch.no_grad()
     def penalise(

@@ -32,7 +32,8 @@ from gspo_lightning.metrics.update import update_scalars
 from gspo_lightning.objectives import GSPO, Objective
 from gspo_lightning.objectives.options import check_number
 from gspo_lightning.old_policy import CachedLogProbs
-from gspo_lightning.policy import Policy, check_head
+from gspo_lightning.policy import Policy
+from gspo_lightning.policy_checks import check_head, choose_layout
 from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards import Sample, SampleScore
@@ -170,6 +171,8 @@ class GSPOTrainer:
         if not self.policy.eos_token_ids:
             raise UserError("tokenizer", "has no end-of-sequence token, so no response could end", fix="set eos_token")
         check_head(self.policy)
+        prompt = self.config.max_prompt_tokens or 1 << 30  # unknown: any sliding window may be too short
+        choose_layout(self.policy, "auto", prompt + self.config.max_response_tokens)
         parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             parameters, lr=self.config.learning_rate, weight_decay=self.config.weight_decay
@@ -307,6 +310,7 @@ class GSPOTrainer:
             max_tokens=config.max_tokens_per_micro_batch,
             iteration=iteration,
             device=policy.device,
+            packed=policy.packed,
         )
         experience.mini_batches = self.old_policy.prepare(policy, experience.mini_batches, config.temperature)
         self.iteration = iteration + 1

@@ -114,7 +114,7 @@ class MicroBatch:
 
     ``input_ids`` [N, S]; ``prompt_lengths`` [N] and ``response_lengths`` [N] int64; ``response_mask`` [N, T];
     ``advantages`` [N] or [N, T] float32; ``old_logprobs``, ``behaviour_logprobs`` and ``ref_logprobs`` [N, T] float32
-    or None.
+    or None. Rows with the same ``prompt_index`` [N] int64 have the same prompt (None: nobody said so).
     ``weight`` is 1, or 0 for a filler that only keeps ranks in step.
     """
 
@@ -127,6 +127,7 @@ class MicroBatch:
     behaviour_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     weight: float = 1.0
+    prompt_index: Tensor | None = None
 
     def __post_init__(self) -> None:
         rows, width = self.response_mask.shape

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy import ModelSettings, Policy, check_head, context_length, load_policy, load_tokenizer
+from gspo_lightning.policy import ModelSettings, Policy, context_length, load_policy, load_tokenizer
+from gspo_lightning.policy_checks import check_head
 from gspo_lightning.tiny import build_tiny_model
 from gspo_lightning.types import MicroBatch
 

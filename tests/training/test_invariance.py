@@ -27,7 +27,7 @@ def test_update_does_not_depend_on_the_token_budget(tmp_path: Path, objective: s
 
     whole, cut = run(4096), run(40)
     assert {v for _, v in runs.scalars(whole)["data/micro_batches"]} == {1.0}
-    assert min(v for _, v in runs.scalars(cut)["data/micro_batches"]) >= 8
+    assert min(v for _, v in runs.scalars(cut)["data/micro_batches"]) >= 6
     assert runs.largest_difference(runs.weights(whole), runs.weights(cut)) < 2e-6
     assert runs.largest_difference(runs.weights(whole), start_weights(tmp_path)) > 1e-3  # something was learnt at all
 

@@ -1,0 +1,116 @@
+"""How a plan of attention gets into an unmodified transformers model.
+
+transformers looks an attention function up by the name in the model's config and hands it whatever keyword arguments
+the model was called with. The functions of that table are wrapped here: where they find a plan among their keyword
+arguments the plan does the work, else the function itself. The model's config stays what it is, and a layer that is
+recomputed in the backward pass (gradient checkpointing) finds its plan again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+__all__ = ["Plan", "UnsupportedAttentionError", "windows", "with_plan"]
+
+IMPLEMENTATIONS = ("sdpa", "flash_attention_2", "flash_attention_3")
+ARGUMENT = "gspo_plan"
+_IGNORED = {"position_ids", "use_cache", "cache_position", "is_causal", "output_attentions", "output_router_logits"}
+_planned: ContextVar[bool] = ContextVar("planned", default=False)
+
+
+class UnsupportedAttentionError(Exception):
+    """The model's attention is of a kind that plans do not know; the padded path does."""
+
+
+class Plan(Protocol):
+    """Attention of one forward pass over M packed tokens."""
+
+    longest: int
+    """Tokens of the longest row, prompt and response together."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """[M, H, d] queries over [M, K, d] keys and values (K divides H) to [M, H, d]."""
+
+
+def _attention_by(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Any:
+        plan: Plan | None = options.pop(ARGUMENT, None)
+        if plan is None:
+            return original(module, query, key, value, *args, **options)
+        return _planned_attention(plan, module, query, key, value, *args, **options)
+
+    return attention
+
+
+def _planned_attention(
+    plan: Plan,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """[1, H, M, d] as transformers has it, to [1, M, H, d]."""
+    if attention_mask is not None or dropout:
+        raise UnsupportedAttentionError("a mask or dropout in the attention")
+    if sliding_window is not None and plan.longest > sliding_window:
+        raise UnsupportedAttentionError(f"a sliding window of {sliding_window} tokens and rows of up to {plan.longest}")
+    for name, option in options.items():
+        if option is not None and name not in _IGNORED:
+            raise UnsupportedAttentionError(f"{name} in the attention")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer = getattr(module, "layer_idx", None)
+    if layer is None:
+        raise UnsupportedAttentionError(f"{type(module).__name__} does not know the number of its layer")
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    return plan.attend(layer, q, k, v, scale).unsqueeze(0), None
+
+
+def _mask_by(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def mask(*args: Any, **options: Any) -> Any:
+        return None if _planned.get() else original(*args, **options)  # a plan knows what sees what
+
+    return mask
+
+
+for _name in IMPLEMENTATIONS:
+    if _name in ALL_ATTENTION_FUNCTIONS:
+        ALL_ATTENTION_FUNCTIONS.register(_name, _attention_by(ALL_ATTENTION_FUNCTIONS[_name]))
+        ALL_MASK_ATTENTION_FUNCTIONS.register(_name, _mask_by(ALL_MASK_ATTENTION_FUNCTIONS[_name]))
+
+
+@contextlib.contextmanager
+def with_plan(backbone: nn.Module, plan: Plan) -> Iterator[dict[str, Any]]:
+    """Have a backbone attend by a plan; yields the keyword arguments to call it with.
+
+    Raises:
+        UnsupportedAttentionError: the model's attention does not look its function up in the table.
+    """
+    name = str(backbone.config._attn_implementation)  # type: ignore[union-attr]
+    if name not in IMPLEMENTATIONS:
+        raise UnsupportedAttentionError(f"attn_implementation {name!r}")
+    token = _planned.set(True)
+    try:
+        yield {ARGUMENT: plan, "use_cache": False}
+    finally:
+        _planned.reset(token)
+
+
+def windows(backbone: nn.Module) -> list[int]:
+    """Sizes of the sliding windows of a model's layers, in tokens."""
+    found = (getattr(m, "sliding_window", None) for m in backbone.modules())
+    return sorted({w for w in found if isinstance(w, int)})

@@ -1,0 +1,89 @@
+"""Where each token of a micro-batch goes when prompts are packed once and responses without padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.types import MicroBatch
+
+__all__ = ["PackedLayout"]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLayout:
+    """M packed tokens: every distinct prompt once, then the responses, rows of one prompt side by side.
+
+    The last token of a response predicts nothing and is left out. ``token_ids`` and ``positions`` are [M]. The other
+    tensors have one element per response token: ``predicts``, the packed token that predicts it; ``targets``, its id;
+    ``rows`` and ``steps``, its place in a [N, T] tensor. ``segments`` are (start, length) of prompts and responses,
+    ``crossings`` (start and length of the responses to a prompt, start and length of the prompt).
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    predicts: Tensor
+    targets: Tensor
+    rows: Tensor
+    steps: Tensor
+    segments: list[tuple[int, int]]
+    crossings: list[tuple[int, int, int, int]]
+    longest: int
+
+    @classmethod
+    def of(cls, batch: MicroBatch) -> PackedLayout:
+        """The layout of a micro-batch, on its device; rows with the same ``prompt_index`` share their prompt."""
+        widths, counts = batch.prompt_lengths.cpu(), batch.response_lengths.cpu()
+        owner = torch.arange(len(widths)) if batch.prompt_index is None else batch.prompt_index.cpu()
+        order = torch.argsort(owner, stable=True)
+        first = torch.ones_like(order, dtype=torch.bool)
+        first[1:] = owner[order][1:] != owner[order][:-1]
+        heads = order[first]  # the row of each prompt that it is read from
+        prompt_of = first.long().cumsum(0) - 1  # of the rows in order
+
+        prompt_tokens, prompt_steps, prompt_starts = _ragged(widths[heads])
+        kept = counts[order] - 1
+        inner_tokens, inner_steps, inner_starts = _ragged(kept)
+        size = int(widths[heads].sum())
+        packed_rows = torch.cat([heads[prompt_tokens], order[inner_tokens]])
+        positions = torch.cat([prompt_steps, widths[order][inner_tokens] + inner_steps])
+
+        tokens, steps, _ = _ragged(counts[order])
+        before = size + inner_starts[tokens] + steps - 1
+        last = prompt_starts[prompt_of] + widths[order] - 1
+        rows = order[tokens]
+        device = batch.input_ids.device
+        ids = batch.input_ids
+        return cls(
+            token_ids=ids[packed_rows.to(device), positions.to(device)],
+            positions=positions.to(device),
+            predicts=torch.where(steps == 0, last[tokens], before).to(device),
+            targets=ids[rows.to(device), (widths[rows] + steps).to(device)],
+            rows=rows.to(device),
+            steps=steps.to(device),
+            segments=[
+                *zip(prompt_starts.tolist(), widths[heads].tolist(), strict=True),
+                *((s, n) for s, n in zip((size + inner_starts).tolist(), kept.tolist(), strict=True) if n),
+            ],
+            crossings=_crossings(prompt_of, kept, size, prompt_starts, widths[heads]),
+            longest=int((widths + counts).max()),
+        )
+
+
+def _ragged(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of lists of these lengths one after another: the list and the place in it of every element, and all starts."""
+    ends = lengths.cumsum(0)
+    starts = ends - lengths
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    return owner, torch.arange(int(ends[-1])) - starts[owner], starts
+
+
+def _crossings(
+    prompt_of: Tensor, kept: Tensor, size: int, starts: Tensor, widths: Tensor
+) -> list[tuple[int, int, int, int]]:
+    total = torch.zeros(len(starts), dtype=torch.int64).index_add_(0, prompt_of, kept)
+    begins = size + total.cumsum(0) - total
+    columns = (x.tolist() for x in (begins, total, starts, widths))
+    return [(q, n, k, m) for q, n, k, m in zip(*columns, strict=True) if n]

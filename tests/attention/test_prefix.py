@@ -1,0 +1,99 @@
+"""Shared-prefix attention against dense attention with an explicit mask: values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gspo_lightning.attention import PackedLayout, PrefixPlan
+from gspo_lightning.packing import make_micro_batch
+from gspo_lightning.types import FinishReason, Prompt, Rollout
+
+CASES = {
+    "one prompt, one response": {0: (4, [3])},
+    "a prompt of one token, a response of one": {0: (1, [1]), 1: (3, [2, 1])},
+    "nothing but responses of one token": {0: (2, [1, 1]), 1: (3, [1])},
+    "ragged": {0: (5, [4, 9, 1, 2]), 1: (2, [7]), 2: (11, [3, 3, 12])},
+    "many buckets": {0: (3, [1, 2, 4, 8, 16, 32])},
+}
+
+
+def layout_of(case: dict[int, tuple[int, list[int]]], shuffled: bool = False) -> PackedLayout:
+    rows = []
+    for number, (width, lengths) in case.items():
+        prompt = Prompt(number, "", tuple(range(10 * number + 1, 10 * number + 1 + width)))
+        for k, length in enumerate(lengths):
+            ids = torch.arange(100 * number + 10 * k, 100 * number + 10 * k + length)
+            mask = torch.ones(length, dtype=torch.bool)
+            rows.append(Rollout(prompt, k, ids, torch.zeros(length), mask, FinishReason.STOP, 0, reward=0.0))
+    if shuffled:
+        rows = [rows[i] for i in torch.randperm(len(rows), generator=torch.Generator().manual_seed(1)).tolist()]
+    return PackedLayout.of(make_micro_batch(rows))
+
+
+def dense(layout: PackedLayout, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    """The same by the definition: softmax over the tokens that a token sees."""
+    seen = torch.zeros(len(query), len(query), dtype=torch.bool)
+    for start, length in layout.segments:
+        seen[start : start + length, start : start + length] = torch.ones(length, length).tril().bool()
+    for start, length, begin, width in layout.crossings:
+        seen[start : start + length, begin : begin + width] = True
+    repeats = query.shape[1] // key.shape[1]
+    k, v = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
+    scores = torch.einsum("mhd,nhd->hmn", query, k) * scaling
+    return torch.einsum("hmn,nhd->mhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_values_and_gradients_are_those_of_dense_attention(
+    case: dict[int, tuple[int, list[int]]], heads: tuple[int, int]
+) -> None:
+    layout = layout_of(case)
+    torch.manual_seed(0)
+    size = len(layout.token_ids)
+    inputs = [torch.randn(size, h, 8, dtype=torch.float64, requires_grad=True) for h in (heads[0], heads[1], heads[1])]
+    plan = PrefixPlan(layout, torch.device("cpu"))
+    ours, theirs = plan.attend(0, *inputs, 0.3), dense(layout, *inputs, 0.3)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    weights = torch.randn_like(ours)
+    for mine, expected in zip(
+        torch.autograd.grad((ours * weights).sum(), inputs),
+        torch.autograd.grad((theirs * weights).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, expected, rtol=0, atol=1e-11)
+
+
+def test_the_order_of_rows_changes_nothing_but_their_place() -> None:
+    case = CASES["ragged"]
+    plain, shuffled = layout_of(case), layout_of(case, shuffled=True)
+    assert sorted(plain.token_ids.tolist()) == sorted(shuffled.token_ids.tolist())
+    assert sorted(plain.targets.tolist()) == sorted(shuffled.targets.tolist())
+    assert {n for _, n in plain.segments} == {n for _, n in shuffled.segments}
+
+
+def test_a_small_layout_by_hand() -> None:
+    layout = layout_of({0: (2, [3, 1]), 1: (1, [2])})
+    # prompts 1 2 | 11, then the responses 0 1 2 | 10 | 100 101 without their last tokens
+    assert layout.token_ids.tolist() == [1, 2, 11, 0, 1, 100]
+    assert layout.positions.tolist() == [0, 1, 0, 2, 3, 1]
+    assert layout.predicts.tolist() == [1, 3, 4, 1, 2, 5]
+    assert layout.targets.tolist() == [0, 1, 2, 10, 100, 101]
+    assert layout.rows.tolist() == [0, 0, 0, 1, 2, 2]
+    assert layout.steps.tolist() == [0, 1, 2, 0, 0, 1]
+    assert layout.segments == [(0, 2), (2, 1), (3, 2), (5, 1)]
+    assert layout.crossings == [(3, 2, 0, 2), (5, 1, 2, 1)]
+    assert layout.longest == 5
+
+
+def test_a_batch_that_does_not_say_who_shares_repeats_its_prompts() -> None:
+    rows = [
+        Rollout(Prompt(0, "", (1, 2)), k, torch.tensor([5, 6]), None, torch.ones(2).bool(), FinishReason.STOP, 0)
+        for k in range(2)
+    ]
+    batch = make_micro_batch(rows)
+    assert len(PackedLayout.of(batch).token_ids) == 2 + 1 + 1
+    batch.prompt_index = None
+    assert len(PackedLayout.of(batch).token_ids) == 2 + 2 + 1 + 1
