@@ -30,9 +30,9 @@ class Draws:
         """The draws of one iteration."""
         return cls(stream(seed, purpose, iteration))
 
-    def uniform(self, prompt_ids: Tensor, samples: Tensor, position: int) -> Tensor:
-        """[rows] float64 in [0, 1)."""
-        return uniforms(self.base, prompt_ids, samples, position)
+    def uniform(self, prompt_ids: Tensor, samples: Tensor, positions: Tensor | int) -> Tensor:
+        """[rows] float64 in [0, 1); ``positions`` count the tokens of a response from 0."""
+        return uniforms(self.base, prompt_ids, samples, positions)
 
 
 class RolloutSource(ABC):
@@ -113,13 +113,18 @@ def _truncate(logprobs: Tensor, sampling: SamplingParams) -> Tensor:
     return probabilities
 
 
-def has_ended(policy: Policy, responses: Tensor, sampling: SamplingParams) -> Tensor:
-    """[rows] bool: the last token is a stop token, or the text so far contains a stop string (responses: [rows, T])."""
-    ended = torch.isin(responses[:, -1], torch.tensor(sampling.stop_token_ids, dtype=torch.int64).to(responses.device))
+def has_ended(
+    policy: Policy, last: Tensor, sampling: SamplingParams, written: Callable[[], Sequence[Sequence[int]]]
+) -> Tensor:
+    """[rows] bool: the last token is a stop token, or the text so far contains a stop string.
+
+    ``last`` [rows] are the newest tokens; ``written`` gives all tokens of each row and is only called where needed.
+    """
+    ended = torch.isin(last, torch.tensor(sampling.stop_token_ids, dtype=torch.int64).to(last.device))
     if sampling.stop_strings:
-        texts = policy.tokenizer.batch_decode(responses.tolist(), skip_special_tokens=True)
+        texts = policy.tokenizer.batch_decode(written(), skip_special_tokens=True)
         found = [any(stop in text for stop in sampling.stop_strings) for text in texts]
-        ended = ended | torch.tensor(found, device=responses.device)
+        ended = ended | torch.tensor(found, device=last.device)
     return ended
 
 

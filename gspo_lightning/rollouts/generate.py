@@ -126,6 +126,6 @@ class _Stop(StoppingCriteria):
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
         responses = input_ids[:, self.width :]  # the rule never looks at the prompt
-        ended = has_ended(self.policy, responses, self.sampling).cpu()
+        ended = has_ended(self.policy, responses[:, -1], self.sampling, responses.tolist).cpu()
         self.counts = torch.where((self.counts == 0) & ended, responses.shape[1], self.counts)
         return (self.counts > 0).to(input_ids.device)

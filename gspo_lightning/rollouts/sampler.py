@@ -1,7 +1,7 @@
 """The in-process grouped sampler: the default rollout source.
 
-Each prompt is prefilled once and its keys and values serve all G responses; rows that have finished leave the batch;
-log-probabilities are caught while sampling. Works on unmodified transformers models.
+Each prompt is prefilled once and its keys and values serve all G responses; rows that have finished leave the batch and
+waiting prompts take their place; log-probabilities are caught while sampling. Works on unmodified transformers models.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from gspo_lightning.policy import Policy
 from gspo_lightning.rollouts.base import Draws, Progress, RolloutSource, finish, has_ended, sample_tokens
+from gspo_lightning.rollouts.decoding import Decoder, decoder_for
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 __all__ = ["GroupedSampler"]
@@ -22,16 +22,65 @@ __all__ = ["GroupedSampler"]
 
 @dataclass(slots=True)
 class _Rows:
-    """State of the rows that are still being decoded; every field is indexed by row."""
+    """State of the rows in the batch, each field [rows]."""
 
-    slot: Tensor  # [rows] where the row writes its tokens
+    slot: Tensor  # where the row writes its tokens
     prompt_id: Tensor
     sample: Tensor
-    position: Tensor  # position of the next token in its sequence
-    mask: Tensor  # [rows, prompt width + decoded] True on real tokens
+    position: Tensor  # of the next token in its sequence
+    step: Tensor  # tokens written
+    alive: Tensor  # still being decoded
 
-    def select(self, keep: Tensor) -> _Rows:
-        return _Rows(self.slot[keep], self.prompt_id[keep], self.sample[keep], self.position[keep], self.mask[keep])
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], first: int, group_size: int, device: torch.device) -> _Rows:
+        """G rows for each prompt; ``first`` is the number of the first prompt."""
+        count = len(prompts) * group_size
+        widths = torch.tensor([len(p.token_ids) for p in prompts], dtype=torch.int64, device=device)
+        return cls(
+            slot=torch.arange(first * group_size, first * group_size + count, device=device),
+            prompt_id=torch.tensor([p.id for p in prompts], dtype=torch.int64, device=device).repeat_interleave(
+                group_size
+            ),
+            sample=torch.arange(group_size, device=device).repeat(len(prompts)),
+            position=widths.repeat_interleave(group_size),
+            step=torch.zeros(count, dtype=torch.int64, device=device),
+            alive=torch.ones(count, dtype=torch.bool, device=device),
+        )
+
+    def _fields(self) -> tuple[Tensor, ...]:
+        return self.slot, self.prompt_id, self.sample, self.position, self.step, self.alive
+
+    def __getitem__(self, keep: Tensor) -> _Rows:
+        return _Rows(*(x[keep] for x in self._fields()))
+
+    def __add__(self, other: _Rows) -> _Rows:
+        return _Rows(*(torch.cat(pair) for pair in zip(self._fields(), other._fields(), strict=True)))
+
+    def __len__(self) -> int:
+        return len(self.slot)
+
+
+@dataclass(slots=True)
+class _Written:
+    """What all responses of a call have come to: [P * G, T] and [P * G]."""
+
+    tokens: Tensor
+    logprobs: Tensor
+    lengths: Tensor
+    stopped: Tensor
+
+    @classmethod
+    def empty(cls, rows: int, tokens: int, device: torch.device) -> _Written:
+        return cls(
+            torch.zeros(rows, tokens, dtype=torch.int64, device=device),
+            torch.zeros(rows, tokens, dtype=torch.float32, device=device),
+            torch.zeros(rows, dtype=torch.int64, device=device),
+            torch.zeros(rows, dtype=torch.bool, device=device),
+        )
+
+    def of(self, rows: _Rows) -> list[list[int]]:
+        """The tokens of each row so far."""
+        return [ids[:n] for ids, n in zip(self.tokens[rows.slot].tolist(), rows.step.tolist(), strict=True)]
 
 
 class GroupedSampler(RolloutSource):
@@ -61,51 +110,64 @@ class GroupedSampler(RolloutSource):
         version: int = 0,
         progress: Progress | None = None,
     ) -> list[list[Rollout]]:
-        """See :meth:`RolloutSource.generate`; prompts are taken ``max_rows // group_size`` at a time."""
-        at_once = max(1, self.max_rows // group_size)
-        groups: list[list[Rollout]] = []
-        for start in range(0, len(prompts), at_once):
-            groups += self._generate(policy, prompts[start : start + at_once], group_size, sampling, draws, version)
-            if progress is not None:
-                progress(len(groups) * group_size, len(prompts) * group_size)
-        return groups
+        """See :meth:`RolloutSource.generate`."""
+        total, device = len(prompts) * group_size, policy.device
+        written = _Written.empty(total, sampling.max_response_tokens, device)
+        decoder = decoder_for(policy)
+        rows, logits = _Rows.of([], 0, group_size, device), torch.empty(0)
+        entered = 0
+        while entered < len(prompts) or len(rows):
+            if new := self._admitted(len(prompts) - entered, len(rows), group_size, decoder):
+                fresh = decoder.add(prompts[entered : entered + new], group_size)
+                logits = torch.cat([logits, fresh]) if len(rows) else fresh
+                rows = rows + _Rows.of(prompts[entered : entered + new], entered, group_size, device)
+                entered += new
+            chosen = self._sample(policy, rows, logits, sampling, draws, written)
+            remaining = int(rows.alive.sum())
+            if len(rows) - remaining >= self.compact_at * len(rows):
+                if progress is not None:
+                    progress(entered * group_size - remaining, total)
+                keep = rows.alive.nonzero(as_tuple=True)[0]
+                rows, chosen = rows[keep], chosen[keep]
+                if remaining or decoder.may_grow:
+                    decoder.keep(keep)
+            if len(rows):
+                logits = decoder.step(chosen, rows.position)
+                rows.position = rows.position + 1
+        return self._groups(policy, prompts, group_size, written, version)
 
-    def _generate(
-        self,
-        policy: Policy,
-        prompts: Sequence[Prompt],
-        group_size: int,
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int,
+    def _admitted(self, waiting: int, rows: int, group_size: int, decoder: Decoder) -> int:
+        """How many prompts may join now: small groups of newcomers are not worth a forward pass of their own."""
+        room = max(0, self.max_rows - rows) // group_size
+        if rows == 0:
+            return min(waiting, max(1, room))
+        if not decoder.may_grow or room * group_size < self.compact_at * self.max_rows:
+            return 0
+        return min(waiting, room)
+
+    @staticmethod
+    def _sample(
+        policy: Policy, rows: _Rows, logits: Tensor, sampling: SamplingParams, draws: Draws, written: _Written
+    ) -> Tensor:
+        """Draw the next token of every row and note those of living ones; returns the tokens [rows]."""
+        uniform = draws.uniform(rows.prompt_id, rows.sample, rows.step)
+        chosen, logprobs = sample_tokens(logits, uniform, sampling)
+        slot, step = rows.slot[rows.alive], rows.step[rows.alive]
+        written.tokens[slot, step] = chosen[rows.alive]
+        written.logprobs[slot, step] = logprobs[rows.alive]
+        written.lengths[slot] = step + 1
+        rows.step = rows.step + rows.alive
+        ended = has_ended(policy, chosen, sampling, lambda: written.of(rows))
+        written.stopped[rows.slot[rows.alive & ended]] = True
+        rows.alive = rows.alive & ~ended & (rows.step < sampling.max_response_tokens)
+        return chosen
+
+    @staticmethod
+    def _groups(
+        policy: Policy, prompts: Sequence[Prompt], group_size: int, written: _Written, version: int
     ) -> list[list[Rollout]]:
-        device = policy.device
-        total = len(prompts) * group_size
-        tokens = torch.zeros(total, sampling.max_response_tokens, dtype=torch.int64, device=device)
-        logprobs = torch.zeros(tokens.shape, dtype=torch.float32, device=device)
-        lengths = torch.zeros(total, dtype=torch.int64, device=device)
-        stopped = torch.zeros(total, dtype=torch.bool, device=device)
-
-        rows, cache, logits = self._prefill(policy, prompts, group_size)
-        alive = torch.ones(total, dtype=torch.bool, device=device)
-        for step in range(sampling.max_response_tokens):
-            chosen, chosen_logprobs = sample_tokens(logits, draws.uniform(rows.prompt_id, rows.sample, step), sampling)
-            live = rows.slot[alive]
-            tokens[live, step] = chosen[alive]
-            logprobs[live, step] = chosen_logprobs[alive]
-            lengths[live] = step + 1
-            ended = has_ended(policy, tokens[rows.slot, : step + 1], sampling)
-            stopped[rows.slot[alive & ended]] = True
-            alive = alive & ~ended
-            remaining = int(alive.sum())
-            if remaining == 0 or step + 1 == sampling.max_response_tokens:
-                break
-            if alive.shape[0] - remaining >= self.compact_at * alive.shape[0]:
-                keep = alive.nonzero(as_tuple=True)[0]
-                cache.batch_select_indices(keep)
-                rows, chosen, alive = rows.select(keep), chosen[keep], alive[keep]
-            logits = self._decode(policy, rows, cache, chosen)
-        counts, ends = lengths.tolist(), stopped.tolist()
+        tokens, logprobs = written.tokens.cpu(), written.logprobs.cpu()
+        counts, ends = written.lengths.tolist(), written.stopped.tolist()
         return [
             [
                 finish(
@@ -116,46 +178,3 @@ class GroupedSampler(RolloutSource):
             ]
             for p, prompt in enumerate(prompts)
         ]  # fmt: skip
-
-    def _prefill(
-        self, policy: Policy, prompts: Sequence[Prompt], group_size: int
-    ) -> tuple[_Rows, DynamicCache, Tensor]:
-        """One forward over the left-padded prompts; then every row of the cache stands for ``group_size`` responses."""
-        device = policy.device
-        width = max(len(p.token_ids) for p in prompts)
-        ids = torch.zeros(len(prompts), width, dtype=torch.int64)
-        mask = torch.zeros(len(prompts), width, dtype=torch.bool)
-        for i, prompt in enumerate(prompts):
-            ids[i, width - len(prompt.token_ids) :] = torch.tensor(prompt.token_ids)
-            mask[i, width - len(prompt.token_ids) :] = True
-        ids, mask = ids.to(device), mask.to(device)
-        positions = (mask.long().cumsum(-1) - 1).clamp(min=0)  # from the mask: padding never shifts a position
-        cache = DynamicCache(config=policy.model.config)
-        hidden = policy.backbone(
-            input_ids=ids, attention_mask=mask.long(), position_ids=positions, past_key_values=cache, use_cache=True
-        ).last_hidden_state[:, -1]
-        logits = policy.head(hidden).repeat_interleave(group_size, dim=0)
-        cache.batch_repeat_interleave(group_size)
-        total = len(prompts) * group_size
-        rows = _Rows(
-            slot=torch.arange(total, device=device),
-            prompt_id=torch.tensor([p.id for p in prompts], device=device).repeat_interleave(group_size),
-            sample=torch.arange(group_size, device=device).repeat(len(prompts)),
-            position=mask.sum(-1).repeat_interleave(group_size),
-            mask=mask.repeat_interleave(group_size, dim=0),
-        )
-        return rows, cache, logits
-
-    @staticmethod
-    def _decode(policy: Policy, rows: _Rows, cache: DynamicCache, chosen: Tensor) -> Tensor:
-        """Feed the chosen tokens; returns the logits [rows, V] of the next ones."""
-        rows.mask = torch.cat([rows.mask, torch.ones_like(rows.mask[:, :1])], dim=1)
-        hidden = policy.backbone(
-            input_ids=chosen.unsqueeze(1),
-            attention_mask=rows.mask.long(),
-            position_ids=rows.position.unsqueeze(1),
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state[:, -1]
-        rows.position = rows.position + 1
-        return policy.head(hidden)

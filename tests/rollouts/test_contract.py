@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import model_families
 import pytest
 import torch
-from model_families import WINDOW, build_policy
+from model_families import WINDOW
 from transformers import PreTrainedTokenizerFast
 
 from gspo_lightning.packing import make_micro_batch
@@ -30,10 +31,18 @@ SOURCES: dict[str, RolloutSource] = {
     "generate": TransformersGenerate(),
     "generate-small-batches": TransformersGenerate(batch_size=3),
 }
-FAMILIES = ["qwen3", "qwen3-moe", "llama", "gemma2"]
+FAMILIES = ["qwen3", "qwen3-moe", "llama", "gemma2", "qwen3 padded", "llama padded"]
+"""Gemma 2 caps its attention scores and is always padded; the others share prompts unless told otherwise."""
 
 every_source = pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES.keys())
 every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def build_policy(family: str, seed: int = 0, sharpen: float = 3.0) -> Policy:
+    name, _, layout = family.partition(" ")
+    policy = model_families.build_policy(name, seed, sharpen)
+    policy.packed = name != "gemma2" and layout != "padded"
+    return policy
 
 
 def flat(groups: Sequence[Sequence[Rollout]]) -> list[Rollout]:

@@ -1,0 +1,208 @@
+"""Keys and values while responses are being sampled: each prompt once for all its responses, no copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.attention.kernels import Kernel, kernel_for
+
+__all__ = ["GroupCache"]
+
+FIRST = 32
+"""Tokens per row that are allocated at first; doubled whenever they are used up."""
+
+
+@dataclass(slots=True)
+class _Layer:
+    """[P, K, p, d] of the prompts and [R, K, t, d] of what the rows have written."""
+
+    prompt_keys: Tensor
+    prompt_values: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(slots=True)
+class _Entering:
+    """Prompts that are being prefilled."""
+
+    starts: list[int]
+    widths: list[int]
+    rows: int
+    kernel: Kernel
+
+
+class GroupCache:
+    """A plan (see :class:`gspo_lightning.attention.Plan`) for R rows over P prompts; rows of a prompt stand together.
+
+    A forward pass either prefills new prompts (after :meth:`enter`) or feeds one token per row (after :meth:`write`).
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.longest = 0
+        self.device = device
+        self.layers: dict[int, _Layer] = {}
+        self.widths = torch.zeros(0, dtype=torch.int64, device=device)
+        self.owner = torch.zeros(0, dtype=torch.int64, device=device)
+        self.written = torch.zeros(0, dtype=torch.int64, device=device)
+        self._entering: _Entering | None = None
+        self._own_mask: Tensor | None = None
+        self._regroup()
+
+    # what the decoder says ---------------------------------------------------------------------------------------
+
+    def enter(self, widths: Sequence[int], group_size: int) -> None:
+        """The next forward pass holds new prompts of these widths, packed one after another, for G rows each."""
+        starts = [sum(widths[:i]) for i in range(len(widths))]
+        kernel = kernel_for(self.device)(list(zip(starts, widths, strict=True)), [], self.device)
+        self._entering = _Entering(starts, list(widths), len(widths) * group_size, kernel)
+        self.longest = max(self.longest, *widths)
+        slots = torch.arange(len(widths), device=self.device) + len(self.widths)
+        self.widths = torch.cat([self.widths, torch.tensor(widths, device=self.device)])
+        self.owner = torch.cat([self.owner, slots.repeat_interleave(group_size)])
+        self.written = torch.cat([self.written, self.written.new_zeros(len(widths) * group_size)])
+
+    def write(self) -> None:
+        """The next forward pass holds one token for every row."""
+        if self._entering is not None:
+            self._entering = None
+            self._regroup()
+        self.longest += 1
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these (increasing), and prompts that no row needs any more."""
+        if self._entering is not None:
+            self._entering = None
+        self.owner, self.written = self.owner[rows], self.written[rows]
+        prompts, self.owner = torch.unique(self.owner, return_inverse=True)
+        whole = len(prompts) == len(self.widths)
+        self.widths = self.widths[prompts]
+        width = int(self.widths.max()) if len(prompts) else 0
+        for layer in self.layers.values():
+            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+            if not whole:
+                layer.prompt_keys = layer.prompt_keys[prompts, :, :width]
+                layer.prompt_values = layer.prompt_values[prompts, :, :width]
+        self._regroup()
+
+    def advance(self) -> None:
+        """Every row has one token more."""
+        self.written = self.written + 1
+
+    # attention ---------------------------------------------------------------------------------------------------
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """[M, H, d] over [M, K, d] to [M, H, d]; keys and values are kept."""
+        if self._entering is not None:
+            return self._prefill(self._entering, layer, query, key, value, scaling)
+        return self._decode(self.layers[layer], query, key, value, scaling)
+
+    def _prefill(self, new: _Entering, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        prompts = [_side_by_side(x, new) for x in (key, value)]
+        room = key.new_zeros(new.rows, key.shape[1], FIRST, key.shape[2])
+        before = self.layers.get(layer)
+        if before is None:
+            self.layers[layer] = _Layer(prompts[0], prompts[1], room, room.clone())
+        else:
+            before.prompt_keys, before.prompt_values = (
+                _stack(a, b) for a, b in zip((before.prompt_keys, before.prompt_values), prompts, strict=True)
+            )
+            before.keys, before.values = _stack(before.keys, room), _stack(before.values, room)
+        return new.kernel.own(query, key, value, scaling)[0]
+
+    def _decode(self, layer: _Layer, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        rows, heads, size = key.shape
+        self._append(layer, key, value)
+        own_keys, own_values = layer.keys[:, :, : self._tokens], layer.values[:, :, : self._tokens]
+        q = (query * scaling).view(rows, heads, -1, size)
+        own = q @ own_keys.transpose(-1, -2)
+        if self._own_mask is not None:
+            own = own + self._own_mask.to(own.dtype)
+        grouped = self._group(q)
+        there = grouped @ layer.prompt_keys.transpose(-1, -2)
+        if self._prompt_mask is not None:
+            there = there + self._prompt_mask.to(there.dtype)
+        width = there.shape[-1]
+        scores = torch.cat([self._ungroup(there), own], dim=-1)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
+        out = weights[..., width:] @ own_values
+        out = out + self._ungroup(self._group(weights[..., :width]) @ layer.prompt_values)
+        return out.reshape(rows, -1, size)
+
+    def _append(self, layer: _Layer, key: Tensor, value: Tensor) -> None:
+        if self._tokens > layer.keys.shape[2]:
+            layer.keys, layer.values = (torch.cat([x, torch.zeros_like(x)], dim=2) for x in (layer.keys, layer.values))
+        if self._own_mask is None:
+            layer.keys[:, :, self._tokens - 1], layer.values[:, :, self._tokens - 1] = key, value
+        else:
+            layer.keys[self._rows, :, self.written], layer.values[self._rows, :, self.written] = key, value
+
+    # rows by prompt ----------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Work out, once per forward pass, what every layer needs."""
+        counts = self.written + 1
+        self._tokens = int(counts.max())
+        self._own_mask = None
+        if int(counts.min()) < self._tokens:
+            outside = torch.arange(self._tokens, device=self.device) >= counts.unsqueeze(1)
+            self._own_mask = _minus_infinity(outside)[:, None, None]
+
+    def _regroup(self) -> None:
+        """Rows as a [P, largest group] rectangle."""
+        self._own_mask = None
+        self._prompt_mask: Tensor | None = None
+        self._place: Tensor | None = None
+        self._tokens = 0
+        if not len(self.owner):
+            return
+        self._rows = torch.arange(len(self.owner), device=self.device)
+        sizes = torch.bincount(self.owner, minlength=len(self.widths))
+        first = sizes.cumsum(0) - sizes
+        self._largest = int(sizes.max())
+        if int(sizes.min()) < self._largest:
+            self._place = self.owner * self._largest + self._rows - first[self.owner]
+        longest = int(self.widths.max())
+        if int(self.widths.min()) < longest:
+            outside = torch.arange(longest, device=self.device) >= self.widths.unsqueeze(1)
+            self._prompt_mask = _minus_infinity(outside)[:, None, None]
+
+    def _group(self, x: Tensor) -> Tensor:
+        """[R, K, g, n] to [P, K, rows of a prompt * g, n], with unused rows where a prompt has fewer."""
+        _, heads, shared, size = x.shape
+        if self._place is not None:
+            blank = x.new_zeros(len(self.widths) * self._largest, heads, shared, size)
+            x = blank.index_copy(0, self._place, x)
+        rows = x.view(len(self.widths), self._largest, heads, shared, size)
+        return rows.transpose(1, 2).reshape(len(self.widths), heads, -1, size)
+
+    def _ungroup(self, x: Tensor) -> Tensor:
+        """The inverse of :meth:`_group`."""
+        prompts, heads, _, size = x.shape
+        rows = x.view(prompts, heads, self._largest, -1, size).transpose(1, 2).flatten(0, 1)
+        return rows if self._place is None else rows[self._place]
+
+
+def _side_by_side(packed: Tensor, new: _Entering) -> Tensor:
+    """[M, K, d] of packed prompts to [P, K, p, d]; zero where a prompt is shorter."""
+    out = packed.new_zeros(len(new.widths), packed.shape[1], max(new.widths), packed.shape[2])
+    for i, (start, width) in enumerate(zip(new.starts, new.widths, strict=True)):
+        out[i, :, :width] = packed[start : start + width].transpose(0, 1)
+    return out
+
+
+def _stack(a: Tensor, b: Tensor) -> Tensor:
+    """[R, K, n, d] and [S, K, m, d] to [R + S, K, max(n, m), d]."""
+    length = max(a.shape[2], b.shape[2])
+    out = a.new_zeros(a.shape[0] + b.shape[0], a.shape[1], length, a.shape[3])
+    out[: a.shape[0], :, : a.shape[2]] = a
+    out[a.shape[0] :, :, : b.shape[2]] = b
+    return out
+
+
+def _minus_infinity(outside: Tensor) -> Tensor:
+    return torch.zeros(outside.shape, device=outside.device).masked_fill(outside, -torch.inf)

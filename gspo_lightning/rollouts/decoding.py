@@ -1,0 +1,125 @@
+"""What a model computes while rows are being sampled, one token per row and step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from gspo_lightning.attention import GroupCache, with_plan
+from gspo_lightning.policy import Policy
+from gspo_lightning.types import Prompt
+
+__all__ = ["Decoder", "PaddedDecoder", "SharedDecoder", "decoder_for"]
+
+
+class Decoder(ABC):
+    """Rows that are being decoded, in the order in which their prompts came."""
+
+    may_grow: bool
+    """Whether prompts may join while rows are being decoded."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    @abstractmethod
+    def add(self, prompts: Sequence[Prompt], group_size: int) -> Tensor:
+        """Prefill prompts, each once for G new rows; returns the logits [P * G, V] of their first tokens."""
+
+    @abstractmethod
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these (int64, increasing)."""
+
+    @abstractmethod
+    def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Feed one token per row, [R] at positions [R]; returns the logits [R, V] of the next ones."""
+
+
+def decoder_for(policy: Policy) -> Decoder:
+    """The fast one where the model's attention is known (``Policy.packed``)."""
+    return SharedDecoder(policy) if policy.packed else PaddedDecoder(policy)
+
+
+class SharedDecoder(Decoder):
+    """The keys and values of a prompt are kept once and read by all its rows; nothing is padded but the cache."""
+
+    may_grow = True
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self.cache = GroupCache(policy.device)
+
+    def add(self, prompts: Sequence[Prompt], group_size: int) -> Tensor:
+        """See :meth:`Decoder.add`."""
+        widths = [len(p.token_ids) for p in prompts]
+        device = self.policy.device
+        ids = torch.tensor([t for p in prompts for t in p.token_ids], device=device)
+        positions = torch.cat([torch.arange(w) for w in widths]).to(device)
+        self.cache.enter(widths, group_size)
+        last = torch.tensor(widths, device=device).cumsum(0) - 1
+        return self.policy.head(self._forward(ids, positions)[last]).repeat_interleave(group_size, dim=0)
+
+    def keep(self, rows: Tensor) -> None:
+        """See :meth:`Decoder.keep`."""
+        self.cache.keep(rows)
+
+    def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """See :meth:`Decoder.step`."""
+        self.cache.write()
+        self.cache.prepare()
+        logits = self.policy.head(self._forward(tokens, positions))
+        self.cache.advance()
+        return logits
+
+    def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        with with_plan(self.policy.backbone, self.cache) as options:
+            out = self.policy.backbone(input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), **options)
+        hidden: Tensor = out.last_hidden_state.squeeze(0)
+        return hidden
+
+
+class PaddedDecoder(Decoder):
+    """transformers' own cache, prompts padded to one width and repeated for every row: knows every family."""
+
+    may_grow = False
+
+    def add(self, prompts: Sequence[Prompt], group_size: int) -> Tensor:
+        """See :meth:`Decoder.add`; starts anew."""
+        device = self.policy.device
+        width = max(len(p.token_ids) for p in prompts)
+        ids = torch.zeros(len(prompts), width, dtype=torch.int64)
+        mask = torch.zeros(len(prompts), width, dtype=torch.bool)
+        for i, prompt in enumerate(prompts):
+            ids[i, width - len(prompt.token_ids) :] = torch.tensor(prompt.token_ids)
+            mask[i, width - len(prompt.token_ids) :] = True
+        ids, mask = ids.to(device), mask.to(device)
+        positions = (mask.long().cumsum(-1) - 1).clamp(min=0)  # from the mask: padding never shifts a position
+        self.cache = DynamicCache(config=self.policy.model.config)
+        hidden = self._forward(ids, mask, positions)
+        self.cache.batch_repeat_interleave(group_size)
+        self.mask = mask.repeat_interleave(group_size, dim=0)
+        return self.policy.head(hidden).repeat_interleave(group_size, dim=0)
+
+    def keep(self, rows: Tensor) -> None:
+        """See :meth:`Decoder.keep`."""
+        self.cache.batch_select_indices(rows)
+        self.mask = self.mask[rows]
+
+    def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """See :meth:`Decoder.step`."""
+        self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], dim=1)
+        return self.policy.head(self._forward(tokens.unsqueeze(1), self.mask, positions.unsqueeze(1)))
+
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+        out = self.policy.backbone(
+            input_ids=ids,
+            attention_mask=mask.long(),
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        hidden: Tensor = out.last_hidden_state[:, -1]
+        return hidden
