@@ -7,13 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gspo_lightning.policy import Policy
 from gspo_lightning.randomness import Purpose, stream, uniforms
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 __all__ = ["Draws", "RolloutSource", "finish", "has_ended", "sample_tokens"]
+
+BLOCK = 64
+"""Tokens of the vocabulary that are looked at together when a token is drawn."""
+BELOW_ONE = 1 - 2.0**-40
+"""A product with it is smaller than the other factor in float64, whatever the rounding."""
 
 Progress = Callable[[int, int], None]
 """Called with (finished responses, all responses) while a source works."""
@@ -87,22 +92,43 @@ def sample_tokens(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> 
         temperature 1 when greedy). With top-p or top-k they are still the policy's own, not the truncated ones.
     """
     scores = logits.float()
-    if sampling.temperature > 0:
+    if sampling.temperature not in (0.0, 1.0):
         scores = scores / sampling.temperature
-    logprobs = torch.log_softmax(scores, dim=-1)
+    probabilities = torch.softmax(scores, dim=-1)
+    blocks, ends = _blocks(probabilities)
     if sampling.temperature == 0:
         tokens = scores.argmax(dim=-1)
+    elif sampling.neutral:
+        tokens = _invert(blocks, ends, uniform.to(logits.device))
     else:
-        # float64: at V = 150,000 a float32 running sum is off by more than rare tokens weigh
-        probabilities = _truncate(logprobs, sampling).double()
-        cumulative = probabilities.cumsum(dim=-1)
-        target = (uniform.to(cumulative.device) * cumulative[:, -1]).unsqueeze(-1)
-        tokens = torch.searchsorted(cumulative, target, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
-    return tokens, logprobs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+        tokens = _invert(*_blocks(_truncate(probabilities, sampling)), uniform.to(logits.device))
+    chosen = probabilities.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).double()
+    return tokens, (chosen / ends[:, -1]).log().float()  # float32 probabilities add up to 1 only within 1e-5
 
 
-def _truncate(logprobs: Tensor, sampling: SamplingParams) -> Tensor:
-    probabilities = logprobs.exp()
+def _blocks(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """[rows, blocks, BLOCK] weights, and the running sums [rows, blocks] of whole blocks in float64."""
+    blocks = nn.functional.pad(weights, (0, -weights.shape[1] % BLOCK)).view(len(weights), -1, BLOCK)
+    return blocks, blocks.sum(-1).double().cumsum(-1)
+
+
+def _invert(blocks: Tensor, ends: Tensor, uniform: Tensor) -> Tensor:
+    """The first token whose cumulative weight exceeds ``uniform`` times the total: first its block, then the token.
+
+    Two levels read the vocabulary once. Running sums are float64: at V = 150,000 one in float32 is off by more than
+    rare tokens weigh. A token of weight 0 is never drawn.
+    """
+    target = (uniform.clamp(max=BELOW_ONE) * ends[:, -1]).unsqueeze(-1)
+    block = torch.searchsorted(ends, target, right=True)
+    end = ends.gather(1, block)
+    start = torch.where(block > 0, ends.gather(1, (block - 1).clamp(min=0)), 0.0)
+    inside = blocks[torch.arange(len(blocks), device=blocks.device), block.squeeze(-1)].double().cumsum(-1)
+    share = ((target - start) / (end - start)).clamp(max=BELOW_ONE)  # its own sum may differ in the last digits
+    place = torch.searchsorted(inside, share * inside[:, -1:], right=True)
+    return (block * BLOCK + place).squeeze(-1)
+
+
+def _truncate(probabilities: Tensor, sampling: SamplingParams) -> Tensor:
     if sampling.top_k > 0:
         kept = probabilities.topk(min(sampling.top_k, probabilities.shape[-1]), dim=-1).values[:, -1:]
         probabilities = torch.where(probabilities >= kept, probabilities, 0.0)

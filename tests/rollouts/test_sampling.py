@@ -103,3 +103,28 @@ def test_draws_are_the_hash_of_prompt_sample_and_position() -> None:
     others = [Draws.of(8, Purpose.TRAIN_SAMPLING, 3), Draws.of(7, Purpose.EVAL_SAMPLING, 3)]
     others.append(Draws.of(7, Purpose.TRAIN_SAMPLING, 4))
     assert all(not torch.equal(other.uniform(prompts, samples, 5), expected) for other in others)
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 65, 200, 8192])
+def test_tokens_of_weight_zero_are_never_drawn_even_at_the_ends(size: int) -> None:
+    logits = torch.full((1, size), -torch.inf)
+    allowed = sorted({0 if size < 10 else 7, size // 2, max(0, size - 3)})
+    logits[0, allowed] = torch.tensor([0.0, -20.0, 3.0])[: len(allowed)]
+    draws = torch.tensor([0.0, 2.0**-53, 0.3, 0.5, 1 - 2.0**-20, 1 - 2.0**-53], dtype=torch.float64)
+    tokens, _ = sample_tokens(logits.expand(len(draws), -1), draws, SamplingParams(1))
+    assert set(tokens.tolist()) <= set(allowed)
+    assert tokens[0] == allowed[0]
+    assert tokens[-1] == allowed[-1]
+
+
+@pytest.mark.parametrize("size", [38, 1000, 150_001])
+def test_draws_invert_the_cumulative_distribution_of_float64(size: int) -> None:
+    logits = 4 * torch.randn(3, size, generator=torch.Generator().manual_seed(0))
+    draws = torch.linspace(0, 0.999, 3, dtype=torch.float64)
+    tokens, logprobs = sample_tokens(logits, draws, SamplingParams(1, temperature=0.8))
+    exact = torch.softmax(logits.double() / 0.8, dim=-1)
+    cumulative = exact.cumsum(-1)
+    rows = torch.arange(3)
+    assert bool((cumulative[rows, tokens] >= draws - 1e-6).all())
+    assert bool((cumulative[rows, tokens] - exact[rows, tokens] <= draws + 1e-6).all())
+    torch.testing.assert_close(logprobs.double(), exact[rows, tokens].log(), rtol=0, atol=2e-6)
