@@ -83,7 +83,7 @@ class _Groups:
         return low == high
 
     def alive(self, rewards: Tensor, advantages: Tensor) -> Tensor:
-        """``advantages`` [M] with exact zeros in dead groups."""
+        """``advantages`` [M] with exact zeros in dead groups, where a statistic may divide by zero."""
         return torch.where(self.dead(rewards)[self.index], 0.0, advantages)
 
 
@@ -108,7 +108,7 @@ class GroupNormalised(Advantages):
     def compute(self, rewards: Tensor, groups: _Groups) -> Tensor:
         """See the class."""
         centred = rewards - groups.mean(rewards)[groups.index]
-        variance = groups.mean(centred.square()) * groups.sizes / (groups.sizes - 1).clamp(min=1)
+        variance = groups.mean(centred.square()) * groups.sizes / (groups.sizes - 1)
         return groups.alive(rewards, centred / (variance.sqrt()[groups.index] + self.eps))
 
     def __repr__(self) -> str:
@@ -143,7 +143,7 @@ class LeaveOneOut(Advantages):
 
     def compute(self, rewards: Tensor, groups: _Groups) -> Tensor:
         """See the class."""
-        scale = groups.sizes / (groups.sizes - 1).clamp(min=1)
+        scale = groups.sizes / (groups.sizes - 1)
         centred = rewards - groups.mean(rewards)[groups.index]
         return groups.alive(rewards, centred * scale[groups.index])
 
@@ -193,9 +193,7 @@ class MaxRL(Advantages):
                 f"reach down to {float(rewards.min()):g}, but MaxRL divides by the mean and needs rewards >= 0",
                 fix="shift or clip the rewards, or use GroupNormalised",
             )
-        mean = groups.mean(rewards)
-        # A group that is not dead has one positive reward or more, hence a positive mean.
-        return groups.alive(rewards, rewards / torch.where(mean > 0, mean, 1.0)[groups.index] - 1)
+        return groups.alive(rewards, rewards / groups.mean(rewards)[groups.index] - 1)
 
     def __repr__(self) -> str:
         return "MaxRL()"

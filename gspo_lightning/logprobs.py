@@ -71,14 +71,14 @@ def token_logprobs(
     def run(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         return logprobs_from_logits(head(part), wanted, temperature)
 
-    if hidden.shape[0] == 0:
-        empty = hidden.new_zeros(0, dtype=torch.float32)
-        return empty + head(hidden).sum().float() * 0, empty  # in the graph, so that every parameter gets a gradient
-    pieces: list[tuple[Tensor, Tensor]] = []
+    chosen: list[Tensor] = []
+    entropies: list[Tensor] = []
+    # No rows are one empty part: it runs, too, so that every parameter of the head gets a gradient.
     for part, wanted in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True):
         if torch.is_grad_enabled() and hidden.shape[0] > chunk:
-            pieces.append(checkpoint(run, part, wanted, use_reentrant=False, preserve_rng_state=False))
+            found = checkpoint(run, part, wanted, use_reentrant=False, preserve_rng_state=False)
         else:
-            pieces.append(run(part, wanted))
-    chosen, entropy = (torch.cat(column) for column in zip(*pieces, strict=True))
-    return chosen, entropy
+            found = run(part, wanted)
+        chosen.append(found[0])
+        entropies.append(found[1])
+    return torch.cat(chosen), torch.cat(entropies)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before huggingface_hub is imported: a test never waits for the network
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of child processes, too: their threads would wait for each other
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest

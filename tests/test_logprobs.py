@@ -90,6 +90,19 @@ def test_half_precision_logits_are_upcast_before_the_softmax(dtype: torch.dtype)
     assert (low.double() - chosen.double()).abs().max() > 1e-3  # what it would cost otherwise
 
 
+def test_a_temperature_of_one_makes_no_copy_of_the_logits() -> None:
+    logits = torch.randn(3, VOCABULARY, requires_grad=True)
+    kept: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor.data_ptr())
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        logprobs_from_logits(logits, torch.arange(3), 1.0)
+    assert logits.data_ptr() in kept
+
+
 def test_entropy_of_known_distributions() -> None:
     logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [200.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
     _, entropy = logprobs_from_logits(logits, torch.tensor([0, 0]), 1.0)
@@ -103,10 +116,15 @@ def test_large_logits_do_not_overflow() -> None:
     assert torch.isfinite(entropy[0])
 
 
-def test_an_empty_selection_stays_in_the_graph_of_every_parameter() -> None:
-    head, hidden, _ = problem(torch.float32)
+@pytest.mark.parametrize(
+    ("dtype", "wide"),
+    [(torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64, torch.float64)],
+)
+def test_an_empty_selection_stays_in_the_graph_of_every_parameter(dtype: torch.dtype, wide: torch.dtype) -> None:
+    head, hidden, _ = problem(dtype)
     chosen, entropy = token_logprobs(head, hidden[:0], torch.zeros(0, dtype=torch.int64))
     assert chosen.shape == entropy.shape == (0,)
+    assert chosen.dtype == entropy.dtype == wide
     (chosen.sum() + entropy.sum()).backward()
     assert hidden.grad is not None
     assert head.weight.grad is not None

@@ -1,14 +1,15 @@
-"""``tools/mutants.py`` on a package of one small file: a good test kills every mutant, a weak one leaves survivors."""
+"""``python -m tools.mutants`` on a package of one file: good tests kill every mutant, weak ones leave survivors."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-TOOL = Path(__file__).resolve().parent.parent / "tools" / "mutants.py"
+ROOT = Path(__file__).resolve().parent.parent
 SOURCE = '''
 """Sentences with 3 numbers and a > b are no code."""
 
@@ -50,9 +51,10 @@ mutants = ["tiny/clip.py: old => new"]
 
 def run(root: Path, *options: str) -> tuple[int, str, str]:
     """Exit code, what was printed, the report."""
-    command = [sys.executable, str(TOOL), "--root", str(root), "--cover", "tiny/*.py=test_tiny.py", "--jobs", "2"]
-    command += ["--report", str(root / "report.md"), "--accepted", str(root / "accepted.toml"), *options]
-    found = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-m", "tools.mutants", "--root", str(root), "--cover", "tiny/*.py=test_tiny.py"]
+    command += ["--jobs", "2", "--report", str(root / "report.md"), "--accepted", str(root / "accepted.toml"), *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=120)
     page = root / "report.md"
     return found.returncode, found.stdout + found.stderr, page.read_text() if page.exists() else ""
 
@@ -113,3 +115,25 @@ def test_a_mutant_that_never_ends_is_a_time_out(project: Path) -> None:
     code, said, page = run(project, "--limit", "1")
     assert code == 0, said
     assert "## Time-outs (counted as killed)\n\n```diff\n@@ tiny/clip.py:" in page
+
+
+def test_stop_gradients_are_tried_where_a_gradient_is_recorded_and_nowhere_else(project: Path) -> None:
+    (project / "tiny" / "clip.py").write_text(
+        "import torch\n\nPair = tuple[torch.Tensor, int]\n\n\ndef weighted(x):\n    weight = x.detach()\n"
+        "    with torch.no_grad():\n        size = x.sum() * 3\n    return weight * x + size\n"
+    )
+    (project / "test_tiny.py").write_text(
+        "import torch\nfrom tiny.clip import weighted\n\ndef test():\n"
+        "    x = torch.tensor(2.0, requires_grad=True)\n    weighted(x).backward()\n    assert x.grad == 2\n"
+    )
+    listed = run(project, "--list", "--kind", "stop-gradient")[1]
+    assert {line.strip() for line in listed.splitlines() if line.startswith("    + ")} == {
+        "+ weight = x",
+        "+ with torch.enable_grad():",
+        "+ return (weight * x + size).detach()",
+        "+ return (weight * x).detach() + size",
+        "+ return weight * (x).detach() + size",
+    }
+    code, said, _ = run(project, "--kind", "stop-gradient")
+    assert code == 0, said
+    assert "killed 5 of 5" in said

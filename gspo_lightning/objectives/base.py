@@ -182,7 +182,7 @@ class Objective(Surface):
         if self.opsm_delta is not None:
             far = off_policy_rows(rows, self.opsm_delta)
             drop = (far if loss.ndim == 1 else far.unsqueeze(-1)) & (rows.advantages_like(loss) < 0)
-            weights = torch.where(drop, 0.0, torch.ones_like(loss.detach()) if weights is None else weights)
+            weights = torch.where(drop, 0.0, torch.ones_like(loss) if weights is None else weights)
             hit = drop if drop.ndim == 1 else drop.any(dim=-1)
             sums["opsm_dropped_sequences"] = (hit.sum().double(), rows.nonempty.sum().double())
         return weights, sums

@@ -70,7 +70,7 @@ class GSPO(RatioClip):
 
     def unusual_clip(self) -> str | None:
         """As the family; without a rule where the log-ratio is not on the scale of a mean."""
-        return super().unusual_clip() if self.length_norm in ("mean", "adaptive") or self.power == 1 else None
+        return super().unusual_clip() if self.length_norm == "adaptive" or self.power == 1 else None
 
 
 @dataclass(repr=False)

@@ -64,23 +64,23 @@ def measure(rows: Rows, term: Term, *, level: str, dropped: Tensor | None = None
 
 
 def _measure_clipping(sums: Sums, rows: Rows, term: Term, level: str, dropped: Tensor | None) -> None:
-    mask, advantages = rows.mask, rows.token_advantages
-    clipped = _tokens(term.clipped, rows)
+    mask, advantages = rows.mask, rows.token_advantages  # neither positive nor negative at masked positions
+    clipped = _tokens(term.clipped)
     sums["clip_fraction_tokens"] = _pair(clipped, mask)
     for name, part in (("low", term.low), ("high", term.high), ("dual", term.dual)):
         if part is not None:
-            sums[f"clip_fraction_{name}"] = _pair(_tokens(part, rows), mask)
+            sums[f"clip_fraction_{name}"] = _pair(_tokens(part), mask)
     for name, sign in (("positive", advantages > 0), ("negative", advantages < 0)):
-        sums[f"clip_fraction_tokens_{name}"] = _pair(clipped & sign, mask & sign)
+        sums[f"clip_fraction_tokens_{name}"] = _pair(clipped, sign)
     if level == "sequence":
         sums["clip_fraction_sequences"] = _pair(_rows(term.clipped, rows), rows.nonempty)
     if term.outside is not None:
         outside = _rows(term.outside, rows) if level == "sequence" else term.outside
         sums["outside_band"] = _pair(outside, rows.valid(outside))
     zero = clipped | (advantages == 0)
-    for more in (None if term.flat is None else _tokens(term.flat, rows), dropped):
+    for more in (None if term.flat is None else _tokens(term.flat), dropped):
         zero = zero if more is None else zero | more
-    sums["zero_gradient_tokens"] = _pair(zero & mask, mask)
+    sums["zero_gradient_tokens"] = _pair(zero, mask)
 
 
 def _measure_ratio(sums: Sums, rows: Rows, term: Term, level: str) -> None:
@@ -93,24 +93,24 @@ def _measure_ratio(sums: Sums, rows: Rows, term: Term, level: str) -> None:
 
 
 def _measure_drift(sums: Sums, rows: Rows) -> None:
-    log_ratio = rows.log_ratio.detach().double()
+    log_ratio = rows.log_ratio.double()
     per_row = rows.mean(log_ratio)
     sums["log_ratio_sequence"] = _pair(per_row, rows.nonempty)
     sums["log_ratio_sequence_squared"] = _pair(per_row.square(), rows.nonempty)
     sums["kl_old_new_k1"] = _pair(-log_ratio, rows.mask)
     sums["kl_old_new_k3"] = _pair(torch.expm1(clamp_log_ratio(log_ratio)) - log_ratio, rows.mask)
     if rows.entropy is not None:
-        sums["entropy"] = _pair(rows.entropy.detach(), rows.mask)
+        sums["entropy"] = _pair(rows.entropy, rows.mask)
     for name, other in (("behaviour_old", rows.behaviour_logprobs), ("new_ref", rows.ref_logprobs)):
         if other is not None:  # samples come from the first policy of each name; x = log first - log second
-            x = (other - rows.old_logprobs if name == "behaviour_old" else rows.logprobs.detach() - other).double()
+            x = (other - rows.old_logprobs if name == "behaviour_old" else rows.logprobs - other).double()
             sums[f"kl_{name}_k1"] = _pair(x, rows.mask)
             sums[f"kl_{name}_k3"] = _pair(torch.expm1(clamp_log_ratio(-x)) + x, rows.mask)
 
 
-def _tokens(values: Tensor, rows: Rows) -> Tensor:
-    """Bool [N] or [N, T] as [N, T], False at masked positions."""
-    return (values.unsqueeze(-1) if values.ndim == 1 else values) & rows.mask
+def _tokens(values: Tensor) -> Tensor:
+    """[N] as [N, 1]; [N, T] as it is."""
+    return values.unsqueeze(-1) if values.ndim == 1 else values
 
 
 def _rows(values: Tensor, rows: Rows) -> Tensor:

@@ -53,7 +53,8 @@ class Segment(RatioClip):
         index = self._segments(rows)
         sums = torch.zeros_like(rows.log_ratio).scatter_add(1, index, rows.log_ratio)
         sizes = torch.zeros_like(rows.log_ratio).scatter_add(1, index, rows.mask.to(rows.log_ratio.dtype))
-        return rows.with_own_gradient((sums / sizes.clamp(min=1)).gather(1, index))
+        # 0 / 0 only in segments without a token: at most at masked positions.
+        return rows.with_own_gradient((sums / sizes).gather(1, index))
 
     def _segments(self, rows: Rows) -> Tensor:
         if self.by == "length":

@@ -298,7 +298,8 @@ class Hollow(RatioClip):
 
 def test_a_ratio_that_is_undefined_under_the_mask_harms_nothing() -> None:
     expected, expected_grad = run(GRPO(0.2, 0.2), *example())
-    out, grad = run(Hollow(), *example())
+    with torch.autograd.detect_anomaly():
+        out, grad = run(Hollow(), *example())
     assert torch.equal(out.loss, expected.loss)
     assert torch.equal(grad, expected_grad)
     assert all(torch.equal(a, b) for k in out.sums for a, b in zip(out.sums[k], expected.sums[k], strict=True))
@@ -319,6 +320,17 @@ def test_empty_rows_are_in_no_sum_and_the_ratio_has_no_graph(name: str) -> None:
         assert torch.equal(out.sums[key][1], count), key
     leaf = new.clone().requires_grad_()
     assert not objective(leaf, old, advantages, mask).ratio.requires_grad
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_nan_arises_anywhere_and_no_sum_has_a_graph(name: str) -> None:
+    new, old, advantages, mask = make_batch(7, [2, 0, 4, 0])
+    new, entropy = new.requires_grad_(), (-old).requires_grad_()
+    with torch.autograd.detect_anomaly():  # which raises at the first NaN, also at one that a mask would hide later
+        out = CASES[name][0](new, old, advantages, mask, entropy=entropy, ref_logprobs=old - 0.1)
+        out.loss.backward()
+    assert {"entropy", "kl_new_ref_k1", "kl_old_new_k1"} <= set(out.sums)
+    assert not any(value.requires_grad or count.requires_grad for value, count in out.sums.values())
 
 
 def test_small_advantages_have_a_sign_too() -> None:
@@ -377,6 +389,13 @@ def test_the_mean_of_an_empty_row_is_zero() -> None:
     new, old, advantages, mask = example()
     rows = Rows.build(new, old, advantages, torch.zeros_like(mask))
     assert rows.mean(rows.log_ratio).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_segment_has_64_tokens_by_default() -> None:
+    width = 70
+    new = torch.linspace(0, 0.01, width, dtype=torch.float64).unsqueeze(0)
+    out = Segment()(new, torch.zeros_like(new), torch.zeros(1).double(), torch.ones(1, width, dtype=torch.bool))
+    assert (out.ratio[0, 1:] != out.ratio[0, :-1]).nonzero().flatten().tolist() == [63]
 
 
 def test_the_level_follows_the_options() -> None:

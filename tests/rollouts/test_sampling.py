@@ -128,3 +128,9 @@ def test_draws_invert_the_cumulative_distribution_of_float64(size: int) -> None:
     assert bool((cumulative[rows, tokens] >= draws - 1e-6).all())
     assert bool((cumulative[rows, tokens] - exact[rows, tokens] <= draws + 1e-6).all())
     torch.testing.assert_close(logprobs.double(), exact[rows, tokens].log(), rtol=0, atol=2e-6)
+
+
+def test_not_a_number_gives_tokens_of_the_vocabulary_and_says_so_in_the_logprobs() -> None:
+    tokens, logprobs = sample_tokens(torch.full((2, 39), torch.nan), EVEN[:2], SamplingParams(1))
+    assert bool((tokens < 39).all())
+    assert bool(logprobs.isnan().all())

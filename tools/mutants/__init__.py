@@ -1,0 +1,26 @@
+"""Mutation testing: break the mathematics one place at a time and see whether the unit tests notice.
+
+    python -m tools.mutants                       every mutant, the report in docs/mutants.md
+    python -m tools.mutants --file 'gspo_lightning/objectives/clip.py' --jobs 2
+    python -m tools.mutants --sample 100 --seed 1
+
+A mutant is the package with one expression changed. It is run in a process of its own, forked from one that has
+imported torch and every other dependency but nothing of the package: the child imports the package afresh through a
+finder that serves the changed source, and runs the unit tests of that file until the first one fails. Nothing is
+written to the tree and no module is shared between mutants. A run on the unchanged files finds out first which tests
+reach which statements: only those can notice, and the quick and the successful ones come first.
+
+What is changed:
+
+* ``sign``: ``+ -``, ``* /``, ``**``, ``//`` and unary minus, also in augmented assignments.
+* ``min/max``: ``min max minimum maximum amin amax``, ``clamp`` without one bound, with the other bound, and removed.
+* ``comparison``: each by its negation, and ``< <= > >=`` by the one that differs at a tie; ``and or not``, conditions.
+* ``constant``: numbers, booleans, words that are compared or looked up, members of an enumeration.
+* ``mask``: one side of ``& |``, ``~``, the two branches and the negated condition of ``where``, and every mask negated
+  or replaced by "everywhere".
+* ``stop-gradient``: ``detach`` and ``no_grad`` removed, and ``detach`` added to every intermediate result that was seen
+  to carry a gradient in a run of the tests; not inside comparisons and shape arguments, where it changes nothing.
+
+What is not: docstrings, annotations, decorators, imports, ``__all__``, ``__repr__``, sentences, statements that raise
+(their condition is), dtypes and devices.
+"""
