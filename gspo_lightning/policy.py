@@ -30,6 +30,11 @@ __all__ = ["DType", "Layout", "ModelSettings", "Policy", "context_length", "load
 DType = Literal["float32", "bfloat16", "auto"]
 Layout = Literal["auto", "packed", "padded"]
 
+KEPT_LOGITS = 192 << 20
+"""Bytes of float32 logits of a micro-batch up to which they are computed once; beyond, again in the backward pass."""
+CHUNK_LOGITS = 32 << 20
+"""Bytes of float32 logits that exist at a time where they are computed twice."""
+
 
 @dataclass(frozen=True)
 class ModelSettings:
@@ -112,9 +117,7 @@ class Policy(nn.Module):
             hidden: Tensor = self.backbone(
                 input_ids=layout.token_ids.unsqueeze(0), position_ids=layout.positions.unsqueeze(0), **options
             ).last_hidden_state
-        chosen, entropy = token_logprobs(
-            self.head, hidden.squeeze(0)[layout.predicts], layout.targets, temperature=temperature
-        )
+        chosen, entropy = self._token_logprobs(hidden.squeeze(0)[layout.predicts], layout.targets, temperature)
         return _scatter(batch, layout.rows, layout.steps, chosen, entropy)
 
     def _padded(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
@@ -132,10 +135,15 @@ class Policy(nn.Module):
         steps = torch.arange(batch.response_mask.shape[1], device=prompt.device)
         rows, offsets = torch.nonzero(steps.unsqueeze(0) < response.unsqueeze(1), as_tuple=True)
         before = prompt[rows] + offsets - 1  # the position that predicts response token ``offset``
-        chosen, entropy = token_logprobs(
-            self.head, hidden[rows, before], batch.input_ids[rows, before + 1], temperature=temperature
-        )
+        chosen, entropy = self._token_logprobs(hidden[rows, before], batch.input_ids[rows, before + 1], temperature)
         return _scatter(batch, rows, offsets, chosen, entropy)
+
+    def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """In one piece where logits are small enough to be kept for the backward pass, else in small pieces."""
+        row = 4 * int(self.model.config.get_text_config().vocab_size)
+        rows = max(1, len(hidden))
+        chunk = rows if rows * row <= KEPT_LOGITS else max(16, CHUNK_LOGITS // row)
+        return token_logprobs(self.head, hidden, targets, temperature=temperature, chunk=chunk)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

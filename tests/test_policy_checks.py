@@ -10,7 +10,8 @@ import torch
 from gspo_lightning.errors import UserError
 from gspo_lightning.packing import make_micro_batch
 from gspo_lightning.policy_checks import choose_layout
-from gspo_lightning.types import FinishReason, MicroBatch, Prompt, Rollout
+from gspo_lightning.rollouts import Draws, GroupedSampler
+from gspo_lightning.types import FinishReason, MicroBatch, Prompt, Rollout, SamplingParams
 from tests.model_families import WINDOW, build_policy
 
 PACKED = ["qwen3", "qwen3-moe", "llama", "granite", "cohere"]
@@ -115,3 +116,23 @@ def test_the_model_itself_is_left_as_it_was() -> None:
     choose_layout(policy, "auto", 64)
     policy(batch({4: [3, 2]}))
     assert torch.equal(policy.model(input_ids=ids).logits, before)
+
+
+def test_under_autocast_both_layouts_answer_alike_and_the_sampler_too() -> None:
+    policy = build_policy("qwen3", sharpen=1.0)
+    rows = batch({5: [3, 1, 7], 2: [4]})
+    with torch.autocast("cpu", torch.bfloat16):
+        padded, _ = policy(rows)
+        policy.packed = True
+        packed, _ = policy(rows)
+        packed.sum().backward()
+    assert packed.dtype == torch.float32
+    torch.testing.assert_close(packed, padded, rtol=0, atol=0.05)
+    prompt = Prompt(0, "", (3, 4, 5))
+    with torch.autocast("cpu", torch.bfloat16):
+        groups = GroupedSampler().generate(
+            policy, [prompt], group_size=3, sampling=SamplingParams(5), draws=Draws(1), version=0
+        )
+        again, _ = policy(make_micro_batch(groups[0]))
+    sampled = torch.stack([r.logprobs for r in groups[0]])
+    torch.testing.assert_close(again.detach(), sampled, rtol=0, atol=0.05)

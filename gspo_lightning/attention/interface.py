@@ -9,11 +9,12 @@ recomputed in the backward pass (gradient checkpointing) finds its plan again.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from functools import wraps
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -41,7 +42,7 @@ class Plan(Protocol):
 
 
 def _attention_by(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
+    @functools.wraps(original)
     def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Any:
         plan: Plan | None = options.pop(ARGUMENT, None)
         if plan is None:
@@ -75,12 +76,21 @@ def _planned_attention(
     layer = getattr(module, "layer_idx", None)
     if layer is None:
         raise UnsupportedAttentionError(f"{type(module).__name__} does not know the number of its layer")
-    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+    dtype = _common_dtype(query, key, value)
+    q, k, v = (x.to(dtype).squeeze(0).transpose(0, 1) for x in (query, key, value))
     return plan.attend(layer, q, k, v, scale).unsqueeze(0), None
 
 
+def _common_dtype(*inputs: Tensor) -> torch.dtype:
+    """What autocast would make of the inputs: normalised queries and keys may be float32 beside bfloat16 values."""
+    device = inputs[0].device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return functools.reduce(torch.promote_types, (x.dtype for x in inputs))
+
+
 def _mask_by(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
+    @functools.wraps(original)
     def mask(*args: Any, **options: Any) -> Any:
         return None if _planned.get() else original(*args, **options)  # a plan knows what sees what
 

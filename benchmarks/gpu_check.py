@@ -1,0 +1,108 @@
+"""``python -m benchmarks.gpu_check``: is this package right, fast and small on a CUDA device? Eight minutes, one JSON.
+
+Needs torch, transformers and lightning. TRL and everything else is used if it is there and reported as absent if not.
+Without CUDA every part runs in a toy form on the CPU, so that the script itself is tested; its numbers mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import importlib.util
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch
+import transformers
+
+from benchmarks.gpu_parts import Bench, check_noise, check_parity, measure_memory, measure_step
+
+__all__ = ["main"]
+
+OPTIONAL = ("trl", "vllm", "liger_kernel", "flash_attn", "kernels", "bitsandbytes", "triton", "accelerate", "datasets")
+
+
+@dataclass
+class Run:
+    """Parts run one after the other; one that fails is reported and does not take the rest with it."""
+
+    budget: float
+    start: float = field(default_factory=time.monotonic)
+    parts: dict[str, Any] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+    def part(self, name: str, function: Callable[[], Any], seconds: float) -> None:
+        """Run ``function`` unless its usual ``seconds`` would go beyond the budget."""
+        spent = time.monotonic() - self.start
+        if spent + seconds > self.budget:
+            reason = f"{spent:.0f} s of {self.budget:.0f} are spent, this takes about {seconds:.0f}"
+            self.parts[name] = {"skipped": reason}
+        else:
+            try:
+                self.parts[name] = function()
+            except Exception as error:
+                self.parts[name] = {"error": repr(error), "traceback": traceback.format_exc()}
+                self.failed.append(name)
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        print(f"[{time.monotonic() - self.start:4.0f} s] {name}: {json.dumps(_short(self.parts[name]))}", flush=True)
+
+
+def _short(part: Any) -> Any:
+    return {k: v for k, v in part.items() if k != "traceback"} if isinstance(part, dict) else part
+
+
+def about() -> dict[str, Any]:
+    """Versions, device, and what is absent."""
+    cuda = torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name() if cuda else "cpu (toy sizes)",
+        "capability": list(torch.cuda.get_device_capability()) if cuda else None,
+        "memory_gib": torch.cuda.get_device_properties(0).total_memory / 2**30 if cuda else None,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "absent": [name for name in OPTIONAL if importlib.util.find_spec(name) is None],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run every part and write the JSON; 1 if a part failed or parity does not hold."""
+    parser = argparse.ArgumentParser("python -m benchmarks.gpu_check", description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("gpu_check.json"), help="where the JSON goes")
+    parser.add_argument("--budget", type=float, default=460.0, help="seconds; a part that would not fit is skipped")
+    parser.add_argument("--toy", action="store_true", help="toy sizes on the CPU, also where CUDA is available")
+    given = parser.parse_args(argv)
+    bench = Bench.on(cuda=torch.cuda.is_available() and not given.toy)
+    if bench.toy:
+        print("no CUDA device is used: every part runs in a toy form on the CPU, to test the script and nothing else")
+    run = Run(given.budget)
+    run.part("about", about, 0)
+    run.part("parity", lambda: check_parity(bench), 30)
+    run.part("noise_bf16", lambda: check_noise(bench), 30)
+    run.part("memory_0.6b", lambda: measure_memory(bench, "0.6b"), 40)
+    for model, workload, seconds in (("1.7b", "skewed", 100), ("0.6b", "equal", 90), ("1.7b", "equal", 120)):
+        step = functools.partial(measure_step, bench, model, workload)
+        run.part(f"step_{model}_{workload}", step, 0 if bench.toy else seconds)
+    agrees = bool(run.parts["parity"].get("ok", False))
+    outcome = {"ok": agrees and not run.failed, "failed": run.failed, "seconds": time.monotonic() - run.start}
+    result = outcome | run.parts
+    given.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"written to {given.output}; ok: {result['ok']}")
+    return 0 if result["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

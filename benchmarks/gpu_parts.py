@@ -1,0 +1,300 @@
+"""The parts of :mod:`benchmarks.gpu_check`."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from benchmarks.clock import TOTAL, Phases
+from benchmarks.memory import frozen_groups, peak_memory, plain_loss, reset_peak
+from benchmarks.models import MODELS, Shape, build_model, word_tokenizer
+from benchmarks.ours import Ours, recorded
+from benchmarks.parity import GRADIENT, LOSS, compare_gradients, gradient_of, perturb
+from benchmarks.peers.trl import TRL, as_batch, trl_version
+from benchmarks.step import micro_batch_sizes
+from benchmarks.workloads import Workload
+from gspo_lightning.metrics.sums import MetricSums
+from gspo_lightning.objectives import GSPO
+from gspo_lightning.types import Rollout
+
+__all__ = ["Bench", "check_noise", "check_parity", "measure_memory", "measure_step"]
+
+QWEN3: dict[str, Shape] = {
+    "0.6b": Shape(151_936, 1024, 28, 16, 8, 128, 3072),
+    "1.7b": Shape(151_936, 2048, 28, 16, 8, 128, 6144),
+}
+WORK: dict[str, Workload] = {
+    "equal": Workload(8, 8, (64, 128), 1024, 1024, sigma=0.0),
+    "skewed": Workload(8, 8, (64, 128), 400, 1024),
+}
+TOY_WORK: dict[str, Workload] = {
+    "equal": Workload(4, 4, (4, 8), 8, 8, sigma=0.0),
+    "skewed": Workload(4, 4, (4, 8), 6, 16),
+}
+CLIP = 3e-4
+"""The narrower side of the paper's clip range: noise is judged against it."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where and at which sizes to measure."""
+
+    device: torch.device
+    toy: bool
+
+    @classmethod
+    def on(cls, *, cuda: bool) -> Bench:
+        """The CUDA device at full size, or the CPU at toy size."""
+        return cls(torch.device("cuda" if cuda else "cpu"), toy=not cuda)
+
+    def shape(self, name: str) -> Shape:
+        """A Qwen3 shape, or a toy."""
+        return MODELS["1m"] if self.toy else QWEN3[name]
+
+    def work(self, name: str) -> Workload:
+        """A workload, or a toy."""
+        return (TOY_WORK if self.toy else WORK)[name]
+
+    def model(self, shape: Shape) -> PreTrainedModel:
+        """Random float32 weights made on the device: on a CPU a billion of them take minutes."""
+        with self.device:
+            return build_model(shape, context=4096).to(self.device)
+
+    @property
+    def autocast(self) -> Callable[[], AbstractContextManager[Any]]:
+        """bf16-mixed."""
+        return functools.partial(torch.autocast, self.device.type, dtype=torch.bfloat16)
+
+    def sync(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    @contextmanager
+    def peak(self, into: dict[str, Any], name: str, *, extra: bool = True) -> Iterator[None]:
+        """Write the peak memory of what happens inside, MiB, under ``name``; ``extra``: above what was there before."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated() if extra else 0
+            yield
+            torch.cuda.synchronize()
+            into[name] = (torch.cuda.max_memory_allocated() - before) / 2**20
+        else:
+            reset_peak()
+            at_start = peak_memory() if extra else 0.0
+            yield
+            into[name] = peak_memory() - at_start
+
+
+def check_parity(bench: Bench) -> dict[str, Any]:
+    """Float32 loss and gradient beside TRL, if installed, and the plain formula; bf16 for information."""
+    work = Workload(4, 8, (8, 24), 16, 64)
+    shape = MODELS["1m"]
+    first, tokenizer = bench.model(shape), word_tokenizer(shape.vocabulary)
+    found: dict[str, Any] = {}
+    if trl_version() is not None:
+        ours = Ours(copy.deepcopy(first), tokenizer, work, max_tokens=1024)
+        trl = TRL(copy.deepcopy(first), tokenizer, work, cpu=bench.toy)
+        batch = trl.rollout()
+        perturb(batch)
+        case = compare_gradients("1m", "parity", ours, trl, batch)
+        found["trl"] = {"loss": case.loss, "gradient": case.gradient, "clipped": case.clipped, "ok": case.ok}
+    else:
+        found["trl"] = "absent"
+    found["plain"] = _beside_plain(bench, first, tokenizer, work, nullcontext, (CLIP, 4e-4))
+    # a wide clip range: which sequences the narrow one clips is decided by the noise of bf16
+    found["plain_bf16"] = _beside_plain(bench, first, tokenizer, work, bench.autocast, (0.2, 0.2))
+    found["ok"] = found["plain"]["ok"] and (found["trl"] == "absent" or found["trl"]["ok"])
+    return found
+
+
+def _beside_plain(
+    bench: Bench,
+    first: PreTrainedModel,
+    tokenizer: Any,
+    work: Workload,
+    context: Callable[[], Any],
+    clip: tuple[float, float],
+) -> dict[str, Any]:
+    """The package's path against all logits, log-softmax and gather on padded rows, on the package's own rollouts."""
+    ours = Ours(copy.deepcopy(first), tokenizer, work, max_tokens=1024)
+    groups = ours.generate()
+    for i, rollout in enumerate(r for g in groups for r in g):
+        rollout.reward, rollout.advantage = 0.0, (-1.0) ** i
+    batch = as_batch(groups)
+    perturb(batch)
+    for i, rollout in enumerate(r for g in groups for r in g):
+        rollout.logprobs = batch["old_per_token_logps"][i, : len(rollout.token_ids)].clone()
+    plain = copy.deepcopy(first)
+    with context():
+        loss = plain_loss(plain, {k: v.to(bench.device) for k, v in batch.items()}, clip)
+    loss.backward()
+    loss = loss.detach()
+    ours.context, ours.objective = context, GSPO(*clip)
+    sums = MetricSums()
+    (mini_batch,) = recorded(ours.cut(groups, 1))
+    ours.accumulate(mini_batch, Phases(), sums)
+    total = sums.reduce()[0]["loss"][0]
+    mine, other = gradient_of(ours.policy.model), gradient_of(plain)
+    difference, gradient = abs(total - float(loss)), float((mine - other).norm() / other.norm())
+    return {"loss": difference, "gradient": gradient, "ok": difference <= LOSS and gradient <= GRADIENT}
+
+
+def check_noise(bench: Bench) -> dict[str, Any]:
+    """The mean log-ratio of unchanged weights between two ways to compute it in bf16, beside the clip range."""
+    shape, work = bench.shape("0.6b"), bench.work("skewed")
+    ours = Ours(bench.model(shape), word_tokenizer(shape.vocabulary), work, context=bench.autocast)
+    groups = ours.generate()
+    rows = [r for g in groups for r in g]
+    sampled = torch.stack([r.logprobs.double().mean() for r in rows if r.logprobs is not None])
+    longest = int(work.lengths.max()) + work.prompt_tokens[1]
+    trained = _row_means(ours, groups, 16 * longest)
+    ours.policy.eval()
+    pairs = {
+        "sampler_and_training": sampled - trained,
+        "training_cut_differently": _row_means(ours, groups, 2 * longest) - trained,
+        "training_twice": _row_means(ours, groups, 16 * longest) - trained,
+    }
+    ours.context = nullcontext
+    pairs["float32_and_bf16"] = _row_means(ours, groups, 16 * longest) - trained
+    return {
+        name: {
+            "largest": float(d.abs().max()),
+            "mean": float(d.abs().mean()),
+            "outside_clip": float((d.abs() > CLIP).double().mean()),
+            "below_a_tenth_of_the_clip_range": bool(d.abs().max() < CLIP / 10),
+        }
+        for name, d in pairs.items()
+    }
+
+
+def _row_means(ours: Ours, groups: list[list[Rollout]], max_tokens: int) -> Tensor:
+    """[N] float64 mean log-probability of each response, in the order of ``groups``, whatever the cut.
+
+    ``logprobs`` travel with a row through the packing: here they carry its number.
+    """
+    numbers = itertools.count()
+
+    def tag(r: Rollout) -> Rollout:
+        return replace(r, reward=0.0, logprobs=torch.full(r.token_ids.shape, float(next(numbers))))
+
+    tagged = [[tag(r) for r in g] for g in groups]
+    means = torch.zeros(sum(len(g) for g in groups), dtype=torch.float64)
+    ours.max_tokens = max_tokens
+    (mini_batch,) = ours.cut(tagged, 1)
+    for part in mini_batch.micro_batches:
+        with torch.no_grad(), ours.context():
+            logprobs = ours.policy(part.to(ours.policy.device), 1.0)[0].double().cpu()
+        mask = part.response_mask
+        if part.behaviour_logprobs is None:
+            raise RuntimeError("a micro-batch lost the log-probabilities of its rollouts")
+        means[part.behaviour_logprobs[:, 0].long()] = (logprobs * mask).sum(1) / mask.sum(1)
+    return means
+
+
+def measure_memory(bench: Bench, model: str) -> dict[str, Any]:
+    """Extra peak of one mini-batch, forward and backward in bf16-mixed, at the same micro-batch on all sides; MiB."""
+    shape = bench.shape(model)
+    work = Workload(2, 4, (4, 8), 6, 16) if bench.toy else Workload(2, 8, (64, 128), 400, 1024)
+    tokenizer, groups = word_tokenizer(shape.vocabulary), frozen_groups(work, shape.vocabulary)
+    batch = as_batch(groups)
+    found: dict[str, Any] = {"rows": work.rows, "response_tokens": work.response_tokens}
+    ours = Ours(bench.model(shape), tokenizer, work, max_tokens=1 << 20, context=bench.autocast)
+    ours.policy.train()
+    (mini_batch,) = recorded(ours.pack(groups, mini_batches=1))
+    with bench.peak(found, "ours"):
+        ours.accumulate(mini_batch, Phases(), MetricSums())
+    del ours
+    batch = {k: v.to(bench.device) for k, v in batch.items()}
+    plain = bench.model(shape)
+    with bench.peak(found, "plain logits + log_softmax"):
+        with bench.autocast():
+            loss = plain_loss(plain, batch)
+        loss.backward()
+    del plain, loss
+    if trl_version() is None:
+        return found | {"trl": "absent"}
+    for name, rows in (("TRL, same micro-batch", work.rows), ("TRL, one row at a time", 1)):
+        trl = TRL(bench.model(shape), tokenizer, work, cpu=bench.toy, bf16=True)
+        with bench.peak(found, name):
+            trl.accumulate(batch, rows)
+        del trl
+    return found
+
+
+def measure_step(bench: Bench, model: str, workload: str) -> dict[str, Any]:
+    """Whole steps in bf16-mixed, wall seconds by phase, beside TRL with transformers' ``generate``."""
+    shape, work = bench.shape(model), bench.work(workload)
+    found: dict[str, Any] = {"rows": work.rows, "response_tokens": work.response_tokens}
+    found["ours"] = _our_step(bench, shape, work)
+    gc.collect()
+    if trl_version() is None:
+        return found | {"trl": "absent"}
+    found["trl"] = _trl_step(bench, shape, work)
+    return found | {"ratio": found["trl"]["step_s"] / found["ours"]["step_s"]}
+
+
+def _our_step(bench: Bench, shape: Shape, work: Workload) -> dict[str, Any]:
+    """The second of two steps; the token budget is halved where memory does not suffice."""
+    tokenizer, model = word_tokenizer(shape.vocabulary), bench.model(shape)
+    for max_tokens in (16384, 8192, 4096):
+        mine: dict[str, Any] = {"max_tokens": max_tokens}
+        ours = Ours(model, tokenizer, work, max_tokens=max_tokens, context=bench.autocast, sync=bench.sync)
+        try:
+            mine["first_step_s"] = ours.step().wall[TOTAL]
+            with bench.peak(mine, "peak_mib", extra=False):
+                second = ours.step()
+        except torch.OutOfMemoryError:
+            ours.optimizer.zero_grad(set_to_none=True)
+            continue
+        return mine | {"packed": ours.policy.packed} | _seconds(second, work)
+    raise torch.OutOfMemoryError(f"{work.rows} rows do not fit, not even {max_tokens} tokens at a time")
+
+
+def _trl_step(bench: Bench, shape: Shape, work: Workload) -> dict[str, Any]:
+    """One rollout and the fastest training on it over three micro-batch sizes."""
+    tokenizer = word_tokenizer(shape.vocabulary)
+    trl = TRL(bench.model(shape), tokenizer, work, cpu=bench.toy, bf16=True, sync=bench.sync)
+    tried: dict[int, Any] = {}
+    best: tuple[Phases, float] | None = None
+    batch = trl.rollout()
+    rollout = trl.phases
+    for rows in micro_batch_sizes(work):
+        trl.set_micro_batch(rows)
+        peak: dict[str, float] = {}
+        try:
+            with bench.peak(peak, "mib", extra=False):
+                train = trl.train(batch)
+        except torch.OutOfMemoryError:
+            tried[rows] = "out of memory"
+            trl.trainer.optimizer.zero_grad()
+            continue
+        tried[rows] = train.wall[TOTAL]
+        if best is None or train.wall[TOTAL] < best[0].wall[TOTAL]:
+            best = train, peak["mib"]
+    if best is None:
+        raise torch.OutOfMemoryError(f"TRL: none of {micro_batch_sizes(work)} rows at a time fits")
+    for name, seconds in best[0].wall.items():
+        rollout.wall[name] = rollout.wall.get(name, 0.0) + seconds
+    return {"train_s_by_micro_batch": tried, "peak_mib": best[1]} | _seconds(rollout, work)
+
+
+def _seconds(phases: Phases, work: Workload) -> dict[str, Any]:
+    wall = phases.wall
+    return {
+        "step_s": wall[TOTAL],
+        "phases_s": {k: v for k, v in wall.items() if k != TOTAL},
+        "generated_tokens_per_s": work.response_tokens / wall["generate"],
+    }

@@ -1,0 +1,166 @@
+"""This package, put together from its parts as :mod:`gspo_lightning.trainer_api` does, with a clock at each phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from benchmarks.clock import TOTAL, Phases
+from benchmarks.forced import ScheduledDraws, check_lengths
+from benchmarks.workloads import MINI_BATCHES, Workload, reward
+from gspo_lightning.advantages import GroupNormalised
+from gspo_lightning.metrics.sums import MetricSums
+from gspo_lightning.objectives import GSPO
+from gspo_lightning.old_policy import CachedLogProbs
+from gspo_lightning.packing import make_mini_batches
+from gspo_lightning.policy import Layout, Policy
+from gspo_lightning.policy_checks import choose_layout
+from gspo_lightning.randomness import Purpose, stream
+from gspo_lightning.rollouts import GroupedSampler
+from gspo_lightning.shaping import Shaping, assign_advantages
+from gspo_lightning.types import MiniBatch, Rollout, SamplingParams
+from gspo_lightning.update import micro_batch_loss, mini_batch_count
+
+__all__ = ["Ours", "recorded"]
+
+Groups = list[list[Rollout]]
+
+
+class Ours:
+    """One side of a comparison.
+
+    Args:
+        model: trained in place.
+        tokenizer: the model's.
+        workload: prompts and scheduled lengths.
+        max_tokens: budget of a micro-batch; the default of ``gspo fit``.
+        layout: how rows go through the model, as ``model.layout`` of ``gspo fit``.
+        context: entered around forwards (autocast).
+        sync: waits for the device.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        workload: Workload,
+        *,
+        max_tokens: int = 16384,
+        layout: Layout = "auto",
+        context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        sync: Callable[[], None] | None = None,
+    ) -> None:
+        self.policy = Policy(model, tokenizer)
+        choose_layout(self.policy, layout, int(workload.lengths.max()) + workload.prompt_tokens[1])
+        self.workload, self.max_tokens, self.context = workload, max_tokens, context
+        self.prompts = workload.make_prompts(model.config.vocab_size)
+        self.sampler = GroupedSampler()
+        self.objective = GSPO(3e-4, 4e-4)
+        self.old_policy = CachedLogProbs()
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
+        self.iteration = 0
+        self._sync = sync
+
+    def phases(self) -> Phases:
+        """A fresh clock."""
+        return Phases(self._sync) if self._sync else Phases()
+
+    def generate(self) -> Groups:
+        """Groups of the scheduled lengths, scored."""
+        self.policy.eval()
+        self.iteration += 1
+        lengths = self.workload.lengths
+        with self.context():
+            groups = self.sampler.generate(
+                self.policy,
+                self.prompts,
+                group_size=self.workload.group_size,
+                sampling=SamplingParams(int(lengths.max()), stop_token_ids=self.policy.eos_token_ids),
+                draws=ScheduledDraws(stream(0, Purpose.TRAIN_SAMPLING, self.iteration), lengths.to(self.policy.device)),
+            )
+        self.policy.train()
+        return groups
+
+    def pack(self, groups: Groups, mini_batches: int = MINI_BATCHES) -> list[MiniBatch]:
+        """Advantages and mini-batches from groups with rewards."""
+        assign_advantages(groups, GroupNormalised(), Shaping(), self.policy.device)
+        return self.cut(groups, mini_batches)
+
+    def cut(self, groups: Groups, mini_batches: int = MINI_BATCHES) -> list[MiniBatch]:
+        """Mini-batches from groups with advantages."""
+        return make_mini_batches(
+            groups, mini_batches=mini_batches, max_tokens=self.max_tokens, packed=self.policy.packed
+        )
+
+    def prepare(self, batches: Sequence[MiniBatch]) -> list[MiniBatch]:
+        """Old log-probabilities."""
+        with self.context():
+            return self.old_policy.prepare(self.policy, batches, 1.0)
+
+    def accumulate(self, batch: MiniBatch, phases: Phases, sums: MetricSums) -> None:
+        """The gradient of one mini-batch."""
+        batch = batch.to(self.policy.device)
+        denominator = mini_batch_count(self.objective, batch.micro_batches)
+        for part in batch.micro_batches:
+            with phases("forward"), self.context():
+                loss = micro_batch_loss(
+                    part,
+                    policy=self.policy,
+                    old_policy=self.old_policy,
+                    objective=self.objective,
+                    temperature=1.0,
+                    denominator=denominator,
+                    sums=sums,
+                )
+            with phases("backward"):
+                loss.backward()
+
+    def update(self, batch: MiniBatch, phases: Phases, sums: MetricSums) -> None:
+        """One optimizer step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.accumulate(batch, phases, sums)
+        with phases("optimizer"):
+            torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), 1.0)
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def step(self) -> Phases:
+        """A whole rollout batch: generation, rewards, old log-probabilities, four updates, metrics."""
+        phases = self.phases()
+        with phases(TOTAL):
+            with phases("generate"):
+                groups = self.generate()
+            for rollout in (r for g in groups for r in g):
+                rollout.reward = reward(rollout.token_ids.tolist())
+            batches = self.pack(groups)
+            with phases("old"):
+                batches = self.prepare(batches)
+            self._updates(batches, phases)
+        check_lengths(groups, self.workload.lengths)
+        return phases
+
+    def train(self, groups: Groups) -> Phases:
+        """Four updates on given rollouts, whose ``logprobs`` are taken as the old ones."""
+        phases = self.phases()
+        with phases(TOTAL):
+            self._updates(recorded(self.pack(groups)), phases)
+        return phases
+
+    def _updates(self, batches: Sequence[MiniBatch], phases: Phases) -> None:
+        sums = MetricSums()
+        for batch in batches:
+            self.update(batch, phases, sums)
+        sums.reduce()
+
+
+def recorded(batches: Sequence[MiniBatch]) -> list[MiniBatch]:
+    """Mini-batches whose old log-probabilities are those that came with the rollouts."""
+    return [
+        replace(b, micro_batches=[replace(m, old_logprobs=m.behaviour_logprobs) for m in b.micro_batches])
+        for b in batches
+    ]
