@@ -4,16 +4,24 @@ VENV ?= .venv
 SEED ?= 1
 PIP_ARGS ?=
 MUTANTS ?=
+BENCH_ARGS ?=
+GPU_CHECK_ARGS ?=
 BIN := $(VENV)/bin
 
-.PHONY: help install bench-install quickstart test test-quick mutants check format lint types doctest constraints clean
+.PHONY: help install sandbox bench-install bench gpu-check quickstart test test-quick test-long audit mutants check format \
+  lint types doctest constraints clean
 
 help:
 	@echo "make quickstart [SEED=2]   cold start, then GSPO, on a tiny model: about a minute on a CPU"
 	@echo "make test                  the whole test suite"
 	@echo "make test-quick            without the tests marked slow"
+	@echo "make test-long             the long forms: kills, damage, fuzzing, a soak (under an hour)"
+	@echo "make audit                 known vulnerabilities of the pinned packages (needs the network)"
 	@echo "make mutants               break the mathematics in every place and see that the tests notice (docs/mutants.md)"
-	@echo "make bench-install         what comparisons with other frameworks need (TRL)"
+	@echo "make sandbox               bubblewrap, which model-written programs run in (docs/sandbox.md)"
+	@echo "make bench-install         TRL, for make bench and for tests that are skipped without it"
+	@echo "make bench                 speed and memory beside TRL, on one CPU thread: under 10 minutes (benchmarks/README.md)"
+	@echo "make gpu-check             the same questions on a CUDA device, in 8 minutes"
 	@echo "make check                 ruff, mypy --strict, doctests, pre-commit's configuration"
 	@echo "make format                let ruff format and fix"
 	@echo "make constraints           write the installed versions to constraints.txt"
@@ -27,8 +35,27 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,data]'
 	@touch $@
 
-bench-install: install
+bench-install: $(VENV)/.bench-installed
+
+$(VENV)/.bench-installed: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[bench]'
+	@touch $@
+
+sandbox:
+	@command -v bwrap > /dev/null || { \
+	  command -v apt-get > /dev/null || \
+	    { echo "error: install the package bubblewrap with this system's package manager"; exit 1; }; \
+	  run=; test "$$(id -u)" = 0 || run=sudo; \
+	  test -z "$$run" || command -v sudo > /dev/null || \
+	    { echo "error: bubblewrap is missing; as root: apt-get install bubblewrap"; exit 1; }; \
+	  $$run apt-get install -y -qq bubblewrap || { $$run apt-get update -qq && $$run apt-get install -y -qq bubblewrap; }; }
+	@bwrap --version
+
+bench: bench-install
+	$(BIN)/python -m benchmarks --quick --json $(BENCH_ARGS)
+
+gpu-check:  # with what is there: images with CUDA bring their own torch
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_check $(GPU_CHECK_ARGS)
 
 quickstart: install
 	$(BIN)/gspo fit --config configs/quickstart.yaml --seed_everything $(SEED)
@@ -37,10 +64,17 @@ test: install
 	$(BIN)/python -m pytest
 
 test-quick: install
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not long"
+
+test-long: install
+	$(BIN)/python -m pytest tests -m long
+
+audit: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[audit]'
+	$(BIN)/pip-audit --strict --no-deps --disable-pip -r constraints.txt
 
 mutants: install
-	$(BIN)/python tools/mutants.py $(MUTANTS)
+	$(BIN)/python -m tools.mutants $(MUTANTS)
 
 check: install lint types doctest
 	$(BIN)/pre-commit validate-config .pre-commit-config.yaml
@@ -59,8 +93,8 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-constraints: install
-	{ echo "# Tested versions: pip install -c constraints.txt -e '.[dev,data]'. Regenerate with: make constraints"; \
+constraints: bench-install
+	{ echo "# Tested versions: pip install -c constraints.txt -e '.[dev,data,bench]'. Regenerate with: make constraints"; \
 	  $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > constraints.txt
 
 clean:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 from collections.abc import Iterator, Sequence
@@ -39,6 +38,9 @@ TRANSLATIONS = {
     "num_iterations": "data.epochs_per_rollout",
     "ppo_epochs": "data.epochs_per_rollout",
     "loss_type": "model.objective",
+    "loss_agg_mode": "model.objective (each brings its own aggregation)",
+    "top_p": "data.evaluation.top_p (training samples must follow the policy itself)",
+    "top_k": "data.evaluation.top_k (training samples must follow the policy itself)",
     "adv_estimator": "data.advantages",
     "scale_rewards": "data.advantages",
     "importance_sampling_level": "model.objective (GSPO is the sequence level, GRPO the token level)",
@@ -85,9 +87,17 @@ def plugin_paths(arguments: Sequence[str]) -> list[str]:
         listed = content.get("plugins") or []
         found += [listed] if isinstance(listed, str) else [str(p) for p in listed]
     for value in _values(arguments, "--plugins", "--plugins+"):
-        listed = ast.literal_eval(value) if value.startswith("[") and "'" in value + '"' else value
+        listed = _as_list(value)
         found += [str(p) for p in listed] if isinstance(listed, list) else [value]
     return list(dict.fromkeys(found))
+
+
+def _as_list(value: str) -> Any:
+    """A YAML list where it is written as one (``[a.py, b.py]``), else the text itself."""
+    try:
+        return yaml.safe_load(value) if value.startswith("[") else value
+    except yaml.YAMLError as error:
+        raise UserError("--plugins", f"{value!r} is no list", fix="write [a.py, b.py], or one path") from error
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:

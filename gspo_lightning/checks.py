@@ -6,6 +6,9 @@ Only attributes are read here; nothing is imported from the rooms below.
 from __future__ import annotations
 
 import logging
+import os
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gspo_lightning.errors import UserError, did_you_mean
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from gspo_lightning.module import GSPOModule
     from gspo_lightning.types import Prompt
 
-__all__ = ["check_context", "check_data_settings", "check_precision", "check_prompts", "check_run"]
+__all__ = ["check_context", "check_data_settings", "check_precision", "check_prompts", "check_run", "check_writable"]
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +122,12 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
             f"is {trainer.accumulate_grad_batches}, but one batch here is one whole optimizer step",
             fix="leave it at 1 and bound memory by data.max_tokens_per_micro_batch",
         )
+    if trainer.val_check_interval not in (None, 1.0):
+        raise UserError(
+            "trainer.val_check_interval",
+            f"is {trainer.val_check_interval}, but evaluations come between two iterations",
+            fix="leave it out and set trainer.check_val_every_n_epoch (iterations between two evaluations)",
+        )
     check_precision(str(trainer.precision))
     world = trainer.world_size
     cut = data.prompts_per_rollout // data.minibatches_per_rollout
@@ -133,6 +142,16 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
             "one update per rollout batch: the policy equals the old policy at every update, so no ratio can leave 1 "
             "and clipping cannot bind (data.minibatches_per_rollout: 4 is the GSPO paper's setting)"
         )
+
+
+def check_writable(root: Path) -> None:
+    """A folder can be made where the run writes; found before the model is loaded, and nothing stays behind."""
+    there = next(p for p in (root.absolute(), *root.absolute().parents) if p.exists())
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".gspo-", dir=there))
+    except OSError as error:
+        why = f"{str(root)!r} cannot be written: {error.strerror}: {there}"
+        raise UserError("trainer.default_root_dir", why, fix="give another folder") from error
 
 
 def check_precision(precision: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from gspo_lightning.errors import GSPOError, UserError, did_you_mean
@@ -22,12 +23,16 @@ COMMANDS = {
     "score": "score recorded completions without training",
     "report": "curves of runs as report.png and a one-page summary",
     "export": "write a checkpoint in transformers format",
+    "replay": "do an update again that was not finite, from its dump",
+    "doctor": "versions, devices, and a self-test of the sandbox",
 }
 """Commands of their own: each is ``main(argv) -> int`` in ``gspo_lightning.commands.<name>``."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code (0 done, 1 failed, 2 a mistake of the user, 130 interrupted).
+    """Run a command; returns the exit code.
+
+    0 done, 1 failed, 2 a mistake of the user, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM, with a checkpoint).
 
     Args:
         argv: arguments without the program's name; None takes ``sys.argv``.
@@ -50,6 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        if show_traceback:
+            raise
+        _apologise(error, arguments)
+        return 1
 
 
 def entry_point() -> None:
@@ -84,5 +94,18 @@ def _usage() -> str:
 
 
 def _complain(error: Exception) -> None:
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # one message, not one per rank
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0 or not isinstance(
+        error, UserError
+    ):  # the user's: one, not one a rank
         print(f"error: {error}", file=sys.stderr)
+
+
+def _apologise(error: Exception, arguments: Sequence[str]) -> None:
+    """What nobody foresaw: the whole traceback, and what to do with it."""
+    traceback.print_exception(error)
+    command = " ".join(["gspo", *arguments])
+    print(
+        f"error: {type(error).__name__} that gspo_lightning did not foresee: a bug, of it or of a plug-in.\n"
+        f"  fix: please report it, with the traceback above, the config, and the command: {command}",
+        file=sys.stderr,
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,15 +12,18 @@ from lightning.pytorch import LightningDataModule
 
 from gspo_lightning import checks
 from gspo_lightning.advantages import Advantages, GroupNormalised
-from gspo_lightning.distributed import all_gather_objects, rank_and_world
+from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience import Experience, Groups, collect, deal, resample, respond
 from gspo_lightning.loader import ExperienceLoader, PromptLoader
+from gspo_lightning.memory import MemoryLimit
 from gspo_lightning.metrics.evaluation import Evaluation
+from gspo_lightning.patience import Patient
 from gspo_lightning.policy import context_length
 from gspo_lightning.prompts import PromptSet, open_prompts
 from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.randomness import Purpose, permutation, stream
+from gspo_lightning.resume import fingerprint
 from gspo_lightning.rewards import Reward, RewardRunner
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource
 from gspo_lightning.shaping import CombineRewards, Shaping, TruncatedResponses, mask_truncated
@@ -49,6 +53,9 @@ class PromptDataModule(LightningDataModule):
         reward_workers: worker processes for rewards; None leaves one core to the trainer.
         reward_deadline_s: seconds of CPU time one sample may take in a reward.
         rollouts: where responses come from.
+        rollout_retries: how often a rollout source that failed (a server that restarts) is asked again; the draws are
+            the same, so the responses are, too.
+        rollout_retry_s: seconds before the first such attempt; four times longer before each further one.
         advantages: what a reward is worth within its group.
         combine_rewards: ``weighted_sum``, or ``normalised_separately`` (each reward compared within the group on its
             own scale, then added and standardised over the batch: GDPO, arXiv 2601.05242).
@@ -88,6 +95,8 @@ class PromptDataModule(LightningDataModule):
         reward_workers: int | None = None,
         reward_deadline_s: float = 3.0,
         rollouts: RolloutSource | None = None,
+        rollout_retries: int = 3,
+        rollout_retry_s: float = 1.0,
         advantages: Advantages | None = None,
         combine_rewards: CombineRewards = "weighted_sum",
         truncated_responses: TruncatedResponses = "keep",
@@ -116,6 +125,7 @@ class PromptDataModule(LightningDataModule):
         self.rewards, self.reward_weights = rewards, reward_weights
         self.reward_workers, self.reward_deadline_s = reward_workers, reward_deadline_s
         self.rollouts = rollouts if rollouts is not None else GroupedSampler()
+        self.rollout_retries, self.rollout_retry_s = rollout_retries, rollout_retry_s
         self.advantages = advantages if advantages is not None else GroupNormalised()
         self.group_size, self.prompts_per_rollout = group_size, prompts_per_rollout
         self.minibatches_per_rollout, self.epochs_per_rollout = minibatches_per_rollout, epochs_per_rollout
@@ -129,6 +139,7 @@ class PromptDataModule(LightningDataModule):
         self.shaping = Shaping(truncated_responses, truncation_penalty, combine_rewards, reward_weights or {})
         self.resample_dead_groups, self.kl_in_reward = resample_dead_groups, kl_in_reward
         self.loader = ExperienceLoader(self.roll_out, minibatches_per_rollout, epochs_per_rollout, seed)
+        self.memory = MemoryLimit(max_tokens_per_micro_batch)
         self._runner: RewardRunner | None = None
         self._prompts: dict[str, list[Prompt]] = {}
         checks.check_data_settings(self)
@@ -138,6 +149,9 @@ class PromptDataModule(LightningDataModule):
     def setup(self, stage: str) -> None:
         """See :meth:`prepare`; the command line has called it already, before anything was written."""
         self.prepare(stage, self._module, self.trainer)
+        if stage == "fit":
+            self.memory.folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)
+            self.memory.resume(self.memory.folder)
 
     def prepare(self, stage: str, module: GSPOModule, trainer: Trainer) -> None:
         """Read the prompts, start the reward workers, and check everything that can be checked without the model.
@@ -156,6 +170,10 @@ class PromptDataModule(LightningDataModule):
             runner = self.runner  # the workers start now: their import time hides behind the model's
             for prompts in self._prompts.values():
                 runner.check(prompts[0].columns, prompts[0].text)
+
+    def fingerprints(self) -> dict[str, dict[str, Any]]:
+        """Number and checksum of the prompts that were read, by name."""
+        return {name: fingerprint(prompts) for name, prompts in self._prompts.items()}
 
     def teardown(self, stage: str) -> None:
         """Stop the reward workers and the rollout source."""
@@ -186,7 +204,7 @@ class PromptDataModule(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Iteration, position and the whole buffer of every rank: a resume continues inside a rollout batch."""
-        return {"ranks": all_gather_objects(self.loader.state_dict())}
+        return {"ranks": all_gather_objects(self.loader.position())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore this rank's part.
@@ -203,7 +221,7 @@ class PromptDataModule(LightningDataModule):
                 f"the checkpoint was written by {len(ranks)} ranks in the middle of an iteration, this run has {world}",
                 fix=f"resume with {len(ranks)} ranks, or from a checkpoint at the end of an iteration",
             )
-        self.loader.load_state_dict(ranks[min(rank, len(ranks) - 1)])
+        self.loader.go_to(ranks[min(rank, len(ranks) - 1)])
 
     # what the module and the callbacks use -----------------------------------------------------------------------
 
@@ -222,9 +240,18 @@ class PromptDataModule(LightningDataModule):
         return self._runner
 
     @property
+    def _patient_rollouts(self) -> RolloutSource:
+        return Patient(self.rollouts, self.rollout_retries, self.rollout_retry_s)
+
+    @property
     def accuracy_reward(self) -> str:
         """The reward that decides what is correct in an evaluation."""
         return self.evaluation.accuracy_reward or next(iter(self.rewards))
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens of a micro-batch; less than configured where that did not fit, but never less than one sequence."""
+        return max(self.memory.budget, self.max_prompt_tokens + self.max_response_tokens)
 
     @property
     def updates_per_iteration(self) -> int:
@@ -255,7 +282,7 @@ class PromptDataModule(LightningDataModule):
         """Scored responses of the live policy to held-out prompts, ``evaluation.samples`` each."""
         module = self._module
         groups, _ = respond(
-            self.rollouts,
+            self._patient_rollouts,
             module.policy,
             prompts,
             self.runner,
@@ -277,7 +304,7 @@ class PromptDataModule(LightningDataModule):
 
         def sample(indices: Sequence[int]) -> tuple[Groups, dict[str, float]]:
             return respond(
-                self.rollouts,
+                self._patient_rollouts,
                 old.sampling_policy(module.policy),
                 [prompts[i] for i in indices],
                 self.runner,
@@ -288,17 +315,18 @@ class PromptDataModule(LightningDataModule):
                 context=context,
             )
 
-        groups, seconds = sample(deal(order, self.minibatches_per_rollout))
-        mask_truncated([r for g in groups for r in g], self.shaping)
-        if self.resample_dead_groups:
-            resample(groups, seconds, sample, self._spare(iteration, order), self.shaping)
+        with fail_together():
+            groups, seconds = sample(deal(order, self.minibatches_per_rollout))
+            mask_truncated([r for g in groups for r in g], self.shaping)
+            if self.resample_dead_groups:
+                resample(groups, seconds, sample, self._spare(iteration, order), self.shaping)
         if self.kl_in_reward and module.reference is not None:
             with context():
                 module.reference.penalise(
                     [r for g in groups for r in g],
                     self.kl_in_reward,
                     self.temperature,
-                    self.max_tokens_per_micro_batch,
+                    self.token_budget,
                     module.device,
                 )
         experience = collect(
@@ -307,7 +335,7 @@ class PromptDataModule(LightningDataModule):
             advantages=self.advantages,
             shaping=self.shaping,
             mini_batches=self.minibatches_per_rollout,
-            max_tokens=self.max_tokens_per_micro_batch,
+            max_tokens=self.token_budget,
             iteration=iteration,
             device=module.device,
             packed=module.policy.packed,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["all_gather_objects", "all_max", "all_sum", "gather_rows", "largest", "rank_and_world"]
+from gspo_lightning.errors import GSPOError
+
+__all__ = ["all_gather_objects", "all_max", "all_sum", "fail_together", "gather_rows", "largest", "rank_and_world"]
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -53,6 +57,22 @@ def all_gather_objects(value: Any) -> list[Any]:
     gathered: list[Any] = [None] * world
     dist.all_gather_object(gathered, value)
     return gathered
+
+
+@contextlib.contextmanager
+def fail_together() -> Iterator[None]:
+    """What one rank raises on purpose in this block, all ranks raise after it: none waits for a rank that has gone."""
+    failure: GSPOError | None = None
+    try:
+        yield
+    except GSPOError as error:
+        if rank_and_world()[1] == 1:
+            raise
+        failure = error
+    if rank_and_world()[1] > 1:
+        for found in all_gather_objects(failure):
+            if found is not None:
+                raise failure or found
 
 
 def gather_rows(values: Tensor) -> Tensor:

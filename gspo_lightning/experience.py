@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,12 +16,13 @@ from gspo_lightning.distributed import all_sum, rank_and_world
 from gspo_lightning.metrics.rollouts import measure_rollouts
 from gspo_lightning.packing import make_mini_batches
 from gspo_lightning.policy import Policy
-from gspo_lightning.rewards import Sample, SampleScore
+from gspo_lightning.rewards import RewardRunner, Sample, SampleScore
+from gspo_lightning.rewards.runner import Pending
 from gspo_lightning.rollouts import Draws, RolloutSource
 from gspo_lightning.shaping import Shaping, assign_advantages, is_dead, mask_truncated
 from gspo_lightning.types import MiniBatch, Prompt, Rollout, SamplingParams
 
-__all__ = ["Experience", "Scorer", "collect", "deal", "record", "resample", "respond"]
+__all__ = ["Experience", "Scorer", "collect", "deal", "record", "resample", "respond", "row_hash"]
 
 Groups = list[list[Rollout]]
 
@@ -39,6 +41,8 @@ class Experience:
     mini_batches: list[MiniBatch]
     metrics: dict[str, float]
     examples: list[dict[str, Any]] = field(default_factory=list)
+    rewards: dict[str, list[Any]] = field(default_factory=dict)
+    """``<prompt>/<sample>`` -> hash of its token ids, reward or None; for a dump of an update that went wrong."""
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and primitives only."""
@@ -46,6 +50,7 @@ class Experience:
             "mini_batches": [b.state_dict() for b in self.mini_batches],
             "metrics": dict(self.metrics),
             "examples": list(self.examples),
+            "rewards": dict(self.rewards),
         }
 
     @classmethod
@@ -55,6 +60,7 @@ class Experience:
             [MiniBatch.from_state_dict(b) for b in state["mini_batches"]],
             dict(state["metrics"]),
             list(state["examples"]),
+            dict(state.get("rewards", {})),
         )
 
 
@@ -81,40 +87,56 @@ def respond(
     version: int,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> tuple[Groups, dict[str, float]]:
-    """Groups of scored rollouts, and the seconds that generation and scoring took.
+    """Groups of scored rollouts, and the seconds that generation took and scoring went on after it.
+
+    Workers score a group while others are still being generated, where the source says that it is complete.
 
     ``context`` is entered once around the whole rollout: in one autocast context weights are cast once.
     """
     start = time.perf_counter()
     training = policy.training
     policy.eval()  # key-value caches and gradient checkpointing exclude each other in train mode
-    with context():
-        groups = source.generate(
-            policy, prompts, group_size=group_size, sampling=sampling, draws=draws, version=version
-        )
-    policy.train(training)
+    begun: list[tuple[Sequence[Rollout], Pending]] = []
+    if isinstance(rewards, RewardRunner):
+        runner = rewards
+        source.on_group = lambda group: begun.append((group, runner.submit([_sample(r) for r in group])))
+    try:
+        with context():
+            groups = source.generate(
+                policy, prompts, group_size=group_size, sampling=sampling, draws=draws, version=version
+            )
+    finally:
+        source.on_group = None
+        policy.train(training)
     generated = time.perf_counter()
-    score_rollouts([r for g in groups for r in g], rewards)
+    if isinstance(rewards, RewardRunner):
+        early = {id(r) for group, _ in begun for r in group}
+        late = [r for g in groups for r in g if id(r) not in early]
+        scored = [r for group, _ in begun for r in group] + late
+        scores = rewards.gather([pending for _, pending in begun] + [rewards.submit([_sample(r) for r in late])])
+    else:
+        scored = [r for g in groups for r in g]
+        scores = list(rewards.score([_sample(r) for r in scored]))
+    for rollout, score in zip(scored, scores, strict=True):
+        _fill(rollout, score)
     return groups, {"time/rollout_s": generated - start, "time/reward_s": time.perf_counter() - generated}
 
 
-def score_rollouts(rollouts: Sequence[Rollout], rewards: Scorer) -> None:
-    """Fill ``reward`` and ``reward_parts`` of each rollout in place."""
-    samples = [
-        Sample(
-            id=f"{r.prompt.id}/{r.sample}",
-            prompt=r.prompt.text,
-            completion=r.text,
-            completion_ids=tuple(r.token_ids.tolist()),
-            columns=r.prompt.columns,
-            truncated=r.truncated,
-        )
-        for r in rollouts
-    ]
-    for rollout, score in zip(rollouts, rewards.score(samples), strict=True):
-        rollout.reward = score.reward
-        rollout.reward_parts = {name: part.reward for name, part in score.parts.items()}
-        rollout.reward_statuses = {name: str(part.status) for name, part in score.parts.items()}
+def _sample(rollout: Rollout) -> Sample:
+    return Sample(
+        id=f"{rollout.prompt.id}/{rollout.sample}",
+        prompt=rollout.prompt.text,
+        completion=rollout.text,
+        completion_ids=tuple(rollout.token_ids.tolist()),
+        columns=rollout.prompt.columns,
+        truncated=rollout.truncated,
+    )
+
+
+def _fill(rollout: Rollout, score: SampleScore) -> None:
+    rollout.reward = score.reward
+    rollout.reward_parts = {name: part.reward for name, part in score.parts.items()}
+    rollout.reward_statuses = {name: str(part.status) for name, part in score.parts.items()}
 
 
 def resample(
@@ -175,7 +197,15 @@ def collect(
     batches = make_mini_batches(
         groups, mini_batches=mini_batches, max_tokens=max_tokens, iteration=iteration, packed=packed
     )
-    return Experience(batches, metrics, [_example(r) for g in groups for r in g[:2]][:examples])
+    shown = [_example(r) for g in groups for r in g[:2]][:examples]
+    rewards = {f"{r.prompt.id}/{r.sample}": [row_hash(r.prompt.token_ids, r.token_ids), r.reward] for r in rollouts}
+    return Experience(batches, metrics, shown, rewards)
+
+
+def row_hash(prompt: Sequence[int], response: torch.Tensor) -> str:
+    """A short name for a row by its token ids, the same in every process."""
+    ids = torch.cat([torch.tensor(prompt, dtype=torch.int64), response.to("cpu", torch.int64)])
+    return hashlib.blake2b(ids.numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def _example(rollout: Rollout) -> dict[str, Any]:

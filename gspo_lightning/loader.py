@@ -61,8 +61,11 @@ class ExperienceLoader:
         """One more mini-batch has gone through the optimizer."""
         self.trained += 1
 
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and primitives only."""
+    def position(self) -> dict[str, Any]:
+        """Counters and buffer, tensors and primitives only.
+
+        Not called ``state_dict``: Lightning would save it a second time and give rank 0's to every rank.
+        """
         return {
             "iteration": self.iteration,
             "trained": self.trained,
@@ -70,7 +73,7 @@ class ExperienceLoader:
             "experience": self.experience.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+    def go_to(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`position`."""
         self.iteration, self.trained = int(state["iteration"]), int(state["trained"])
         self.experience = Experience.from_state_dict(state["experience"])

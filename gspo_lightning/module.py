@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,17 +23,19 @@ from transformers import PreTrainedTokenizerBase
 from gspo_lightning.coldstart import ColdStart
 from gspo_lightning.data import PromptDataModule
 from gspo_lightning.distributed import all_sum, largest, rank_and_world
-from gspo_lightning.errors import NonFiniteError, UserError
+from gspo_lightning.errors import UserError
 from gspo_lightning.experience import record
 from gspo_lightning.metrics.evaluation import EvaluationMetrics
 from gspo_lightning.metrics.sums import MetricSums, ratio_percentiles
 from gspo_lightning.metrics.update import update_scalars
+from gspo_lightning.nonfinite import NonFiniteGuard, OnNonFinite, check_weights, make_dump
 from gspo_lightning.objectives import GSPO, Objective, segments_by_delimiter
 from gspo_lightning.old_policy import CachedLogProbs, OldPolicy, ResidentSnapshot
 from gspo_lightning.packing import filler
 from gspo_lightning.policy import DType, Layout, ModelSettings, Policy, load_policy, load_tokenizer
 from gspo_lightning.policy_checks import check_head, choose_layout
 from gspo_lightning.reference import ReferencePolicy
+from gspo_lightning.resume import Provenance, flush
 from gspo_lightning.types import MicroBatch, MiniBatch, Prompt
 from gspo_lightning.update import micro_batch_loss, mini_batch_count
 
@@ -63,6 +64,9 @@ class GSPOModule(LightningModule):
         segment_delimiters: texts that end a segment, for ``Segment`` with ``by: given`` (for example a line feed).
         allow_unusual_clip: accept a clip range of the wrong scale for the objective's level.
         histogram_every: optimizer steps between two histograms of s_i.
+        on_nonfinite: what happens to an update with a NaN or infinity in it: ``stop`` the run, or ``skip`` the
+            mini-batch. Either way the weights stay as they are and the mini-batch is written to ``dumps/``.
+        max_skips: mini-batches of a run that may be skipped.
         seed: of freshly initialised weights; the command line sets it from ``seed_everything``.
     """
 
@@ -86,6 +90,8 @@ class GSPOModule(LightningModule):
         segment_delimiters: list[str] | None = None,
         allow_unusual_clip: bool = False,
         histogram_every: int = 1,
+        on_nonfinite: OnNonFinite = "stop",
+        max_skips: int = 3,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -100,8 +106,11 @@ class GSPOModule(LightningModule):
         self.segment_delimiters = segment_delimiters or []
         self.allow_unusual_clip, self.histogram_every = allow_unusual_clip, histogram_every
         self.evaluation_metrics = EvaluationMetrics()
+        self.guard = NonFiniteGuard(on_nonfinite, max_skips)
         self.weights_from_checkpoint = False
         """Set where a checkpoint will be loaded: a cold start would only be overwritten."""
+        self.provenance: Provenance = {}
+        """Config, versions and data of this run, for its checkpoints; set by the command line."""
         self.last_update: dict[str, float] = {}
         self.last_evaluation: dict[str, float] = {}
         self.evaluations: list[tuple[int, dict[str, float]]] = []
@@ -124,19 +133,33 @@ class GSPOModule(LightningModule):
         data: PromptDataModule = self.trainer.datamodule
         return data
 
+    def setup(self, stage: str) -> None:
+        """Make the cold start if there is none yet: in :meth:`configure_model` Lightning watches every operation."""
+        if not hasattr(self, "policy"):
+            self._start()
+
+    def _start(self) -> ModelSettings:
+        """The model to load: the configured one, or what its cold start has made of it."""
+        if self.cold_start is None or (self.weights_from_checkpoint and not self._keeps_reference):
+            return self.settings
+        return self.cold_start.ensure(self.settings, Path(self.trainer.default_root_dir))
+
+    @property
+    def _keeps_reference(self) -> bool:
+        return getattr(self.objective, "kl_coef", 0.0) > 0 or self.data.kl_in_reward > 0
+
     def configure_model(self) -> None:
-        """Make the cold start if there is none yet, load the policy, and check its output head."""
+        """Load the policy, and check its weights, its output head and how its rows can be laid out."""
         if hasattr(self, "policy"):
             return
-        settings = self.settings
-        kl = getattr(self.objective, "kl_coef", 0.0) > 0 or self.data.kl_in_reward > 0
-        if self.cold_start is not None and (kl or not self.weights_from_checkpoint):
-            settings = self.cold_start.ensure(settings, Path(self.trainer.default_root_dir))
+        settings = self._start()
         self.policy = load_policy(settings)
         self.policy.train()
+        check_weights(self.policy, f"in {settings.name_or_path}")
+        self.policy.register_forward_hook(self.guard.watch)
         check_head(self.policy)
         choose_layout(self.policy, settings.layout, self.data.max_prompt_tokens + self.data.max_response_tokens)
-        self.reference = ReferencePolicy(self.policy) if kl else None
+        self.reference = ReferencePolicy(self.policy) if self._keeps_reference else None
 
     def configure_optimizers(self) -> Any:
         """The optimizer over the policy's trainable parameters, and the scheduler stepped with it."""
@@ -151,6 +174,9 @@ class GSPOModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Make room for a snapshot that is in the checkpoint, or leave it out where this run keeps none."""
+        self.evaluations = [(int(step), dict(values)) for step, values in checkpoint.get("gspo_evaluations", [])]
+        self.last_evaluation = dict(self.evaluations[-1][1]) if self.evaluations else {}
+        self.guard.skipped = int(checkpoint.get("gspo_skipped", 0))
         state = checkpoint["state_dict"]
         snapshot = [name for name in state if name.startswith("old_policy.")]
         if snapshot and isinstance(self.old_policy, ResidentSnapshot):
@@ -166,9 +192,10 @@ class GSPOModule(LightningModule):
         Loggers then hold at least what the checkpoint has seen: a resume neither loses nor doubles a step.
         """
         checkpoint["gspo_lightning"] = {"model": dataclasses.asdict(self.settings), "objective": repr(self.objective)}
-        for logger in self.loggers:
-            if hasattr(experiment := logger.experiment, "flush"):
-                experiment.flush()
+        checkpoint["gspo_run"] = self.provenance
+        checkpoint["gspo_skipped"] = self.guard.skipped
+        checkpoint["gspo_evaluations"] = [[step, dict(values)] for step, values in self.evaluations]
+        flush(self.loggers)
 
     # the loop ----------------------------------------------------------------------------------------------------
 
@@ -181,16 +208,31 @@ class GSPOModule(LightningModule):
         start = time.perf_counter()
         optimizer = self.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, torch.optim.Optimizer)
-        optimizer.zero_grad(set_to_none=True)
-        micro_batches = self._in_step(batch.micro_batches)
-        denominator = all_sum(mini_batch_count(self.objective, micro_batches))
-        sums = MetricSums()
-        for part in micro_batches[:-1]:
-            with self._without_sync():
-                self._loss(part, denominator, sums).backward()
-        loss = self._loss(micro_batches[-1], denominator, sums)
+        self._batch = batch
+        memory = self.data.memory
+        memory.packed = self.policy.packed
+
+        def update(parts: list[MicroBatch]) -> tuple[Tensor, MetricSums]:
+            optimizer.zero_grad(set_to_none=True)
+            micro_batches = self._in_step(parts)
+            denominator = all_sum(mini_batch_count(self.objective, micro_batches))
+            sums = MetricSums()
+            for part in micro_batches[:-1]:
+                with self._without_sync():
+                    self._loss(part, denominator, sums).backward()
+            return self._last(self._loss(micro_batches[-1], denominator, sums)), sums
+
+        loss, sums = memory.attempt(update, batch.micro_batches, self.global_step + 1)
         self._measure(batch, sums, start)
         return loss
+
+    def _last(self, loss: Tensor) -> Tensor:
+        """The loss that Lightning runs backward from; a single process does it here, where it may run out of memory."""
+        if self.trainer.strategy.model is not self:
+            return loss  # DDP reduces gradients in the backward pass that follows its forward
+        with torch.autocast(self.device.type, enabled=False):
+            loss.backward()
+        return loss.detach().requires_grad_()
 
     def _loss(self, part: MicroBatch, denominator: Tensor, sums: MetricSums) -> Tensor:
         """The share of one micro-batch in the loss; DDP and FSDP average over ranks, so it is scaled to a sum."""
@@ -236,23 +278,32 @@ class GSPOModule(LightningModule):
         """Gradients are cleared at the start of :meth:`training_step`; here they already hold most of the update."""
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record the gradient norm before clipping."""
+        """Record the gradient norm before clipping; a NaN or infinity stops here, and the weights stay as they are."""
         gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
         norm = float(nn.utils.get_total_norm(gradients))
-        if not math.isfinite(norm):
-            raise NonFiniteError(
-                f"the gradient of update {self.global_step + 1} is not finite (norm {norm}); the weights were not "
-                f"changed and the last checkpoint is good.\n  fix: lower the learning rate, or look at what the "
-                f"objective saw: loss {self._pending['loss']}, largest ratio {self._pending['ratio/max']}"
-            )
+        values = {"loss": self._pending["loss"], "gradient norm": norm, "largest ratio": self._pending["ratio/max"]}
+        if self.guard.skips(values, self.global_step + 1, self.device, lambda: self._dump(values)):
+            optimizer.zero_grad(set_to_none=True)  # a step without gradients changes nothing
         self._pending["optim/gradient_norm"] = norm
         self._pending["optim/lr"] = float(optimizer.param_groups[0]["lr"])
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """One step; only now does the mini-batch count as trained on, and only now is the update logged."""
         super().optimizer_step(*args, **kwargs)
+        check_weights(self.policy, f"after update {self.global_step + 1}")
         self.data.loader.mark_trained()
         self._log_update(self.global_step + 1)  # Lightning counts the step after this hook
+
+    def _dump(self, values: dict[str, float]) -> Path:
+        """Write down what this update saw."""
+        loader, batch = self.data.loader, self._batch
+        dump = make_dump(
+            batch, self.policy, self.old_policy, self.objective, self.data.temperature,
+            update=self.global_step + 1, values=values, rewards=loader.experience.rewards, model=self.settings,
+            rng={"seed": self.data.seed, "iteration": loader.iteration},
+            segments=[self._segments(part) for part in batch.micro_batches],
+        )  # fmt: skip
+        return dump.write(Path(self.trainer.log_dir or self.trainer.default_root_dir) / "dumps", rank_and_world()[0])
 
     # measuring ---------------------------------------------------------------------------------------------------
 

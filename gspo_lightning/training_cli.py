@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -9,24 +10,27 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import torch
 from jsonargparse import ArgumentError
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from transformers.utils.logging import disable_progress_bar
 
 from gspo_lightning import callbacks
 from gspo_lightning.arguments import explain, plugin_paths
-from gspo_lightning.checks import check_precision
+from gspo_lightning.checks import check_precision, check_writable
 from gspo_lightning.data import PromptDataModule
-from gspo_lightning.errors import UserError
+from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.module import GSPOModule
 from gspo_lightning.registry import import_plugins
+from gspo_lightning.resume import Resumption
 
 __all__ = ["run"]
 
 DEFAULT_ROOT = "runs"
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+"""What an operating system says when it cannot write."""
 
 
 def run(arguments: list[str]) -> int:
@@ -36,7 +40,12 @@ def run(arguments: list[str]) -> int:
         UserError: anything wrong with the arguments or the config.
     """
     _quieten()
-    import_plugins(plugin_paths(arguments))
+    paths = plugin_paths(arguments)
+    try:
+        import_plugins(paths)
+    except SystemExit as error:
+        text = f"one of {', '.join(paths)} ended the program when it was imported"
+        raise UserError("plugins", text, fix="guard what is a script by if __name__ == '__main__'") from error
     header = [f"{name} {version}" for name, version in callbacks.versions().items()]  # of every saved config
     parser = {"exit_on_error": False, "dump_header": header}
     parsers = {name: dict(parser) for name in ("fit", "validate", "test", "predict")}
@@ -60,9 +69,19 @@ def run(arguments: list[str]) -> int:
             raise
         raise explain(error) from error
     except SystemExit as error:
+        first = int(os.environ.get("LOCAL_RANK", "0")) == 0  # Lightning kills the first rank when another one fails
+        if isinstance(error, callbacks.Terminated):
+            return int(error.code or 0) if first else 0
         if isinstance(error.__context__, KeyboardInterrupt):  # Lightning turns Ctrl-C into exit(1)
-            return 130
+            return 130 if first else 0
         return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        raise InfrastructureError(
+            f"writing failed: {error.strerror}{f': {error.filename}' if error.filename else ''}; checkpoints that were "
+            f"finished are whole.\n  fix: make room (or the folder writable), then go on with --ckpt_path last"
+        ) from error
     finally:
         sys.argv = argv
     return 0
@@ -78,6 +97,12 @@ class TrainingCLI(LightningCLI):
             type=list[str] | str,
             default=[],
             help="Files, folders or modules that add rewards, objectives ...",
+        )
+        parser.add_argument(
+            "--allow_changed_config",
+            type=bool,
+            default=False,
+            help="Resume although the config, the prompts or the plug-ins mean something else than before.",
         )
         parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
         parser.link_arguments("seed_everything", "data.seed", compute_fn=_seed)
@@ -101,11 +126,13 @@ class TrainingCLI(LightningCLI):
         """Refuse what Lightning would silently replace, and find the checkpoint that ``last`` means."""
         config = self.config[self.subcommand]
         check_precision(str(config.trainer.precision))
-        root, name = Path(config.trainer.default_root_dir or DEFAULT_ROOT), run_name(config)
-        if config.get("ckpt_path") == "last":
-            config.ckpt_path = str(newest_checkpoint(root / name))
-        elif config.get("ckpt_path") and not Path(config.ckpt_path).exists():
-            raise UserError("ckpt_path", f"{config.ckpt_path!r} does not exist")
+        folder = Path(config.trainer.default_root_dir or DEFAULT_ROOT) / run_name(config)
+        self.resumption = Resumption.of(config.get("ckpt_path"), folder, may_start_over=self.subcommand == "fit")
+        config.ckpt_path = self.resumption.path
+        if self.subcommand == "fit":
+            check_writable(Path(config.trainer.default_root_dir or DEFAULT_ROOT))
+            plugins = [config.plugins] if isinstance(config.plugins, str) else list(config.plugins or [])
+            self.resumption.check_config(config.as_dict(), callbacks.versions(), plugins)
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         """Checkpoints hold tensors and primitives only: loading one never runs code from it."""
@@ -114,9 +141,11 @@ class TrainingCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Check everything that can be checked before Lightning creates loggers and folders."""
-        self.model.weights_from_checkpoint = bool(self.config_init[subcommand].get("ckpt_path"))
+        self.model.weights_from_checkpoint = self.resumption.path is not None
         try:
             self.datamodule.prepare(subcommand, self.model, self.trainer)
+            if subcommand == "fit":
+                self.model.provenance = self.resumption.check_prompts(self.datamodule.fingerprints())
             super()._run_subcommand(subcommand)
             if subcommand in ("validate", "test") and self.trainer.is_global_zero:
                 callbacks.show_evaluation(self.model.last_evaluation)
@@ -128,19 +157,29 @@ class TrainingCLI(LightningCLI):
         config = self.config[self.subcommand]
         chosen = self._get(self.config_init, "trainer")
         fit = self.subcommand == "fit"
-        kwargs["logger"] = _loggers(chosen.get("logger"), config, fit)
+        kwargs["logger"] = _loggers(chosen.get("logger"), config, fit, self.resumption)
         own = [callbacks.PredictionWriter()] if self.subcommand == "predict" else []
         if fit:
-            own += [callbacks.Interrupts(), callbacks.Dashboard(), callbacks.RunSummary()]
-            own += [callbacks.LastCheckpoint()] if chosen.get("enable_checkpointing") is not False else []
+            own += [callbacks.Dashboard(), callbacks.RunSummary()]
+            own += [callbacks.NewOptimizerSettings()] if self.resumption.optimizer_changed else []
         if chosen.get("enable_progress_bar") is not False:
             own += [callbacks.RunProgress()]
+        if fit:  # interrupts after what counts updates, checkpoints last: they hold what the others have counted
+            own += [callbacks.Interrupts()]
+            own += [callbacks.LastCheckpoint()] if chosen.get("enable_checkpointing") is not False else []
         theirs = [type(c) for c in chosen.get("callbacks") or []]
         kwargs["callbacks"] = [*(chosen.get("callbacks") or []), *(c for c in own if type(c) not in theirs)]
         kwargs["plugins"] = [*(chosen.get("plugins") or []), callbacks.AtomicCheckpointIO()]
         if not fit:
             self.save_config_callback = None
-        return super().instantiate_trainer(**kwargs)
+        elif self.resumption.path is not None:
+            kwargs["num_sanity_val_steps"] = 0  # Lightning would evaluate again where an iteration was complete
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (MisconfigurationException, TypeError, ValueError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError("trainer", " ".join(str(error).split())) from error  # Lightning's own words name the field
 
 
 def run_name(config: Any) -> str:
@@ -149,34 +188,7 @@ def run_name(config: Any) -> str:
     return Path(str(files[0])).stem if files else "run"
 
 
-def newest_checkpoint(folder: Path) -> Path:
-    """The newest ``last.ckpt`` of the runs in a folder.
-
-    Raises:
-        UserError: there is none.
-    """
-    found = sorted(folder.glob("version_*/checkpoints/last.ckpt"), key=lambda p: p.stat().st_mtime)
-    if not found:
-        raise UserError(
-            "ckpt_path", f"'last', but no run in {folder} has a checkpoint", fix="start without --ckpt_path"
-        )
-    return found[-1]
-
-
-def updates_of(checkpoint: Path) -> int:
-    """The number of updates a checkpoint holds.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    try:
-        return int(torch.load(checkpoint, weights_only=True, map_location="cpu", mmap=True)["global_step"])
-    except Exception as error:
-        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError("ckpt_path", f"{checkpoint} cannot be read: {cause}", fix="resume from another one") from error
-
-
-def _loggers(chosen: Any, config: Any, fit: bool) -> Any:
+def _loggers(chosen: Any, config: Any, fit: bool, resumption: Resumption) -> Any:
     """The run folder's own TensorBoard logger first, then whatever the user configured."""
     if chosen is False:
         return False
@@ -186,12 +198,10 @@ def _loggers(chosen: Any, config: Any, fit: bool) -> Any:
     if not fit:
         return theirs or False
     root, name = config.trainer.default_root_dir or DEFAULT_ROOT, run_name(config)
-    version, purge = None, None
-    if config.get("ckpt_path"):  # a resume goes on in the folder of the run it resumes
-        path = Path(config.ckpt_path).resolve()
-        if path.parent.name == "checkpoints" and (path.parent.parent / "config.yaml").exists():
-            root, name, version = str(path.parents[3]), path.parents[2].name, path.parents[1].name
-            purge = updates_of(path) + 1
+    version = None
+    if (run := resumption.run) is not None:  # go on in the folder of the run
+        root, name, version = str(run.parent.parent), run.parent.name, run.name
+    purge = resumption.first_step if run is not None else None
     own = TensorBoardLogger(root, name=name, version=version, default_hp_metric=False, purge_step=purge)
     return [own, *theirs]
 

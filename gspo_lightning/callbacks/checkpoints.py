@@ -1,117 +1,197 @@
-"""Checkpoints: written beside their place, synced and swapped in; Ctrl-C leaves one behind."""
+"""Checkpoints: written beside their place, synced, swapped in, and only then listed in a manifest."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
-import signal
-import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from lightning.pytorch.utilities import rank_zero_only
-from rich.console import Console
+from torch import Tensor
 
-from gspo_lightning.callbacks.folder import run_folder
-from gspo_lightning.distributed import rank_and_world
+from gspo_lightning.callbacks.folder import evaluation_follows, run_folder
+from gspo_lightning.errors import InfrastructureError, NonFiniteError, UserError
+from gspo_lightning.resume import Manifest, atomic_file, manifest_path, manifests, sync_folder
 
-__all__ = ["AtomicCheckpointIO", "Interrupts", "LastCheckpoint"]
+__all__ = ["AtomicCheckpointIO", "LastCheckpoint"]
+
+log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its target, syncs it and swaps it in: a kill at any moment leaves the old one whole.
+    """Writes a checkpoint beside its target, syncs it, swaps it in, and writes its manifest last.
 
-    Lightning stages in the temp directory and moves; across file systems that is a copy, and a kill in the middle of
-    it destroys what was there.
+    A kill at any moment leaves what was there. Lightning stages in the temp directory and moves; across file systems
+    that is a copy, and a kill in the middle of it destroys what was there.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """See the base class; ``storage_options`` is refused as there."""
-        if storage_options is not None:
-            raise TypeError("AtomicCheckpointIO takes no storage_options")
+        """Save, unless there is a NaN or infinity in it.
+
+        Args:
+            checkpoint: tensors and primitives.
+            path: a file.
+            storage_options: ``{"score": float}`` for the manifest, or None.
+
+        Raises:
+            NonFiniteError: a weight or an optimizer state is not finite.
+            InfrastructureError: the file cannot be written; what was there is untouched.
+        """
+        _check_finite(checkpoint)
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = target.with_name(f".{target.name}.unfinished")
-        with open(unfinished, "wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, target)
+        serial = 1 + max((m.serial for _, m in manifests(target.parent)), default=0)
+        try:
+            with atomic_file(target) as file:
+                _save(checkpoint, file)
+            files = {target.name: (file.bytes, file.sha256)}
+            score = (storage_options or {}).get("score")
+            Manifest(files, int(checkpoint.get("global_step", 0)), serial, score).write(target)
+        except OSError as error:
+            raise InfrastructureError(
+                f"the checkpoint {target} cannot be written: {error.strerror or error}; older ones are untouched.\n"
+                f"  fix: make room (or the folder writable), then go on with --ckpt_path last"
+            ) from error
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """The checkpoint, then its manifest: a manifest alone is recognised, a checkpoint alone would stay."""
+        Path(path).unlink(missing_ok=True)
+        manifest_path(Path(path)).unlink(missing_ok=True)
 
 
-class LastCheckpoint(ModelCheckpoint):
-    """Keeps ``checkpoints/last.ckpt`` in the run folder, written every so many iterations.
+def _save(checkpoint: dict[str, Any], file: Any) -> None:
+    """``torch.save``, with the operating system's error instead of the one its clean-up raises on top."""
+    try:
+        torch.save(checkpoint, file)
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        raise cause or error  # noqa: B904 (the cause is the error)
+
+
+class LastCheckpoint(Checkpoint):
+    """Keeps the newest and the best checkpoints in ``checkpoints/`` of the run folder; ``last.ckpt`` links the newest.
 
     Args:
         every_n_iterations: iterations between two checkpoints; the last iteration always writes one.
+        keep_last: the newest ones that are kept; with 1 there is nothing to fall back to if a disk damages it.
+        keep_best: the ones with the highest ``best_by`` that are kept as well.
+        best_by: a metric of an update or of an evaluation, such as ``reward/mean`` or ``val/accuracy``. The reward of
+            an update is that of the rollouts it learnt from.
     """
 
-    def __init__(self, every_n_iterations: int = 1) -> None:
-        super().__init__(filename="last", save_top_k=1, enable_version_counter=False, every_n_train_steps=1)
-        self.every_n_iterations = every_n_iterations
+    def __init__(
+        self, every_n_iterations: int = 1, keep_last: int = 2, keep_best: int = 0, best_by: str = "reward/mean"
+    ) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("every_n_iterations", every_n_iterations, 1),
+            ("keep_last", keep_last, 1),
+            ("keep_best", keep_best, 0),
+        ):
+            if value < least:
+                raise UserError(f"LastCheckpoint.{name}", f"is {value}; it must be at least {least}")
+        self.every_n_iterations, self.keep_last = every_n_iterations, keep_last
+        self.keep_best, self.best_by = keep_best, best_by
+        self._folder = Path()
+        self._saved = -1
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Count in iterations, now that the data module says how many updates one has."""
-        if stage == "fit":
-            self._every_n_train_steps = pl_module.data.updates_per_iteration * self.every_n_iterations
-        self.dirpath = str(run_folder(trainer) / "checkpoints")
-        super().setup(trainer, pl_module, stage)
+        """Find the run folder, and remove what a killed run left half written."""
+        self._folder = run_folder(trainer) / "checkpoints"
+        if trainer.is_global_zero:
+            for file in self._folder.glob(".*.unfinished"):
+                file.unlink()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A resumed run stands at a checkpoint already."""
+        self._saved = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Save when an iteration is over, unless it is evaluated first (the last one always may be)."""
+        final = trainer.max_epochs == trainer.current_epoch + 1 and evaluation_follows(trainer, at_the_end=True)
+        if self._due(trainer, pl_module) and not evaluation_follows(trainer) and not final:
+            self.save(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save now that the evaluation of the iteration is over."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and self._due(trainer, pl_module):
+            self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The last iteration always leaves a checkpoint."""
-        if trainer.global_step > self._last_global_step_saved:
-            self._save_none_monitor_checkpoint(trainer, self._monitor_candidates(trainer))
+        self.save(trainer)
+
+    def _due(self, trainer: Trainer, module: LightningModule) -> bool:
+        updates = module.data.updates_per_iteration * self.every_n_iterations
+        return trainer.global_step > 0 and trainer.global_step % updates == 0
+
+    def save(self, trainer: Trainer) -> Path:
+        """Save now (on every rank), unless nothing has happened since the last time; returns the path."""
+        path = self._folder / f"step-{trainer.global_step:08d}.ckpt"
+        if trainer.global_step == self._saved:
+            return path
+        module = trainer.lightning_module
+        score = {**module.last_evaluation, **module.last_update}.get(self.best_by)
+        trainer.save_checkpoint(path, weights_only=False, storage_options={"score": score})
+        self._saved = trainer.global_step
+        if trainer.is_global_zero:
+            _link(path)
+            self._prune(trainer)
+        return path
+
+    def _prune(self, trainer: Trainer) -> None:
+        """Forget what neither ``keep_last`` nor ``keep_best`` protects."""
+        there = [(path, m) for path, m in manifests(self._folder) if path.exists()]
+        scored = sorted((p for p in there if p[1].score is not None), key=lambda p: float(p[1].score or 0.0))
+        kept = {path for path, _ in there[: self.keep_last]} | {
+            path for path, _ in scored[len(scored) - self.keep_best :]
+        }
+        for path, _ in manifests(self._folder):
+            if path not in kept:
+                trainer.strategy.remove_checkpoint(path)
 
 
-class Interrupts(Callback):
-    """Ctrl-C stops between two updates (never inside one), leaves a checkpoint and says how to go on."""
-
-    def __init__(self) -> None:
-        self._pending = False
-        self._previous: Any = None
-
-    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        """Hold interrupts back: half an optimizer step must not be saved."""
-        if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._hold)
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Let an interrupt through that came during the update."""
-        self._release()
-        if self._pending:
-            self._pending = False
-            raise KeyboardInterrupt
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Save on an interrupt; other exceptions leave the last regular checkpoint as it is."""
-        self._release()
-        if not isinstance(exception, KeyboardInterrupt):
-            return
-        if trainer.state.fn != "fit" or trainer.global_step == 0:
-            _say("Interrupted before the first update: nothing was trained, nothing was saved.")
-            return
-        path = Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints" / "last.ckpt"
-        if rank_and_world()[1] == 1:  # ranks are interrupted at different points: only regular checkpoints are whole
-            trainer.save_checkpoint(path)
-        _say(
-            f"Interrupted after {trainer.global_step} updates. Saved: {path}\n"
-            f"Go on with: gspo fit --config {path.parent.parent / 'config.yaml'} --ckpt_path {path}"
-        )
-
-    def _hold(self, signum: int, frame: FrameType | None) -> None:
-        self._pending = True
-        _say("Stopping after this update ...")
-
-    def _release(self) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
-            self._previous = None
+def _link(path: Path) -> None:
+    last, beside = path.with_name("last.ckpt"), path.with_name(".last.ckpt.unfinished")
+    beside.unlink(missing_ok=True)
+    try:
+        beside.symlink_to(path.name)
+        os.replace(beside, last)
+        sync_folder(path.parent)
+    except OSError as error:  # a file system without links: the search for the last checkpoint does not need it
+        log.warning("%s cannot be made (%s); --ckpt_path last finds %s all the same", last, error.strerror, path.name)
 
 
-@rank_zero_only
-def _say(text: str) -> None:
-    Console(stderr=True).print(text, soft_wrap=True, highlight=False)
+def _check_finite(checkpoint: Mapping[str, Any]) -> None:
+    for room in ("state_dict", "optimizer_states"):
+        for name, tensor in _tensors(checkpoint.get(room), room):
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                raise NonFiniteError(
+                    f"{name} is not finite: nothing was saved, older checkpoints are good.\n"
+                    f"  fix: lower the learning rate, or clip gradients (trainer.gradient_clip_val), and resume"
+                )
+
+
+def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, f"{name}.{key}")
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from _tensors(item, f"{name}.{i}")
+
+
+def last_checkpoint(trainer: Trainer) -> LastCheckpoint | None:
+    """The callback that keeps this run's checkpoints, if there is one."""
+    with contextlib.suppress(StopIteration):
+        return next(c for c in trainer.checkpoint_callbacks if isinstance(c, LastCheckpoint))
+    return None

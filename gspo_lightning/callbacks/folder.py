@@ -1,4 +1,4 @@
-"""Where a run writes."""
+"""Where a run writes, and when an evaluation is about to come."""
 
 from __future__ import annotations
 
@@ -6,9 +6,20 @@ from pathlib import Path
 
 from lightning.pytorch import Trainer
 
-__all__ = ["run_folder"]
+__all__ = ["evaluation_follows", "run_folder"]
 
 
 def run_folder(trainer: Trainer) -> Path:
     """The folder of this run, the same on every rank (must be called on every rank)."""
     return Path(trainer.log_dir or trainer.default_root_dir)
+
+
+def evaluation_follows(trainer: Trainer, *, at_the_end: bool = False) -> bool:
+    """Whether Lightning evaluates right after this batch, before the next iteration (or at the end of the run).
+
+    A checkpoint waits for it: one from before it would resume without the evaluation.
+    """
+    every = 1 if at_the_end else trainer.check_val_every_n_epoch or 1
+    has_prompts = trainer.lightning_module.data.val is not None and trainer.enable_validation
+    last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+    return has_prompts and last and (trainer.current_epoch + 1) % every == 0

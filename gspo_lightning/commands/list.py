@@ -37,9 +37,11 @@ def main(argv: Sequence[str]) -> int:
 def table(kind: str) -> Table:
     """Name, parameters with defaults, and the first line of the description."""
     rows = Table(title=kind, title_justify="left", show_lines=True)
-    for heading, ratio in (("name", 2), ("parameters", 4), ("what it is", 4)):
-        rows.add_column(heading, ratio=ratio, overflow="fold")
-    for name, cls in registry.components(kind).items():
+    known = registry.components(kind)
+    rows.add_column("name", min_width=max(map(len, known), default=0), no_wrap=True)  # names are there to be copied
+    for heading in ("parameters", "what it is"):
+        rows.add_column(heading, ratio=1, overflow="fold")
+    for name, cls in known.items():
         text = inspect.getdoc(cls) or ""
         rows.add_row(name, "\n".join(_parameters(cls)) or "-", text.split("\n\n")[0].replace("\n", " "))
     return rows

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, required=True, help='lines {"id", "reward", "status", "detail"}, same order'
     )
-    parser.add_argument("--workers", type=int, help="worker processes (default: all cores but one, at most 8)")
+    parser.add_argument("--workers", type=int, help="worker processes (default: all cores but one)")
     parser.add_argument("--deadline", type=float, default=3.0, help="CPU seconds that a sample may use (default: 3)")
     parser.add_argument("--memory-mb", type=int, default=2048, help="address space of a worker, MiB (default: 2048)")
     parser.add_argument("--plugins", nargs="*", default=[], help="files, folders or modules that define rewards")

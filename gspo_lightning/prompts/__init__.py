@@ -2,6 +2,18 @@
 
 from gspo_lightning.prompts.base import PromptSet, Record, map_columns
 from gspo_lightning.prompts.chain import ChainTask
+from gspo_lightning.prompts.code_task import CodeTask
 from gspo_lightning.prompts.files import HubPrompts, PromptFile, open_prompts
+from gspo_lightning.prompts.logic import LogicTask
 
-__all__ = ["ChainTask", "HubPrompts", "PromptFile", "PromptSet", "Record", "map_columns", "open_prompts"]
+__all__ = [
+    "ChainTask",
+    "CodeTask",
+    "HubPrompts",
+    "LogicTask",
+    "PromptFile",
+    "PromptSet",
+    "Record",
+    "map_columns",
+    "open_prompts",
+]

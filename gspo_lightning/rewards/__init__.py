@@ -6,16 +6,21 @@ Importing this room defines the built-in rewards; none of them imports torch.
 from __future__ import annotations
 
 from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
+from gspo_lightning.rewards.classifier import SequenceClassificationReward
+from gspo_lightning.rewards.code import CodeExecutor
 from gspo_lightning.rewards.exact import ExactMatch
 from gspo_lightning.rewards.format import FormatReward
 from gspo_lightning.rewards.function import FunctionReward
+from gspo_lightning.rewards.logic.puzzle import LogicPuzzle
 from gspo_lightning.rewards.math import MathVerifier
 from gspo_lightning.rewards.runner import Pending, RewardRunner, SampleScore
 
 __all__ = [
+    "CodeExecutor",
     "ExactMatch",
     "FormatReward",
     "FunctionReward",
+    "LogicPuzzle",
     "MathVerifier",
     "Pending",
     "Reward",
@@ -24,4 +29,5 @@ __all__ = [
     "SampleScore",
     "Score",
     "ScoreStatus",
+    "SequenceClassificationReward",
 ]

@@ -80,7 +80,9 @@ class Reward(ABC):
     ...); ``**columns`` takes all columns that are not named. It returns a number, a :class:`Score`, or None for
     *missing*, and may be ``async``. Rewards that judge many samples at once define ``score_batch`` instead.
 
-    What it raises stops the run: a reward that cannot judge an answer returns ``Score.model_error``.
+    What it raises stops the run: a reward that cannot judge an answer returns ``Score.model_error``. In a
+    worker an ``InfrastructureError`` (a server is down, a sandbox did not start) costs only the sample: it is judged
+    once more, then *missing*.
 
     >>> class _Length(Reward):
     ...     def score(self, completion: str) -> float:
@@ -93,6 +95,8 @@ class Reward(ABC):
     """Where it runs: in a killable worker process, or (models on the device) in the training process itself."""
     range: ClassVar[tuple[float, float] | None] = None
     """The values it can take, for readers of a dashboard; not enforced."""
+    deadline_s: float | None = None
+    """CPU seconds that a sample may use, for rewards that keep time limits of their own; None: the runner's."""
     _plan: ClassVar[Plan]
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -115,7 +119,7 @@ class Reward(ABC):
         """Judge one sample; see the class."""
 
     def score_batch(self, samples: Sequence[Sample]) -> Sequence[float | Score | None]:
-        """Judge samples together; one value per sample, in order.
+        """Judge samples together; one value per sample, in order. It may be ``async``.
 
         In a worker a batch is a part of what is to be scored (up to 32 samples) and its deadline is that of a single
         sample; if it overruns, its samples are judged one by one.

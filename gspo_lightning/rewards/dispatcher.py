@@ -22,8 +22,8 @@ __all__ = ["Dispatcher"]
 
 _START_SECONDS = 120.0
 _START_ATTEMPTS = 10
-_PATIENCE = 10
-"""Deadlines of wall time after which a sample that has had too little of the CPU is given up."""
+_PATIENCE, _PATIENCE_SECONDS = 10, 30.0
+"""Deadlines and seconds of wall time after which a sample that has had too little of the CPU is given up."""
 _CRASH_SIGNALS = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL))
 
 
@@ -206,6 +206,9 @@ class Dispatcher:
         elif kind == "done":
             worker.task, worker.address_space_mb = None, message["mb"]
             worker.begin(message["cpu"])
+        elif kind == "unavailable":
+            self._try_again(task, message["reason"])
+            task.done = len(task.indices)
         elif kind == "raised":
             task.job.fail(plugin_error(task.reward, message["id"], message["error"], message["trace"]))
         elif kind == "refused":
@@ -220,18 +223,21 @@ class Dispatcher:
             if not worker.ready:
                 waits.append(_START_SECONDS - worker.wall)
             elif worker.task is not None:
-                left = self._limits.deadline_s - worker.wall
-                waits.append(left if left > 0 else max(0.1, self._limits.deadline_s / 8))
+                deadline = self._deadline(worker.task)
+                left = deadline - worker.wall
+                waits.append(left if left > 0 else max(0.1, deadline / 8))
         return max(0.005, min(waits)) if waits else None
 
     def _keep_deadlines(self) -> None:
-        deadline = self._limits.deadline_s
         for worker in list(self._workers):
             if not worker.ready:
                 if worker.wall > _START_SECONDS:
                     self._lost(worker, self._remove(worker))
-            elif worker.task is not None and worker.wall >= deadline:
+            elif worker.task is not None and worker.wall >= (deadline := self._deadline(worker.task)):
                 self._judge_overrun(worker, deadline)
+
+    def _deadline(self, task: Task) -> float:
+        return self._rewards[task.reward].deadline_s or self._limits.deadline_s
 
     def _judge_overrun(self, worker: WorkerProcess, deadline: float) -> None:
         """The deadline counts CPU time: a sample that a busy machine starves is given more of the wall clock.
@@ -244,8 +250,7 @@ class Dispatcher:
             self._overran(worker)
             return
         seen = worker.look()
-        asleep = seen is not None and seen.busy < seen.wall / 2
-        if asleep or worker.wall > _PATIENCE * deadline:
+        if (seen is not None and seen.asleep) or worker.wall > max(_PATIENCE * deadline, _PATIENCE_SECONDS):
             self._lost(worker, self._remove(worker), f"no result within {worker.wall:.1f} s, without using the CPU")
 
     def _overran(self, worker: WorkerProcess) -> None:
@@ -253,7 +258,7 @@ class Dispatcher:
         task = worker.task
         assert task is not None
         if len(task.in_flight) == 1:
-            detail = f"more than {self._limits.deadline_s:g} s of CPU time"
+            detail = f"more than {self._deadline(task):g} s of CPU time"
             task.job.settle(task.reward, task.in_flight[0], Score(0.0, ScoreStatus.TIMEOUT, detail))
             self._requeue(task, task.behind, together=True)
         else:
@@ -268,6 +273,12 @@ class Dispatcher:
         if status == -signal.SIGXCPU:
             self._overran(worker)
             return
+        crashed = reason is None and -status in _CRASH_SIGNALS
+        crash = f"judging it crashed with {signal.Signals(-status).name}, twice" if crashed else None
+        self._try_again(task, reason or f"the worker ended with {_status_text(status)}", crash)
+
+    def _try_again(self, task: Task, why: str, crash: str | None = None) -> None:
+        """Give up a task: what is in flight gets its second chance or a verdict, what was not begun goes on."""
         if len(task.in_flight) > 1:
             self._requeue(task, task.in_flight, together=False)
             return
@@ -276,12 +287,10 @@ class Dispatcher:
         self._requeue(task, task.behind, together=True)
         if task.job.losses[task.reward, index] == 1:
             self._requeue(task, [index], together=True)
-        elif reason is None and -status in _CRASH_SIGNALS:
-            detail = f"judging it crashed with {signal.Signals(-status).name}, twice"
-            task.job.settle(task.reward, index, Score.model_error(detail))
+        elif crash is not None:
+            task.job.settle(task.reward, index, Score.model_error(crash))
         else:
             task.job.lost.add(index)
-            why = reason or f"the worker ended with {_status_text(status)}"
             task.job.settle(task.reward, index, Score.missing(f"{why}, twice"))
 
     def _requeue(self, task: Task, indices: Sequence[int], *, together: bool) -> None:

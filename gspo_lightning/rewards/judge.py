@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import TypeGuard
 
@@ -29,7 +31,10 @@ def judge(name: str, reward: Reward, samples: Sequence[Sample]) -> Iterator[Scor
         return
     reasons = [reward.missing_column(sample) for sample in samples]
     complete = [s for s, reason in zip(samples, reasons, strict=True) if reason is None]
-    found = iter(check_batch(reward.score_batch(complete), name, complete) if complete else ())
+    values: object = reward.score_batch(complete) if complete else []
+    if inspect.iscoroutine(values):  # score_batch may be async
+        values = asyncio.run(values)
+    found = iter(check_batch(values, name, complete))
     for reason in reasons:
         yield next(found) if reason is None else Score.missing(reason)
 

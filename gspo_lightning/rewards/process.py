@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,14 @@ class Usage:
 
     wall: float
     busy: float
-    """CPU time of its whole session and time spent waiting for a CPU: what shows that it is not asleep."""
+    """CPU time of its whole session and time that the session waited for a CPU: what shows that it was not asleep."""
+    runnable: bool
+    """Whether a process of its session runs or waits for a CPU now; that wait is not in ``busy`` until it ends."""
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it uses, or waits for, less than half of the time, for reasons other than load."""
+        return not self.runnable and self.busy < self.wall / 2
 
 
 class WorkerProcess:
@@ -123,9 +130,10 @@ class WorkerProcess:
 
     def look(self) -> Usage | None:
         """What it did since the last look at this sample; None at the first."""
-        now, busy = time.monotonic(), _session_cpu(self.pid) + _waiting_for_cpu(self.pid)
+        now, busy = time.monotonic(), _session_cpu(self.pid) + _session_waiting(self.pid)
+        runnable = any(fields[0] == b"R" for _, fields in _session(self.pid))
         before, self._look = self._look, (now, busy)
-        return None if before is None else Usage(now - before[0], busy - before[1])
+        return None if before is None else Usage(now - before[0], busy - before[1], runnable)
 
     # end ---------------------------------------------------------------------------------------------------------
 
@@ -156,14 +164,20 @@ class WorkerProcess:
 
 def _session_cpu(session: int) -> float:
     """CPU seconds of all processes of a session, with those of children that they have waited for."""
-    total = 0.0
+    ticks = sum(int(number) for _, fields in _session(session) for number in fields[11:15])
+    return ticks / _TICKS_PER_SECOND
+
+
+def _session_waiting(session: int) -> float:
+    """Seconds that the processes of a session were ready to run but had no CPU."""
+    return sum(_waiting_for_cpu(pid) for pid, _ in _session(session))
+
+
+def _session(session: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Number and ``/proc/<pid>/stat`` of each process of a session."""
     for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        fields = _stat(int(entry))
-        if fields is not None and int(fields[3]) == session:
-            total += sum(int(ticks) for ticks in fields[11:15]) / _TICKS_PER_SECOND
-    return total
+        if entry.isdigit() and (fields := _stat(int(entry))) is not None and int(fields[3]) == session:
+            yield int(entry), fields
 
 
 def _stat(pid: int) -> list[bytes] | None:

@@ -9,6 +9,7 @@ says     ``{"t": "score", "r", "s", "d", "cpu"}``                     verdict on
          ``{"t": "done", "mb", "cpu"}``                               the task is finished; megabytes of address space
          ``{"t": "raised", "id", "error", "trace"}``                  the plug-in raised; the task is dropped
          ``{"t": "refused", "field", "problem", "fix"}``              a :class:`UserError`; the task is dropped
+         ``{"t": "unavailable", "reason"}``                           an :class:`InfrastructureError`; the same
          ``{"t": "broken", "error", "trace"}``                        the worker cannot start
 ======== ============================================================ ===============================================
 

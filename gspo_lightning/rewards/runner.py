@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import weakref
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from gspo_lightning.errors import InfrastructureError, UserError, did_you_mean
+from gspo_lightning.errors import GSPOError, InfrastructureError, UserError, did_you_mean
 from gspo_lightning.registry import import_plugins, plugin_files
 from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
 from gspo_lightning.rewards.dispatcher import Dispatcher
@@ -21,6 +22,8 @@ from gspo_lightning.rewards.settings import check_settings, default_workers, fil
 from gspo_lightning.rewards.signature import BUILT_IN
 
 __all__ = ["Pending", "RewardRunner", "SampleScore"]
+
+log = logging.getLogger(__name__)
 
 _SEVERITY = (ScoreStatus.MISSING, ScoreStatus.TIMEOUT, ScoreStatus.MODEL_ERROR, ScoreStatus.OK)
 _FEW_LOST = 4
@@ -74,7 +77,7 @@ class Pending:
             InfrastructureError: more samples were lost than ``max_missing_rate`` allows, or no worker starts.
         """
         if self._found is None:
-            self._found = self._runner._finish(self._job)
+            self._found = self._runner.gather([self])
         return self._found
 
 
@@ -88,7 +91,7 @@ class RewardRunner:
     Args:
         rewards: name -> reward.
         weights: name -> weight in the sum; 1 where not given.
-        num_workers: worker processes; None leaves a core to each trainer on this machine and takes at most 8.
+        num_workers: worker processes; None leaves a core to each trainer on this machine and shares the rest.
         deadline_s: CPU seconds that one sample may use in one reward.
         memory_mb: address space of a worker (MiB).
         recycle_after: samples after which a worker is replaced as soon as nothing waits for it.
@@ -163,15 +166,19 @@ class RewardRunner:
 
     def submit(self, samples: Sequence[Sample]) -> Pending:
         """Begin to score while the caller does something else, such as generating more."""
-        kept = list(samples)
-        job = Job(kept, {name: [None] * len(kept) for name in self._remote}, open=len(kept) * len(self._remote))
-        if job.open == 0:
-            job.finished.set()
-        else:
-            self.start()
-            assert self._dispatcher is not None
-            self._dispatcher.submit(job)
-        return Pending(self, job)
+        return Pending(self, self._begin(samples))
+
+    def gather(self, pending: Sequence[Pending]) -> list[SampleScore]:
+        """The scores of several submissions, one after another; ``max_missing_rate`` counts over all of them.
+
+        Raises:
+            UserError, InfrastructureError: see :meth:`Pending.result`.
+        """
+        try:
+            return self._finish([p._job for p in pending])
+        except GSPOError as error:
+            _report(error)
+            raise
 
     def check(self, columns: Collection[str], prompt: str = "canned prompt") -> None:
         """Verify the rewards before the first rollout.
@@ -198,8 +205,9 @@ class RewardRunner:
                     )
         texts = ["", "The answer is 42.", str(record.get("answer", "#42"))]
         samples = [Sample(f"canned/{i}", prompt, text, tuple(range(len(text))), record) for i, text in enumerate(texts)]
-        pending = self.submit(samples)
-        for text, score in zip(texts, pending.result(), strict=True):
+        job = self._begin(samples)
+        scores = self._finish([job])
+        for text, score in zip(texts, scores, strict=True):
             for name, part in score.parts.items():
                 if part.status is ScoreStatus.TIMEOUT:
                     raise UserError(
@@ -207,26 +215,46 @@ class RewardRunner:
                         f"needs more than {self._limits.deadline_s:g} s for the canned completion {text!r}",
                         fix="make it faster, or raise the deadline",
                     )
-        if lost := pending.lost:
-            part = next(p for p in lost[0].parts.values() if p.status is ScoreStatus.MISSING)
+        if job.lost:
+            part = next(p for p in scores[min(job.lost)].parts.values() if p.status is ScoreStatus.MISSING)
             raise InfrastructureError(f"a canned completion could not be scored: {part.detail}")
 
     # inside ------------------------------------------------------------------------------------------------------
 
-    def _finish(self, job: Job) -> list[SampleScore]:
-        local = {n: self._score_here(n, r, job.samples) for n, r in self.rewards.items() if n not in self._remote}
-        job.finished.wait()
-        if job.error is not None:
-            raise job.error
-        if len(job.lost) > max(_FEW_LOST, self.max_missing_rate * len(job.samples)):
-            first = min(job.lost)
-            details = next(s.detail for p in job.parts.values() if (s := p[first]) and s.status is ScoreStatus.MISSING)
-            raise InfrastructureError(
-                f"{len(job.lost)} of {len(job.samples)} samples could not be scored, more than the tolerated share of "
-                f"{self.max_missing_rate:g}; the first, {job.samples[first].id}: {details}"
-            )
-        columns = {name: local[name] if name in local else job.parts[name] for name in self.rewards}
-        return [self._join({name: _known(c[i]) for name, c in columns.items()}) for i in range(len(job.samples))]
+    def _begin(self, samples: Sequence[Sample]) -> Job:
+        kept = list(samples)
+        job = Job(kept, {name: [None] * len(kept) for name in self._remote}, open=len(kept) * len(self._remote))
+        if job.open == 0:
+            job.finished.set()
+        else:
+            self.start()
+            assert self._dispatcher is not None
+            self._dispatcher.submit(job)
+        return job
+
+    def _finish(self, jobs: Sequence[Job]) -> list[SampleScore]:
+        samples = [sample for job in jobs for sample in job.samples]
+        columns: dict[str, Sequence[Score | None]] = {
+            n: self._score_here(n, r, samples) for n, r in self.rewards.items() if n not in self._remote
+        }
+        for job in jobs:
+            job.finished.wait()
+            if job.error is not None:
+                raise job.error
+        self._check_lost(jobs, len(samples))
+        columns |= {name: [score for job in jobs for score in job.parts[name]] for name in self._remote}
+        return [self._join({name: _known(columns[name][i]) for name in self.rewards}) for i in range(len(samples))]
+
+    def _check_lost(self, jobs: Sequence[Job], samples: int) -> None:
+        lost = [(job, i) for job in jobs for i in sorted(job.lost)]
+        if len(lost) <= max(_FEW_LOST, self.max_missing_rate * samples):
+            return
+        job, first = lost[0]
+        details = next(s.detail for p in job.parts.values() if (s := p[first]) and s.status is ScoreStatus.MISSING)
+        raise InfrastructureError(
+            f"{len(lost)} of {samples} samples could not be scored, more than the tolerated share of "
+            f"{self.max_missing_rate:g}; the first, {job.samples[first].id}: {details}"
+        )
 
     def _score_here(self, name: str, reward: Reward, samples: Sequence[Sample]) -> list[Score]:
         found: list[Score] = []
@@ -236,7 +264,8 @@ class RewardRunner:
                 self._prepared.add(name)
             found.extend(judge(name, reward, samples))
         except Exception as error:
-            if is_refusal(error, name):
+            settings_wrong = isinstance(error, UserError) and name not in self._prepared  # says itself what to change
+            if settings_wrong or is_refusal(error, name):
                 raise
             at = samples[min(len(found), len(samples) - 1)].id if samples else "-"
             raise plugin_error(name, at, f"{type(error).__name__}: {error}", "") from error
@@ -262,6 +291,14 @@ class RewardRunner:
             parent_pid=os.getpid(),
             plugin_files=plugin_files(),
         )
+
+
+def _report(error: GSPOError) -> None:
+    """Say on every rank but the first what stops the run: the command line prints only the first rank's errors, and
+    the others would see no more than a connection that was closed.
+    """
+    if (rank := os.environ.get("LOCAL_RANK", "0")) != "0":
+        log.error("rank %s stops the run: %s", rank, error)
 
 
 def _known(score: Score | None) -> Score:

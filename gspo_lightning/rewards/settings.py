@@ -14,9 +14,20 @@ __all__ = ["check_settings", "default_workers", "fill_weights", "pickle_rewards"
 
 
 def default_workers() -> int:
-    """One core for each trainer process of this machine, the rest shared evenly by their workers; 1 to 8."""
-    ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    return max(1, min(8, (len(os.sched_getaffinity(0)) - ranks) // ranks))
+    """One core for each trainer process of this machine, the rest shared evenly by their workers; at least 1."""
+    ranks = _local_ranks()
+    return max(1, (len(os.sched_getaffinity(0)) - ranks) // ranks)
+
+
+def _local_ranks() -> int:
+    """Trainer processes on this machine, as their launcher says: torchrun, Slurm, or Lightning itself.
+
+    Lightning says only how many there are on all machines; on several that gives too few workers, never too many.
+    """
+    for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "WORLD_SIZE"):
+        if os.environ.get(name, "").isdigit():
+            return max(1, int(os.environ[name]))
+    return 1
 
 
 def check_settings(

@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from gspo_lightning.errors import InfrastructureError
 from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
 from gspo_lightning.rewards.judge import is_refusal, judge
 from gspo_lightning.rewards.protocol import LENGTH_BYTES, Setup, body_length, json_frame
@@ -48,7 +49,7 @@ def main() -> int:
     _say(replies, t="ready", cpu=time.process_time())
     while (task := _read(requests)) is not None:
         name, samples = task
-        _serve(replies, name, rewards[name], samples, setup.deadline_s)
+        _serve(replies, name, rewards[name], samples, rewards[name].deadline_s or setup.deadline_s)
         _say(replies, t="done", mb=_address_space_mb(), cpu=time.process_time())
     return 0
 
@@ -122,6 +123,9 @@ def _serve(replies: int, name: str, reward: Reward, samples: Sequence[Sample], d
                     return all(_serve(replies, name, reward, [sample], deadline_s) for sample in samples)
                 _send(replies, Score.model_error("memory"))
                 done += 1
+    except InfrastructureError as error:
+        _say(replies, t="unavailable", reason=_one_line(error))
+        return False
     except BaseException as error:  # SystemExit of a plug-in as well: the runner decides what it means
         if is_refusal(error, name):
             _say(replies, t="refused", field=error.field, problem=error.problem, fix=error.fix)

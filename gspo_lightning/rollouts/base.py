@@ -48,6 +48,10 @@ class RolloutSource(ABC):
     response that is cut at the limit says so.
     """
 
+    on_group: Callable[[Sequence[Rollout]], None] | None = None
+    """Called with the G responses to a prompt as soon as all are there, in any order, so that their scoring can begin;
+    a source that does not know before the end need not call it."""
+
     @abstractmethod
     def generate(
         self,

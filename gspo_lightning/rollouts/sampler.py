@@ -115,7 +115,17 @@ class GroupedSampler(RolloutSource):
         written = _Written.empty(total, sampling.max_response_tokens, device)
         decoder = decoder_for(policy)
         rows, logits = _Rows.of([], 0, group_size, device), torch.empty(0)
+        groups: dict[int, list[Rollout]] = {}
         entered = 0
+
+        def deliver() -> None:
+            """Hand out the groups of which no row is left in the batch."""
+            busy = set((rows.slot // group_size).tolist())
+            for p in (p for p in range(entered) if p not in busy and p not in groups):
+                groups[p] = self._group(policy, prompts[p], p, group_size, written, version)
+                if self.on_group is not None:
+                    self.on_group(groups[p])
+
         while entered < len(prompts) or len(rows):
             if new := self._admitted(len(prompts) - entered, len(rows), group_size, decoder):
                 fresh = decoder.add(prompts[entered : entered + new], group_size)
@@ -129,12 +139,13 @@ class GroupedSampler(RolloutSource):
                     progress(entered * group_size - remaining, total)
                 keep = rows.alive.nonzero(as_tuple=True)[0]
                 rows, chosen = rows[keep], chosen[keep]
+                deliver()
                 if remaining or decoder.may_grow:
                     decoder.keep(keep)
             if len(rows):
                 logits = decoder.step(chosen, rows.position)
                 rows.position = rows.position + 1
-        return self._groups(policy, prompts, group_size, written, version)
+        return [groups[p] for p in range(len(prompts))]
 
     def _admitted(self, waiting: int, rows: int, group_size: int, decoder: Decoder) -> int:
         """How many prompts may join now: small groups of newcomers are not worth a forward pass of their own."""
@@ -163,18 +174,16 @@ class GroupedSampler(RolloutSource):
         return chosen
 
     @staticmethod
-    def _groups(
-        policy: Policy, prompts: Sequence[Prompt], group_size: int, written: _Written, version: int
-    ) -> list[list[Rollout]]:
-        tokens, logprobs = written.tokens.cpu(), written.logprobs.cpu()
-        counts, ends = written.lengths.tolist(), written.stopped.tolist()
+    def _group(
+        policy: Policy, prompt: Prompt, number: int, group_size: int, written: _Written, version: int
+    ) -> list[Rollout]:
+        own = slice(number * group_size, (number + 1) * group_size)
+        tokens, logprobs = written.tokens[own].cpu(), written.logprobs[own].cpu()
+        counts, ends = written.lengths[own].tolist(), written.stopped[own].tolist()
         return [
-            [
-                finish(
-                    prompt, k, tokens[i, : counts[i]], logprobs[i, : counts[i]],
-                    stopped=ends[i], version=version, policy=policy,
-                )
-                for k, i in enumerate(range(p * group_size, (p + 1) * group_size))
-            ]
-            for p, prompt in enumerate(prompts)
+            finish(
+                prompt, k, tokens[k, : counts[k]], logprobs[k, : counts[k]],
+                stopped=ends[k], version=version, policy=policy,
+            )
+            for k in range(group_size)
         ]  # fmt: skip

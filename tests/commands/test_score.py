@@ -66,6 +66,24 @@ def test_more_lines_than_a_batch_and_blank_ones(files: tuple[Path, Path]) -> Non
     assert [line["reward"] for line in found] == [float(i % 3 == 1) for i in range(1500)]
 
 
+def test_many_megabytes_have_a_status_each(files: tuple[Path, Path]) -> None:
+    grid = {"House 1": {"Name": "Eric"}}
+    texts = ["{" * 1_000_000, "x" * 1_000_000, "\x00" * 1_000_000, json.dumps({"solution": grid}), " " * 1_000_000]
+    write(files[0], *({"id": i, "completion": text, "answer": grid} for i, text in enumerate(texts * 5)))
+    found = run(files, "--reward", 'LogicPuzzle:{"family": "zebra"}')
+    assert [line["reward"] for line in found] == [0.0, 0.0, 0.0, 1.0, 0.0] * 5
+    assert {line["status"] for line in found} == {"ok"}
+
+
+def test_a_late_malformed_line_is_named_by_its_number(files: tuple[Path, Path]) -> None:
+    lines = [json.dumps({"completion": "#1", "answer": "1"})] * 1700
+    lines[1602] = lines[1602][:-1]
+    files[0].write_text("\n".join(lines))
+    with pytest.raises(UserError, match=r"in.jsonl:1603: is not JSON"):
+        run(files, "--reward", "ExactMatch")
+    assert os.listdir(files[0].parent) == ["in.jsonl"]
+
+
 def test_several_rewards_are_added_up(files: tuple[Path, Path]) -> None:
     write(files[0], {"id": 1, "completion": "#42", "answer": "42"})
     exact = 'ExactMatch:{"marker": ""}'

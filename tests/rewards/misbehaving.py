@@ -64,6 +64,12 @@ class _Async(Reward):
         return float(len(completion))
 
 
+class _AsyncBatch(Reward):
+    async def score_batch(self, samples: Sequence[Sample]) -> list[float]:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return [float(len(sample.completion)) for sample in samples]
+
+
 class _Slow(Reward):
     def score(self, completion: str) -> float:
         time.sleep(0.002)

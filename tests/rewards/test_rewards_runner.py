@@ -18,7 +18,17 @@ import pytest
 
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.registry import import_plugins
-from gspo_lightning.rewards import ExactMatch, FormatReward, FunctionReward, RewardRunner, Sample, SampleScore
+from gspo_lightning.rewards import (
+    ExactMatch,
+    FormatReward,
+    FunctionReward,
+    Reward,
+    RewardRunner,
+    Sample,
+    SampleScore,
+)
+from gspo_lightning.rewards.process import Usage, _session
+from gspo_lightning.rewards.settings import default_workers
 
 
 def samples(*completions: str, **columns: Any) -> list[Sample]:
@@ -80,6 +90,25 @@ def test_a_busy_machine_decides_no_reward() -> None:
     assert [str(s.status) for s in scores] == ["ok", "ok", "timeout", "ok"]
 
 
+def test_waiting_for_a_cpu_is_not_sleep() -> None:
+    spins = "import os\nif os.fork() == 0:\n    while True: pass\nos.waitpid(-1, 0)"  # who started it sleeps
+    naps = "import os, time\nif os.fork() == 0:\n    time.sleep(60)\nos.waitpid(-1, 0)"
+    for program, runnable in ((spins, True), (naps, False)):
+        with subprocess.Popen([sys.executable, "-c", program], start_new_session=True) as process:
+            try:
+                latest = time.monotonic() + 20
+                while len(list(_session(process.pid))) < 2 and time.monotonic() < latest:
+                    time.sleep(0.01)
+                time.sleep(0.5)
+                states = {fields[0] for _, fields in _session(process.pid)}
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
+        assert (b"R" in states) is runnable
+    assert not Usage(wall=1.0, busy=0.0, runnable=True).asleep
+    assert Usage(wall=1.0, busy=0.4, runnable=False).asleep
+    assert not Usage(wall=1.0, busy=0.6, runnable=False).asleep
+
+
 def test_what_a_killed_worker_started_is_killed_too(obeying: RewardRunner) -> None:
     obeying.score(samples("fork"))
     mine = {str(pid) for pid in obeying.worker_pids()}
@@ -108,6 +137,26 @@ def test_async_scores_of_a_task_run_together() -> None:
         scores = runner.score(samples(*["ab"] * 32))
         assert time.perf_counter() - start < 0.2 * 32 / 2
     assert rewards_of(scores) == [2.0] * 32
+
+
+@pytest.mark.parametrize("where", ["worker", "trainer"])
+@pytest.mark.parametrize("kind", [bad._Batch, bad._AsyncBatch, bad._Async, bad._Obeys])
+def test_per_sample_batched_and_async_rewards_agree(kind: type[Reward], where: Any) -> None:
+    reward = kind()
+    reward.where = where
+    texts = ["x" * (i % 4) for i in range(40)]
+    with RewardRunner({"r": reward}, num_workers=1) as runner:
+        runner.check(set())
+        assert rewards_of(runner.score(samples(*texts))) == [float(len(t)) for t in texts]
+
+
+def test_a_reward_that_raises_on_the_probe_is_refused_with_its_cause() -> None:
+    for reward, cause in ((bad._Exits(), "SystemExit: on purpose"), (bad._Refuses(), "UserError: field")):
+        with (
+            RewardRunner({"r": reward}, num_workers=1) as runner,
+            pytest.raises(UserError, match=rf"rewards\.r: raised {cause}.* on sample canned/0"),
+        ):
+            runner.check(set())
 
 
 def test_workers_killed_at_random_change_no_reward() -> None:
@@ -281,6 +330,30 @@ def test_busy_workers_end_with_their_parent() -> None:
             break  # dead; whoever adopted it has not noticed yet
         time.sleep(0.05)
     assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(
+    ("cpus", "launcher", "workers"),
+    [
+        (16, {}, 15),
+        (2, {}, 1),
+        (1, {}, 1),
+        (16, {"LOCAL_WORLD_SIZE": "2"}, 7),
+        (16, {"WORLD_SIZE": "2"}, 7),
+        (64, {"SLURM_NTASKS_PER_NODE": "8", "WORLD_SIZE": "16"}, 7),
+        (64, {"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"}, 15),
+        (4, {"WORLD_SIZE": "8"}, 1),
+    ],
+)
+def test_ranks_of_a_machine_share_its_cores(
+    cpus: int, launcher: dict[str, str], workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cpus)))
+    assert default_workers() == workers
 
 
 def test_check_names_reward_parameter_and_columns() -> None:

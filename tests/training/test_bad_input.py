@@ -49,7 +49,30 @@ MISTAKES = {
     "weight of an unknown reward": (['--data.reward_weights={"corect": 1.0}'], ["corect", "did you mean correct"]),
     "snapshot that cannot last": (["--model.old_policy=CachedLogProbs", "--model.old_policy.refresh_every=2"], ["ResidentSnapshot"]),
     "random seed": (["--seed_everything=true"], ["seed_everything"]),
+    "aggregation of another framework": (["--data.loss_agg_mode=token-mean"], ["each brings its own aggregation"]),
+    "truncated sampling in training": (["--data.top_p=0.9"], ["data.evaluation.top_p"]),
+    "system prompt without a chat template": (["--data.system_prompt=Think."], ["data.system_prompt", "chat template"]),
+    "evaluations inside an iteration": (["--trainer.val_check_interval=2"], ["check_val_every_n_epoch"]),
+    "no devices": (["--trainer.devices=0"], ["trainer", "devices='0'"]),
+    "negative skips": (["--model.max_skips=-1"], ["model.max_skips"]),
+    "checkpoints that keep nothing": (['--trainer.callbacks=[{"class_path": "LastCheckpoint", "init_args": {"keep_last": 0}}]'], ["keep_last", "at least 1"]),
+    "plug-in with a broken import": (["--plugins=PLUGIN:import no_such_package"], ["plugins", "No module named 'no_such_package'"]),
+    "reward that raises": (["--plugins=PLUGIN:" + "return 1 / 0", '--data.rewards={"bad": "Bad"}'], ["bad", "ZeroDivisionError"]),
+    "reward that returns a text": (["--plugins=PLUGIN:" + "return 'good'", '--data.rewards={"bad": "Bad"}'], ["bad", "'good'"]),
+    "reward that returns a NaN": (["--plugins=PLUGIN:" + "return float('nan')", '--data.rewards={"bad": "Bad"}'], ["bad", "finite"]),
+    "reward with an unknown argument": (["--plugins=PLUGIN:" + "return float(len(gold))", '--data.rewards={"bad": "Bad"}'], ["bad", "gold"]),
+    "folder that cannot be written": (["--trainer.default_root_dir=PLAINFILE/below"], ["trainer.default_root_dir"]),
 }  # fmt: skip
+
+
+def plugin(folder: Path, body: str) -> Path:
+    """A plug-in file with an import, or with a reward of that body."""
+    file = folder / f"bad_{abs(hash(body))}.py"
+    columns = ", gold" if "gold" in body else ""
+    reward = f"class Bad{len(body)}(Reward):\n    def score(self, completion: str{columns}) -> float:\n        {body}\n"
+    code = body if body.startswith("import") else f"from gspo_lightning.rewards import Reward\n{reward}"
+    file.write_text(code + "\n")
+    return file
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -60,7 +83,10 @@ def test_mistake_is_named_before_anything_is_written(
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"{i}:", "answer": "1"}) + "\n" for i in range(10)))
     root = tmp_path / "root"
-    given = [a.replace("PROMPTS", str(prompts)) for a in arguments]
+    given = [a.replace("PROMPTS", str(prompts)).replace("PLAINFILE", str(prompts)) for a in arguments]
+    body = next((a.partition("PLUGIN:")[2] for a in given if "PLUGIN:" in a), "")
+    given = [f"--plugins={plugin(tmp_path, body)}" if "PLUGIN:" in a else a for a in given]
+    given = [a.replace('"Bad"', f'"Bad{len(body)}"') for a in given]  # two rewards of one name would be refused
     argv = [
         "fit",
         f"--config={runs.QUICKSTART}",
@@ -138,3 +164,11 @@ def test_allow_unusual_clip_means_it(tmp_path: Path) -> None:
     unusual = ["--model.objective=GSPO", "--model.objective.clip_low=0.2", "--model.allow_unusual_clip=true"]
     run = runs.fit(tmp_path, *runs.UNTAUGHT, *unusual, "--trainer.max_epochs=1")
     assert "clip_low=0.2" in runs.summary(run)["objective_settings"]
+
+
+def test_one_update_per_rollout_is_said_before_anything_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = ["--data.minibatches_per_rollout=1", "--trainer.max_epochs=1", "--data.val=null"]
+    runs.fit(tmp_path, *runs.UNTAUGHT, *one, "--trainer.num_sanity_val_steps=0")
+    assert "clipping cannot bind" in capsys.readouterr().err

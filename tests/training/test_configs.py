@@ -14,7 +14,8 @@ from gspo_lightning.tiny import character_tokenizer
 from tests.training import runs
 
 CONFIGS = runs.ROOT / "configs"
-OVERLAYS = sorted(p.stem for p in CONFIGS.glob("*.yaml") if p.stem not in ("quickstart", "math"))
+SELF_CONTAINED = ("quickstart", "math", "logic", "code")
+OVERLAYS = sorted(p.stem for p in CONFIGS.glob("*.yaml") if p.stem not in SELF_CONTAINED)
 ONE_STEP = ["--trainer.max_epochs=1", "--data.minibatches_per_rollout=1", "--trainer.num_sanity_val_steps=0"]
 
 
@@ -68,6 +69,32 @@ def test_math_config_runs_one_step_on_a_local_model(tmp_path: Path, real_model: 
     assert {"val/pass@4", "val/accuracy"} <= runs.scalars(run).keys()
 
 
+def test_logic_config_runs_one_step(tmp_path: Path) -> None:
+    few = ["--data.train.size=64", "--data.val.size=16", "--model.cold_start.demonstrations.size=64"]
+    run = runs.fit(
+        tmp_path, *few, "--model.cold_start.steps=2", "--trainer.max_epochs=1", config=CONFIGS / "logic.yaml"
+    )
+    assert runs.summary(run)["updates"] == 2
+    rewards = {v for _, v in runs.scalars(run)["reward/mean"]}
+    assert rewards <= {i / 32 for i in range(33)}
+
+
+def test_code_config_runs_one_step(tmp_path: Path) -> None:
+    few = ["--data.train.size=64", "--data.val.size=16", "--model.cold_start.demonstrations.size=64"]
+    run = runs.fit(tmp_path, *few, "--model.cold_start.steps=2", "--trainer.max_epochs=1", config=CONFIGS / "code.yaml")
+    assert runs.summary(run)["updates"] == 2
+    assert {v for _, v in runs.scalars(run)["reward/missing"]} == {0.0}
+    assert max(v for _, v in runs.scalars(run)["reward/model_errors"]) > 0  # an untaught model writes no programs
+
+
+@pytest.mark.slow
+def test_logic_config_learns(tmp_path: Path) -> None:
+    summary = runs.summary(runs.fit(tmp_path, config=CONFIGS / "logic.yaml", small=False))
+    assert summary["accuracy_before"] <= 0.8
+    assert summary["accuracy_after"] >= 0.88
+    assert all(example["after"].count(">") > 0 for example in summary["examples"])  # it tries the cases
+
+
 def test_parquet_and_hub_folder_train_like_jsonl(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     rows = [{"q": f"{i}:", "a": str(i)} for i in range(10)]
@@ -85,7 +112,7 @@ def test_parquet_and_hub_folder_train_like_jsonl(tmp_path: Path) -> None:
     assert runs.largest_difference(trained[0], trained[2]) == 0.0
 
 
-@pytest.mark.parametrize("name", ["quickstart", "math"])
+@pytest.mark.parametrize("name", ["quickstart", "math", "logic", "code"])
 def test_printed_config_fed_back_is_the_same(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = resolved([f"--config={CONFIGS / name}.yaml"], capsys)
     (tmp_path / "printed.yaml").write_text(first)

@@ -1,0 +1,124 @@
+"""Ctrl-C and SIGTERM stop between two updates, leave a checkpoint and say how to go on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_only
+from rich.console import Console
+
+from gspo_lightning.callbacks.checkpoints import last_checkpoint
+from gspo_lightning.callbacks.folder import evaluation_follows, run_folder
+from gspo_lightning.distributed import largest, rank_and_world
+
+__all__ = ["Interrupts", "Terminated"]
+
+
+class Terminated(SystemExit):
+    """SIGTERM, as SLURM and Kubernetes send it before they kill. The exit code is 143 (128 + 15)."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + signal.SIGTERM)
+
+
+class Interrupts(Callback):
+    """Stops between two updates (never inside one, nor inside an evaluation), with a checkpoint.
+
+    A single process that is sampling stops at once: its state is that of the last update. Several ranks agree on a
+    place where all stop, whichever of them was told. A second Ctrl-C stops without ceremony.
+    """
+
+    def __init__(self) -> None:
+        self._pending = 0
+        self._busy = self._agreed = False
+        self._folder = Path()
+        self._previous: dict[int, Any] = {}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Find the run folder while all ranks do; later one may be alone."""
+        self._folder = run_folder(trainer)
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """From here on there is something to save; Lightning has put its own handlers in place before."""
+        self._listen()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The same where no evaluation comes first."""
+        self._listen()
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        """Hold interrupts back: half an optimizer step must not be saved."""
+        self._busy = True
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Let an interrupt through that came during the update, to any rank; an evaluation comes first."""
+        if not evaluation_follows(trainer):
+            self._let_through(pl_module)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Half an evaluation must not be saved either: a resume would finish it without its first half."""
+        self._busy = True
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """As at the end of an update."""
+        self._let_through(pl_module)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the signals back."""
+        self._release()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Save on an interrupt; other exceptions leave the last regular checkpoint as it is."""
+        self._release()
+        if not isinstance(exception, KeyboardInterrupt | Terminated):
+            return
+        what = "Terminated" if isinstance(exception, Terminated) else "Interrupted"
+        if trainer.state.fn != "fit" or trainer.global_step == 0:
+            _say(f"{what} before the first update: nothing was trained, nothing was saved.")
+            return
+        keeper = last_checkpoint(trainer)
+        text = f"{what} after {trainer.global_step} updates. "
+        if keeper is None:
+            _say(f"{text}Nothing was saved (trainer.enable_checkpointing: false).")
+            return
+        if not self._busy and (rank_and_world()[1] == 1 or self._agreed):
+            text += f"Saved: {keeper.save(trainer)}\n"
+        last = self._folder / "checkpoints" / "last.ckpt"
+        _say(f"{text}Go on with: gspo fit --config {self._folder / 'config.yaml'} --ckpt_path {last}")
+
+    def _listen(self) -> None:
+        if threading.current_thread() is threading.main_thread() and not self._previous:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._on_signal)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        again, self._pending = bool(self._pending), signum
+        if again and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not self._busy and rank_and_world()[1] == 1:
+            self._stop(signum)
+        _say("Stopping after this update (or evaluation) ...")
+
+    def _let_through(self, module: LightningModule) -> None:
+        self._busy = False
+        if pending := largest(self._pending, module.device):
+            self._agreed = True
+            self._stop(pending)
+
+    def _stop(self, signum: int) -> None:
+        raise Terminated if signum == signal.SIGTERM else KeyboardInterrupt
+
+    def _release(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._previous = {}
+
+
+@rank_zero_only
+def _say(text: str) -> None:
+    Console(stderr=True).print(text, soft_wrap=True, highlight=False)

@@ -1,0 +1,22 @@
+"""An optimizer setting that was changed on purpose holds after a resume."""
+
+from __future__ import annotations
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+__all__ = ["NewOptimizerSettings"]
+
+
+class NewOptimizerSettings(Callback):
+    """Puts this run's settings over those that the checkpoint restored; moments and step counts stay."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Once, after the checkpoint was loaded."""
+        for optimizer in trainer.optimizers:
+            for group in optimizer.param_groups:
+                group.update(optimizer.defaults)  # what this run's config says; loading does not change it
+                if "initial_lr" in group:
+                    group["initial_lr"] = optimizer.defaults["lr"]
+        for config in trainer.lr_scheduler_configs:
+            optimizer = config.scheduler.optimizer
+            config.scheduler.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]

@@ -1,0 +1,103 @@
+"""``gspo replay``: do an update again that was not finite, and say where the first NaN or infinity is."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gspo_lightning.nonfinite import Dump
+    from gspo_lightning.types import MicroBatch
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Replay a dump and print what is found; no run is needed.
+
+    Raises:
+        UserError: the file is no dump, or its objective is not registered.
+    """
+    parser = argparse.ArgumentParser("gspo replay", description="Do an update again that was not finite.")
+    parser.add_argument("dump", type=Path, help="a file from the folder dumps/ of a run")
+    parser.add_argument("--plugins", nargs="*", default=[], help="files, folders or modules to import first")
+    options = parser.parse_args(list(argv))
+    from gspo_lightning.nonfinite import Dump
+    from gspo_lightning.registry import import_plugins
+
+    import_plugins(options.plugins)
+    dump = Dump.read(options.dump)
+    print(f"update {dump.update}: " + ", ".join(f"{name} {value:g}" for name, value in dump.values.items()))
+    print(f"draws: seed {dump.rng['seed']}, iteration {dump.rng['iteration']}")
+    lines = replay(dump)
+    print("\n".join(lines) if lines else "not reproduced: everything is finite here")
+    return 0
+
+
+def replay(dump: Dump) -> list[str]:
+    """What is not finite, in the order of the computation: one line each."""
+    import torch
+
+    from gspo_lightning.metrics.sums import MetricSums
+    from gspo_lightning.old_policy import CachedLogProbs
+    from gspo_lightning.policy import load_policy
+    from gspo_lightning.registry import component
+    from gspo_lightning.update import micro_batch_loss, mini_batch_count
+
+    objective = component("objectives", dump.objective["class"])(**dump.objective["settings"])
+    policy = load_policy(dump.model)
+    policy.model.load_state_dict(dump.weights)
+    policy.train()
+    found = [f"weight {name}" for name, value in dump.weights.items() if not _finite(value)]
+    parts = dump.mini_batch.micro_batches
+    denominator = mini_batch_count(objective, parts)
+    for number, (part, segments) in enumerate(zip(parts, dump.segments, strict=True)):
+        found += _rows(dump, number, part, "old log-probabilities", part.old_logprobs)
+        found += _rows(dump, number, part, "advantages", part.advantages)
+        found += _rows(dump, number, part, "log-probabilities of the run", dump.logprobs[number])
+        policy.zero_grad(set_to_none=True)
+        loss = micro_batch_loss(
+            part, policy=policy, old_policy=CachedLogProbs(), objective=objective, temperature=dump.temperature,
+            denominator=denominator, sums=MetricSums(), segments=segments,
+        )  # fmt: skip
+        if not bool(torch.isfinite(loss)):
+            found.append(f"micro-batch {number}: loss {float(loss)}")
+        loss.backward()
+        bad = [name for name, p in policy.named_parameters() if p.grad is not None and not _finite(p.grad)]
+        if bad:
+            found.append(f"micro-batch {number}: gradients of {len(bad)} weights, first {bad[0]}")
+    return found
+
+
+def _finite(value: Tensor) -> bool:
+    import torch
+
+    return bool(torch.isfinite(value).all())
+
+
+def _rows(dump: Dump, number: int, part: MicroBatch, what: str, values: Tensor | None) -> list[str]:
+    """The rows of a micro-batch where a tensor is not finite at a position that counts."""
+    import torch
+
+    from gspo_lightning.experience import row_hash
+
+    if values is None:
+        return []
+    wrong = ~torch.isfinite(values)
+    wrong = (wrong & part.response_mask).any(dim=1) if wrong.dim() == 2 else wrong
+    lines = []
+    for row in wrong.nonzero().flatten().tolist():
+        prompt, count = int(part.prompt_lengths[row]), int(part.response_lengths[row])
+        ids = part.input_ids[row, : prompt + count]
+        name = _name(dump.rewards, row_hash(ids[:prompt].tolist(), ids[prompt:]))
+        lines.append(f"micro-batch {number}, row {row}{name}: {what}")
+    return lines
+
+
+def _name(rewards: dict[str, Any], row: str) -> str:
+    found = [f"{name}, reward {reward}" for name, (key, reward) in rewards.items() if key == row]
+    return f" ({found[0]})" if found else ""

@@ -1,0 +1,51 @@
+"""A rollout source that fails for a while is asked again before the run stops."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.policy import Policy
+from gspo_lightning.rollouts import RolloutSource
+from gspo_lightning.types import Prompt, Rollout
+
+__all__ = ["Patient"]
+
+log = logging.getLogger(__name__)
+
+
+class Patient(RolloutSource):
+    """Asks another source again when its infrastructure fails. Draws are counter-based: a repetition changes nothing.
+
+    Args:
+        source: asked.
+        retries: attempts after the first.
+        wait_s: seconds before the first repetition; each further one waits four times longer.
+    """
+
+    def __init__(self, source: RolloutSource, retries: int, wait_s: float) -> None:
+        self.source, self.retries, self.wait_s = source, retries, wait_s
+
+    def generate(self, policy: Policy, prompts: Sequence[Prompt], **options: Any) -> list[list[Rollout]]:
+        """As the source's.
+
+        Raises:
+            InfrastructureError: it failed every time.
+        """
+        self.source.on_group = self.on_group
+        for attempt in range(self.retries + 1):
+            try:
+                return self.source.generate(policy, prompts, **options)
+            except (InfrastructureError, OSError) as error:  # connections and timeouts are OSErrors
+                name, last = type(self.source).__name__, error
+                if attempt < self.retries:
+                    wait = self.wait_s * 4**attempt
+                    log.warning("%s failed (%s); asked again in %g s", name, error, wait)
+                    time.sleep(wait)
+        raise InfrastructureError(
+            f"{name} failed {self.retries + 1} times, last: {last}\n"
+            f"  fix: bring it back, then go on with --ckpt_path last; or raise data.rollout_retries"
+        ) from last

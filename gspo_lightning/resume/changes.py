@@ -1,0 +1,80 @@
+"""What is different between the config a checkpoint was written with and the one it is resumed with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Change", "changes", "forbidden"]
+
+BOOKKEEPING = ("config", "ckpt_path", "allow_changed_config", "weights_only")
+"""How a command was given; not worth a word."""
+HARMLESS = (
+    *BOOKKEEPING,
+    # how long, where to, how often, on how many devices: not what is learnt
+    "trainer.max_epochs", "trainer.max_steps", "trainer.min_epochs", "trainer.min_steps", "trainer.max_time",
+    "trainer.default_root_dir", "trainer.logger", "trainer.callbacks", "trainer.plugins", "trainer.profiler",
+    "trainer.enable_checkpointing", "trainer.enable_progress_bar", "trainer.enable_model_summary",
+    "trainer.log_every_n_steps", "trainer.check_val_every_n_epoch", "trainer.val_check_interval",
+    "trainer.num_sanity_val_steps", "trainer.limit_val_batches", "trainer.limit_test_batches",
+    "trainer.limit_predict_batches", "trainer.detect_anomaly", "trainer.barebones", "trainer.benchmark",
+    "trainer.accelerator", "trainer.strategy", "trainer.devices", "trainer.num_nodes", "trainer.sync_batchnorm",
+    "data.val", "data.test", "data.predict", "data.evaluation", "data.reward_workers", "data.rollout_retries",
+    "data.rollout_retry_s", "data.max_tokens_per_micro_batch", "model.gradient_checkpointing",
+    "model.histogram_every", "model.on_nonfinite", "model.max_skips", "model.old_policy.class_path",
+)  # fmt: skip
+"""Settings that may change in a run without changing what it means; everything below them is included."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One setting, before and now; None where it was absent."""
+
+    name: str
+    before: Any
+    now: Any
+
+    @property
+    def harmless(self) -> bool:
+        """Whether the run still means the same."""
+        return any(self.name == name or self.name.startswith(f"{name}.") for name in HARMLESS)
+
+    @property
+    def bookkeeping(self) -> bool:
+        """Whether nobody needs to hear about it."""
+        return self.name.split(".")[0] in BOOKKEEPING
+
+    def __str__(self) -> str:
+        """``model.optimizer.init_args.lr: 0.0002 -> 0.0001``."""
+        return f"{self.name}: {_short(self.before)} -> {_short(self.now)}"
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Every setting whose value differs, by dotted name.
+
+    >>> [str(c) for c in changes({"data": {"group_size": 8, "val": None}}, {"data": {"group_size": 4, "val": None}})]
+    ['data.group_size: 8 -> 4']
+    """
+    a, b = dict(_flat(before)), dict(_flat(now))
+    names = [*a, *(name for name in b if name not in a)]
+    return [Change(name, a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)]
+
+
+def forbidden(found: Iterable[Change]) -> list[Change]:
+    """The changes after which a run means something else."""
+    return [change for change in found if not change.harmless]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{name}.")
+        elif value is not None and value != {}:
+            yield name, list(value) if isinstance(value, tuple) else value
+
+
+def _short(value: Any) -> str:
+    text = "(not set)" if value is None else str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

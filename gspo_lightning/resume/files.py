@@ -1,0 +1,88 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["DigestWriter", "atomic_file", "sha256", "sync_folder", "unfinished", "write_text"]
+
+_BLOCK = 1 << 20
+
+
+class DigestWriter:
+    """A file that remembers the SHA-256 and the number of bytes of what went through it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._hash, self.bytes = file, hashlib.sha256(), 0
+
+    def write(self, data: bytes) -> int:
+        """Write all of ``data``; a disk that takes less raises."""
+        self._hash.update(data)
+        self._file.write(data)
+        self.bytes += memoryview(data).nbytes
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        """As a file's."""
+        self._file.flush()
+
+    @property
+    def sha256(self) -> str:
+        """Hexadecimal, of everything written so far."""
+        return self._hash.hexdigest()
+
+
+def unfinished(target: Path) -> Path:
+    """Where ``target`` is written before it is swapped in: in the same folder, so that the swap is one rename."""
+    return target.with_name(f".{target.name}.unfinished")
+
+
+@contextlib.contextmanager
+def atomic_file(target: Path) -> Iterator[DigestWriter]:
+    """Write beside the target, sync, swap in, sync the folder: a kill at any moment leaves the old file or the new one.
+
+    Raises:
+        OSError: the disk is full, the folder is read-only ...; the target is as it was, nothing is left beside it.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = unfinished(target)
+    try:
+        with open(beside, "wb") as file:
+            yield DigestWriter(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, target)
+    except BaseException:
+        with contextlib.suppress(OSError):  # what went wrong is on its way up already
+            beside.unlink(missing_ok=True)
+        raise
+    sync_folder(target.parent)
+
+
+def write_text(target: Path, text: str) -> None:
+    """:func:`atomic_file` for a small text."""
+    with atomic_file(target) as file:
+        file.write(text.encode())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal digest of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

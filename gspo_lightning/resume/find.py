@@ -1,0 +1,106 @@
+"""What ``--ckpt_path last`` means: the newest run, and in it the newest checkpoint that is whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.resume.manifest import SUFFIX, damage, manifests
+
+__all__ = ["Found", "find_checkpoint", "newest_run", "read_checkpoint"]
+
+LAST = "last.ckpt"
+"""A link to the newest checkpoint of a run, for people; the search does not rely on it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The checkpoint to go on from, and what was passed over on the way."""
+
+    checkpoint: Path
+    skipped: list[tuple[Path, str]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """One line."""
+        passed = "; ".join(f"skipped {path.name} ({why})" for path, why in self.skipped)
+        return f"resuming from {self.checkpoint}" + (f"; {passed}" if passed else "")
+
+
+def find_checkpoint(run: Path) -> Found | None:
+    """The newest whole checkpoint of a run; None if the run never got to write one.
+
+    Raises:
+        UserError: it has checkpoints, but none is whole.
+    """
+    folder = run / "checkpoints"
+    skipped: list[tuple[Path, str]] = []
+    for path in _candidates(folder):
+        why = damage(path)
+        if why is None:
+            return Found(path, skipped)
+        skipped.append((path, why))
+    if not skipped:
+        return None
+    reasons = "; ".join(f"{path.name}: {why}" for path, why in skipped[:3])
+    raise UserError(
+        "ckpt_path",
+        f"'last', but no checkpoint in {folder} is whole ({reasons})",
+        fix="start again without --ckpt_path, or give a checkpoint of another run",
+    )
+
+
+def _candidates(folder: Path) -> list[Path]:
+    """Checkpoints, the newest first: those without a readable manifest stand where their step belongs."""
+    known = manifests(folder)
+    paths = [path for path, _ in known]
+    orphans = {p for p in folder.glob("*.ckpt") if p.name != LAST and p not in paths}
+    orphans |= {f.with_name(f.name.removesuffix(SUFFIX)) for f in folder.glob(f"*{SUFFIX}")} - set(paths)
+    last = folder / LAST
+    if last.exists() and not last.is_symlink():
+        orphans.add(last)  # someone put a file in the place of the link
+    for orphan in sorted(orphans):
+        later = [i for i, path in enumerate(paths) if path.name > orphan.name and orphan.name != LAST]
+        paths.insert(max(later) + 1 if later else 0, orphan)
+    return paths
+
+
+def newest_run(folder: Path) -> Path | None:
+    """The run folder that ``last`` goes on with; None if there is no run.
+
+    The newest one. If it was stopped before its first checkpoint, an older run that is not finished and has
+    checkpoints is preferred: there is more to lose.
+    """
+    runs = [p for p in folder.glob("version_*") if p.is_dir() and p.name.removeprefix("version_").isdigit()]
+    runs.sort(key=lambda p: int(p.name.removeprefix("version_")), reverse=True)
+    for i, run in enumerate(runs):
+        if _candidates(run / "checkpoints") and (i == 0 or not (run / "summary.json").exists()):
+            return run
+    return runs[0] if runs else None
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint's content, tensors left on the disk until they are used; no code in it is run.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        content = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+    except Exception as error:  # whatever a torn or foreign file makes torch raise
+        raise unreadable(path, str(error) or type(error).__name__) from error
+    if not isinstance(content, dict) or "global_step" not in content or "state_dict" not in content:
+        raise unreadable(path, "it was not written by gspo fit")
+    return content
+
+
+def unreadable(path: Path, cause: str) -> UserError:
+    """What to say about a checkpoint that cannot be used."""
+    return UserError(
+        "ckpt_path",
+        f"{path} cannot be read: {cause.strip().splitlines()[0]}",
+        fix="give another checkpoint, or --ckpt_path last for the newest one that is whole",
+    )

@@ -1,0 +1,29 @@
+"""Loggers and checkpoints in step: what a checkpoint has seen is on the disk before it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["flush"]
+
+
+def flush(loggers: Iterable[Any]) -> None:
+    """Flush Lightning loggers, and sync the event files of those that write any.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    for logger in loggers:
+        if not hasattr(experiment := logger.experiment, "flush"):
+            continue
+        experiment.flush()
+        folder = getattr(logger, "log_dir", None)
+        for file in Path(folder).glob("events.*") if folder else ():
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

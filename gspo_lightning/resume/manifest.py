@@ -1,0 +1,95 @@
+"""A manifest beside each checkpoint: which files belong to it, with checksums. No manifest, no finished checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gspo_lightning.resume.files import sha256, write_text
+
+__all__ = ["Manifest", "damage", "manifest_path", "manifests"]
+
+SUFFIX = ".manifest.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What was written, and when in the run."""
+
+    files: Mapping[str, tuple[int, str]]
+    """Name, relative to the manifest's folder -> (bytes, hexadecimal SHA-256)."""
+    step: int
+    """Optimizer steps the checkpoint holds."""
+    serial: int
+    """Grows with every checkpoint of a folder; decides what is newest (clocks may go back)."""
+    score: float | None = None
+    """Value of the metric that decides which checkpoints are the best."""
+    format: int = field(default=1)
+
+    def write(self, checkpoint: Path) -> None:
+        """The last act of saving: only now is the checkpoint complete.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        write_text(manifest_path(checkpoint), json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> Manifest:
+        """The manifest of a checkpoint.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: it is no manifest.
+        """
+        content: Any = json.loads(manifest_path(checkpoint).read_text(encoding="utf-8"))
+        try:
+            files = {str(name): (int(size), str(digest)) for name, (size, digest) in content["files"].items()}
+            return cls(files, int(content["step"]), int(content["serial"]), content["score"], int(content["format"]))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a manifest: {error!r}") from error
+
+
+def manifest_path(checkpoint: Path) -> Path:
+    """``step-00000004.ckpt`` -> ``step-00000004.ckpt.manifest.json``."""
+    return checkpoint.with_name(checkpoint.name + SUFFIX)
+
+
+def manifests(folder: Path) -> list[tuple[Path, Manifest]]:
+    """Checkpoints of a folder with a readable manifest, the newest first. Their content is not verified."""
+    found = []
+    for file in folder.glob(f"*{SUFFIX}"):
+        checkpoint = file.with_name(file.name.removesuffix(SUFFIX))
+        try:
+            found.append((checkpoint, Manifest.read(checkpoint)))
+        except (OSError, ValueError):
+            continue
+    return sorted(found, key=lambda pair: (pair[1].serial, pair[1].step), reverse=True)
+
+
+def damage(checkpoint: Path) -> str | None:
+    """Why a checkpoint cannot be trusted, in a few words; None if it is exactly what was written."""
+    try:
+        manifest = Manifest.read(checkpoint)
+    except FileNotFoundError:
+        return "incomplete: it has no manifest"
+    except (OSError, ValueError):
+        return "its manifest cannot be read"
+    if checkpoint.name not in {name.split("/")[0] for name in manifest.files}:
+        return "its manifest belongs to another checkpoint"
+    for name, (size, digest) in manifest.files.items():
+        file = checkpoint.parent / name
+        try:
+            if not file.is_file():
+                return f"{name} is missing"
+            if (now := file.stat().st_size) != size:
+                return f"torn: {now:,} of {size:,} bytes" if now < size else f"altered: {now:,} bytes, not {size:,}"
+            if sha256(file) != digest:
+                return "altered: its checksum is another one"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+    return None

@@ -1,0 +1,171 @@
+"""Where a run starts: from nothing, or from a checkpoint that still means the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from lightning.pytorch.utilities import rank_zero_only
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.resume.changes import changes, forbidden
+from gspo_lightning.resume.files import sha256
+from gspo_lightning.resume.find import find_checkpoint, newest_run, read_checkpoint, unreadable
+from gspo_lightning.resume.manifest import damage, manifest_path
+
+__all__ = ["Provenance", "Resumption", "fingerprint", "plugin_fingerprints"]
+
+log = logging.getLogger(__name__)
+
+Provenance = dict[str, Any]
+"""``{"config", "versions", "data", "plugins"}``: what a checkpoint says about where it comes from."""
+
+
+@dataclass
+class Resumption:
+    """What ``--ckpt_path`` means for this run."""
+
+    path: str | None = None
+    """The checkpoint to load; None starts from the beginning."""
+    run: Path | None = None
+    """The run folder to go on in; None makes a new one."""
+    first_step: int = 0
+    """Scalars from this step on belong to this run, not to the one that was interrupted."""
+    before: Provenance = field(default_factory=dict)
+    now: Provenance = field(default_factory=dict)
+    allowed: bool = False
+    """Whether the meaning of the run may change."""
+
+    @classmethod
+    def of(cls, given: str | None, folder: Path, *, may_start_over: bool) -> Self:
+        """Resolve ``--ckpt_path``.
+
+        Args:
+            given: a path, ``last``, or None.
+            folder: of the runs of this config.
+            may_start_over: with ``last``, a run that has no checkpoint yet (or no run at all) starts from the
+                beginning, in the same folder: the same command can be repeated after an accident at any moment.
+
+        Raises:
+            UserError: the checkpoint is missing, damaged or unreadable.
+        """
+        if not given:
+            return cls()
+        if given != "last":
+            return cls._from(_verified(Path(given)))
+        run = newest_run(folder)
+        found = find_checkpoint(run) if run is not None else None
+        if found is not None:
+            _say(str(found))
+            return cls._from(found.checkpoint)
+        if not may_start_over:
+            raise UserError(
+                "ckpt_path", f"'last', but no run in {folder} has a checkpoint", fix="give a path, or leave it out"
+            )
+        _say(f"no checkpoint in {run or folder} yet: starting from the beginning")
+        return cls(None, run)
+
+    @classmethod
+    def _from(cls, path: Path) -> Self:
+        content = read_checkpoint(path)
+        folder = path.resolve().parent
+        run = folder.parent if folder.name == "checkpoints" else None
+        return cls(str(path), run, int(content["global_step"]) + 1, dict(content.get("gspo_run", {})))
+
+    def check_config(self, config: Mapping[str, Any], versions: Mapping[str, str], plugins: Iterable[str]) -> None:
+        """Remember this run's config, say how it differs from the checkpoint's, and refuse another meaning.
+
+        Raises:
+            UserError: a setting that decides what is learnt changed, and nobody said that this is wanted.
+        """
+        plain = json.loads(json.dumps(dict(config), default=str))
+        self.allowed = bool(plain.get("allow_changed_config"))
+        self.now = {"config": plain, "versions": dict(versions), "plugins": plugin_fingerprints(plugins)}
+        if not self.before:
+            return
+        found = changes(self.before.get("config", {}), plain)
+        found += changes({"plugins": self.before.get("plugins", {})}, {"plugins": self.now["plugins"]})
+        serious = forbidden(found)
+        if serious and not self.allowed:
+            raise _refused(self.path, [str(c) for c in serious])
+        if any(c.name == "model.optimizer.class_path" for c in found):
+            raise UserError(
+                "model.optimizer",
+                f"is another class than in {self.path}, whose state it cannot take over",
+                fix="keep the class, or export the checkpoint and start a new run from it",
+            )
+        for change in (c for c in found if not c.bookkeeping):
+            _say(f"changed since the checkpoint: {change}")
+        for change in changes(self.before.get("versions", {}), dict(versions)):
+            _say(f"changed since the checkpoint: version of {change} (the last digits of results may differ)")
+
+    def check_prompts(self, prompts: Mapping[str, Mapping[str, Any]]) -> Provenance:
+        """The same for the prompts; returns what this run's checkpoints will carry.
+
+        Args:
+            prompts: ``{"train": fingerprint(...), "val": ...}``.
+
+        Raises:
+            UserError: the training prompts changed, and nobody said that this is wanted.
+        """
+        self.now["data"] = {name: dict(value) for name, value in prompts.items()}
+        before = self.before.get("data", {})
+        for name, value in self.now["data"].items():
+            if name in before and before[name] != value:
+                text = f"data.{name}: {before[name]['prompts']} prompts -> {value['prompts']} (their content differs)"
+                if name == "train" and not self.allowed:
+                    raise _refused(self.path, [text])
+                _say(f"changed since the checkpoint: {text}")
+        return self.now
+
+    @property
+    def optimizer_changed(self) -> bool:
+        """Whether the optimizer's settings are others than those the checkpoint will restore."""
+        sections = [(side.get("config") or {}).get("model", {}).get("optimizer") for side in (self.before, self.now)]
+        return bool(self.before) and sections[0] != sections[1]
+
+
+def _verified(path: Path) -> Path:
+    if not path.exists():
+        raise UserError("ckpt_path", f"{str(path)!r} does not exist")
+    whole = path.resolve()
+    if not manifest_path(whole).exists():
+        _say(f"{path} has no manifest beside it: it is taken as it is")
+    elif why := damage(whole):
+        raise unreadable(path, why)
+    return path
+
+
+def _refused(path: str | None, differences: list[str]) -> UserError:
+    shown = "; ".join(differences[:4]) + (f"; and {len(differences) - 4} more" if len(differences) > 4 else "")
+    return UserError(
+        "ckpt_path",
+        f"{path} was written by a run that meant something else: {shown}",
+        fix="restore these settings, start a new run, or say --allow_changed_config true if you mean it",
+    )
+
+
+def fingerprint(prompts: Iterable[Any]) -> dict[str, Any]:
+    """Number and SHA-256 of prompts (:class:`gspo_lightning.types.Prompt`), columns included."""
+    digest, count = hashlib.sha256(), 0
+    for prompt in prompts:
+        fields = [prompt.id, prompt.text, list(prompt.token_ids), dict(prompt.columns)]
+        digest.update(json.dumps(fields, sort_keys=True, default=str).encode())
+        count += 1
+    return {"prompts": count, "sha256": digest.hexdigest()}
+
+
+def plugin_fingerprints(paths: Iterable[str]) -> dict[str, str]:
+    """SHA-256 of each plug-in file, by the path it was given under (a folder stands for its files)."""
+    files = [f for p in map(Path, paths) for f in (sorted(p.glob("*.py")) if p.is_dir() else [p]) if f.is_file()]
+    return {file.name: sha256(file) for file in files}
+
+
+@rank_zero_only
+def _say(text: str) -> None:
+    log.info(text)

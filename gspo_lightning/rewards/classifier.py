@@ -1,0 +1,181 @@
+"""A classifier or reward model as the judge: any transformers sequence-classification model, batched on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.rewards.base import Reward, Sample, Score
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+
+    _Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase, int]
+
+__all__ = ["SequenceClassificationReward"]
+
+
+class SequenceClassificationReward(Reward):
+    """What a sequence-classification model says: its logit (scalar head), or the probability of one of its labels.
+
+    It runs in the training process, where the device is, under ``no_grad`` and in inference mode of the model; it is
+    loaded when the first sample is judged (at start-up, by the check on canned completions).
+
+    Args:
+        name_or_path: hub id or folder of a model for ``AutoModelForSequenceClassification``.
+        label: index or name of the label whose probability is the reward; None for a model with a scalar head.
+        text: what the model reads: ``joined`` (prompt and completion, one text), ``pair`` (as two segments),
+            ``completion`` alone, or ``chat`` (the model's own chat template around the two).
+        batch_size: samples that go through the model at once; memory only, never results.
+        max_tokens: longer texts are *missing*, never cut; None takes what the model was built for.
+        dtype: of the weights: ``auto`` as saved, or a torch name such as ``bfloat16``.
+        device: None takes this process's accelerator, or the CPU where there is none.
+        trust_remote_code: run Python code that the model repository ships. Only for repositories you have read.
+        revision: branch, tag or commit of a hub id.
+
+    Raises:
+        UserError: when it is loaded: no such model or label, or several labels and none chosen.
+    """
+
+    where = "trainer"
+
+    def __init__(
+        self,
+        name_or_path: str,
+        label: int | str | None = None,
+        text: Literal["joined", "pair", "completion", "chat"] = "joined",
+        batch_size: int = 16,
+        max_tokens: int | None = None,
+        dtype: str = "auto",
+        device: str | None = None,
+        trust_remote_code: bool = False,
+        revision: str | None = None,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("max_tokens", max_tokens)):
+            if value is not None and value < 1:
+                raise UserError(f"SequenceClassificationReward.{name}", f"is {value}; it must be at least 1")
+        if text not in ("joined", "pair", "completion", "chat"):
+            raise UserError(
+                "SequenceClassificationReward.text", f"is {text!r}; it must be joined, pair, completion or chat"
+            )
+        self.name_or_path, self.label, self.text = name_or_path, label, text
+        self.batch_size, self.max_tokens = batch_size, max_tokens
+        self.dtype, self.device = dtype, device
+        self.trust_remote_code, self.revision = trust_remote_code, revision
+        self._loaded: _Loaded | None = None
+
+    def prepare(self) -> None:
+        """Load model and tokenizer."""
+        self._load()
+
+    def score_batch(self, samples: Sequence[Sample]) -> list[Score]:
+        """One value per sample; rows of similar length share a batch."""
+        import torch
+
+        model, tokenizer, column = self._load()
+        rows = [self._encode(sample, tokenizer) for sample in samples]
+        lengths = [len(row["input_ids"]) for row in rows]
+        limit = self.max_tokens or _limit(model, tokenizer)
+        scores = [
+            Score.missing(f"{length} tokens, more than max_tokens = {limit}")
+            if length
+            else Score.model_error("nothing to read")
+            for length in lengths
+        ]
+        fitting = sorted((i for i, n in enumerate(lengths) if 0 < n <= limit), key=lambda i: lengths[i])
+        for start in range(0, len(fitting), self.batch_size):
+            places = fitting[start : start + self.batch_size]
+            batch = tokenizer.pad([rows[i] for i in places], return_tensors="pt").to(model.device)
+            with torch.no_grad():
+                logits = model(**batch).logits.float()
+            for i, value in zip(places, _values(logits, column, model).tolist(), strict=True):
+                scores[i] = Score(value)
+        return scores
+
+    def _encode(self, sample: Sample, tokenizer: PreTrainedTokenizerBase) -> BatchEncoding:
+        if self.text == "chat":
+            messages = [{"role": "user", "content": sample.prompt}, {"role": "assistant", "content": sample.completion}]
+            rendered = tokenizer.apply_chat_template(messages, tokenize=False)
+            return tokenizer(rendered, add_special_tokens=False)  # the template writes its own
+        if self.text == "pair":
+            return tokenizer(sample.prompt, sample.completion)
+        return tokenizer(sample.completion if self.text == "completion" else sample.prompt + sample.completion)
+
+    def _load(self) -> _Loaded:
+        if self._loaded is None:
+            import torch
+
+            model, tokenizer = self._from_pretrained()
+            device = self.device or (
+                torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+            )
+            if tokenizer.pad_token_id is None:
+                tokenizer.pad_token = tokenizer.eos_token
+            if model.config.pad_token_id is None:  # models that read the last token look for it
+                model.config.pad_token_id = tokenizer.pad_token_id
+            tokenizer.padding_side = "right"
+            self._loaded = model.to(device).eval(), tokenizer, self._column(model)
+        return self._loaded
+
+    def _from_pretrained(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        source = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+        dtype = self.dtype if self.dtype == "auto" else getattr(torch, self.dtype, None)
+        if dtype is None:
+            raise UserError("SequenceClassificationReward.dtype", f"torch has no {self.dtype!r}", fix="bfloat16, say")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(self.name_or_path, **source)
+            model, report = AutoModelForSequenceClassification.from_pretrained(
+                self.name_or_path, dtype=dtype, output_loading_info=True, **source
+            )
+        except (OSError, ValueError, ImportError, RuntimeError) as error:  # Runtime: shapes do not fit
+            raise _refusal(f"{self.name_or_path!r} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+        if missing := sorted(report["missing_keys"]):
+            raise _refusal(
+                f"{self.name_or_path!r} is no trained classifier: it has no weights for {', '.join(missing)}"
+            )
+        if self.text == "chat" and tokenizer.chat_template is None:
+            raise UserError(
+                "SequenceClassificationReward.text", "'chat' needs a chat template; this tokenizer has none"
+            )
+        return model, tokenizer
+
+    def _column(self, model: PreTrainedModel) -> int:
+        """The logit that counts."""
+        labels = {int(i): str(name) for i, name in model.config.id2label.items()}
+        if self.label is None and len(labels) == 1:
+            return 0
+        for index, name in labels.items():
+            if self.label in (index, name):
+                return index
+        known = [f"{i} ({name})" for i, name in labels.items()]
+        if self.label is None:
+            raise UserError(
+                "SequenceClassificationReward.label", f"is not set, but the model has {len(labels)}: {', '.join(known)}"
+            )
+        hint = did_you_mean(str(self.label), labels.values())
+        raise UserError("SequenceClassificationReward.label", f"{self.label!r} is no label of the model; {hint}")
+
+
+def _values(logits: torch.Tensor, column: int, model: PreTrainedModel) -> torch.Tensor:
+    """[N] of logits [N, labels]: as it is for a scalar head, otherwise the probability of a label."""
+    if logits.shape[1] == 1:
+        return logits[:, 0]
+    independent = model.config.problem_type == "multi_label_classification"
+    return (logits.sigmoid() if independent else logits.softmax(dim=1))[:, column]
+
+
+def _limit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Tokens that the model was built for."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return min(tokenizer.model_max_length, positions or tokenizer.model_max_length)
+
+
+def _refusal(problem: str) -> UserError:
+    return UserError(
+        "SequenceClassificationReward.name_or_path", problem, fix="name a model for AutoModelForSequenceClassification"
+    )

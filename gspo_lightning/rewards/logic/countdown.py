@@ -1,0 +1,147 @@
+"""Countdown: make a number from given numbers, each used exactly once."""
+
+from __future__ import annotations
+
+import json
+import operator
+import random
+import re
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import ClassVar
+
+from gspo_lightning.rewards.logic.base import Family, Grade, Puzzle
+
+__all__ = ["Countdown", "evaluate"]
+
+_TOKEN = re.compile(r"\s*([0-9]{1,9}|[-+*/()=])")
+_SPELLINGS = (
+    ("\\times", "*"), ("\\cdot", "*"), ("\\div", "/"), ("\u00d7", "*"), ("\u00b7", "*"),
+    ("\u00f7", "/"), ("\u2212", "-"),
+)  # fmt: skip
+_GOLD = re.compile(r"\s*[0-9]{1,9}(?:[\s,]+[0-9]{1,9})*\s*=\s*[0-9]{1,9}\s*")
+_RANK = {")": 0, "+": 1, "-": 1, "*": 2, "/": 2}
+_OPERATIONS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+}
+_LARGEST = 12
+"""Numbers of a puzzle: bounds the arithmetic that a record can ask for."""
+
+
+class Countdown(Family):
+    """Difficulty + 2 numbers and a target; ``+ - * /`` and brackets.
+
+    The generator builds its target from an expression, so a solution exists; any other expression with the same
+    numbers and the same value is as right. Values are exact fractions.
+    """
+
+    name: ClassVar[str] = "countdown"
+
+    def generate(self, rng: random.Random, difficulty: int) -> Puzzle | None:
+        """Combine numbers at random; every value on the way is a positive whole number."""
+        numbers = [rng.randint(1, 9 if difficulty == 1 else 25) for _ in range(difficulty + 2)]
+        parts = [(n, str(n)) for n in numbers]
+        while len(parts) > 1:
+            (a, left), (b, right) = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
+            sign = rng.choice("+-*/")
+            value = _OPERATIONS[sign](Fraction(a), Fraction(b))
+            if value < 1 or value.denominator != 1:
+                return None
+            parts.append((int(value), f"({left}{sign}{right})"))
+        target, solution = parts[0][0], parts[0][1][1:-1]
+        if target > 999 or target in numbers:
+            return None
+        listed = " ".join(str(n) for n in sorted(numbers))
+        return Puzzle(
+            key=f"{listed}={target}",
+            text=f"Make {target} from the numbers {listed.replace(' ', ', ')}: use each of them exactly once, with "
+            "+, -, *, / and brackets.",
+            form="one expression",
+            answer=f"{listed} = {target}",
+            solution=solution,
+            compact=f"{listed}={target}",
+            compact_solution=solution,
+        )
+
+    def grade(self, text: str, answer: object) -> Grade:
+        """``answer``: ``3 5 7 = 22``, or ``{"numbers": [3, 5, 7], "target": 22}``; ``expression = 22`` is taken too."""
+        numbers, target = _gold(answer)
+        try:
+            tokens = _tokens(text)
+            if "=" in tokens:
+                tokens, right = tokens[: tokens.index("=")], tokens[tokens.index("=") + 1 :]
+                if "".join(right) != str(target):
+                    return Grade.unread("what follows the = is not the target")
+            used = sorted(int(t) for t in tokens if t.isdigit())
+            if used != sorted(numbers):
+                return Grade(0, 1, "does not use each number exactly once")
+            return Grade(int(evaluate(tokens) == target), 1)
+        except (ValueError, ZeroDivisionError) as error:
+            return Grade.unread(str(error))
+
+
+def evaluate(tokens: list[str]) -> Fraction:
+    """The exact value of an expression, ``* /`` before ``+ -``, from the left.
+
+    >>> evaluate(["3", "*", "(", "5", "-", "1", ")", "/", "8"])
+    Fraction(3, 2)
+
+    Raises:
+        ValueError: not an expression.
+        ZeroDivisionError: a division by zero.
+    """
+    values: list[Fraction] = []
+    operators, expects_value = ["("], True
+    for token in [*tokens, ")"]:  # brackets around the whole
+        if not operators or expects_value != (token == "(" or token.isdigit()):
+            raise ValueError("not an expression")
+        if token == "(":
+            operators.append(token)
+        elif token.isdigit():
+            values.append(Fraction(int(token)))
+            expects_value = False
+        else:
+            while operators[-1] != "(" and _RANK[token] <= _RANK[operators[-1]]:
+                right, left = values.pop(), values.pop()
+                values.append(_OPERATIONS[operators.pop()](left, right))
+            if token == ")":
+                operators.pop()
+            else:
+                operators.append(token)
+                expects_value = True
+    if operators:
+        raise ValueError("not an expression")
+    return values[0]
+
+
+def _tokens(text: str) -> list[str]:
+    for spelling, sign in _SPELLINGS:
+        text = text.replace(spelling, sign)
+    found, position, text = [], 0, text.strip()
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise ValueError("more than an expression")
+        found.append(match[1])
+        position = match.end()
+    return found
+
+
+def _gold(answer: object) -> tuple[list[int], int]:
+    if isinstance(answer, str) and answer.lstrip().startswith("{"):
+        answer = json.loads(answer)
+    if isinstance(answer, str) and _GOLD.fullmatch(answer):
+        left, _, right = answer.partition("=")
+        numbers, target = [int(n) for n in re.findall(r"\d+", left)], int(right)
+    elif isinstance(answer, Mapping) and {"numbers", "target"} <= answer.keys():
+        numbers, target = list(answer["numbers"]), answer["target"]
+        if not all(isinstance(n, int) for n in (*numbers, target)):
+            raise ValueError(f"{str(answer)[:80]!r} has a number that is not whole")
+    else:
+        raise ValueError(f'{answer!r} is neither like "3 5 7 = 22" nor {{"numbers": [3, 5, 7], "target": 22}}')
+    if len(numbers) > _LARGEST:
+        raise ValueError(f"{len(numbers)} numbers; at most {_LARGEST}")
+    return numbers, target

@@ -1,0 +1,147 @@
+"""Knights and knaves: knights always tell the truth, knaves always lie; who is what?"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from gspo_lightning.rewards.logic.base import Family, Grade, Puzzle
+
+__all__ = ["Knights"]
+
+Claim = tuple[int, bool, str, int, bool]
+"""Person, is a knight, operator, person, is a knight."""
+_WORDS = {"*": "{} and {}", "+": "{} or {}, or both", "=": "{} if and only if {}"}
+_ITEM = r"(?:\(\d\)\s*|\d[.)]\s*|[-*]\s+)?({names})\s*(?:is\s+an?\s|is\s|[:=])\s*(knight|knave)(?![a-z])"
+_BETWEEN = re.compile(r"(?:[\s,;.]|\band\b)*", re.IGNORECASE)
+
+
+class Knights(Family):
+    """People ``A``, ``B`` ... (difficulty + 1 of them), each with one claim about two of them.
+
+    In the notation a capital letter says "is a knight", a small one "is a knave", and ``* + =`` are and, or, if and
+    only if: ``A:b*C`` is "A says that B is a knave and C is a knight". The solution ``AbC`` is the one assignment that
+    the truth of the claims spells again, and that is how its steps find it: ``ABC>aBc;`` reads "if all were knights,
+    the claims of A and C would be false".
+    """
+
+    name: ClassVar[str] = "knights"
+
+    def generate(self, rng: random.Random, difficulty: int) -> Puzzle | None:
+        """Draw claims; all assignments are tried, and exactly one must fit."""
+        people = difficulty + 1
+        claims = [_draw(rng, people) for _ in range(people)]
+        table = [(who, _truths(claims, who)) for who in itertools.product((True, False), repeat=people)]
+        fitting = [who for who, truths in table if who == truths]
+        if len(fitting) != 1:
+            return None
+        solution = _spell(fitting[0])
+        tried = table[: table.index((fitting[0], fitting[0])) + 1]
+        spoken = " ".join(f"{chr(65 + i)} says: {_sentence(claim)}." for i, claim in enumerate(claims))
+        return Puzzle(
+            key="/".join("".join("01"[truths[i]] for _, truths in table) for i in range(people)),
+            text=f"Knights always tell the truth, knaves always lie. {spoken} Who is a knight and who is a knave?",
+            form="one statement for each, such as: A is a knight, B is a knave",
+            answer=solution,
+            solution=", ".join(f"{c.upper()} is a {'knight' if c.isupper() else 'knave'}" for c in solution),
+            compact=";".join(f"{chr(65 + i)}:{_notation(claim)}" for i, claim in enumerate(claims)),
+            compact_solution=solution,
+            steps="".join(f"{_spell(who)}>{_spell(truths)};" for who, truths in tried),
+        )
+
+    def grade(self, text: str, answer: object) -> Grade:
+        """Compare person by person; ``answer`` is ``AbC``, or ``{name: "knight" | "knave"}`` with names of any kind."""
+        wanted = _gold(answer)
+        found = _letters(text.strip(), wanted) or _statements(text, list(wanted))
+        if isinstance(found, str):
+            return Grade.unread(found)
+        return Grade(sum(found[name] == is_knight for name, is_knight in wanted.items()), len(wanted))
+
+
+def _draw(rng: random.Random, people: int) -> Claim:
+    first, second = rng.sample(range(people), 2)
+    return first, rng.random() < 0.5, rng.choice("*+="), second, rng.random() < 0.5
+
+
+def _truths(claims: Sequence[Claim], who: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Which claims are true if ``who`` are the knights.
+
+    >>> _truths([(0, True, "*", 1, False)], (True, True))
+    (False,)
+    """
+    found = []
+    for first, first_is, operator, second, second_is in claims:
+        left, right = who[first] == first_is, who[second] == second_is
+        found.append((left and right) if operator == "*" else (left or right) if operator == "+" else left == right)
+    return tuple(found)
+
+
+def _spell(who: Sequence[bool]) -> str:
+    """An assignment as text.
+
+    >>> _spell([True, False, True])
+    'AbC'
+    """
+    return "".join(chr((65 if is_knight else 97) + i) for i, is_knight in enumerate(who))
+
+
+def _notation(claim: Claim) -> str:
+    first, first_is, operator, second, second_is = claim
+    return f"{chr((65 if first_is else 97) + first)}{operator}{chr((65 if second_is else 97) + second)}"
+
+
+def _sentence(claim: Claim) -> str:
+    first, first_is, operator, second, second_is = claim
+    left, right = (
+        f"{chr(65 + person)} is a {'knight' if is_knight else 'knave'}"
+        for person, is_knight in ((first, first_is), (second, second_is))
+    )
+    return _WORDS[operator].format(left, right)
+
+
+def _gold(answer: object) -> dict[str, bool]:
+    if isinstance(answer, str) and answer.lstrip().startswith("{"):
+        answer = json.loads(answer)
+    if isinstance(answer, str) and answer.isascii() and answer.isalpha():
+        found = {c.upper(): c.isupper() for c in answer}
+        if len(found) == len(answer):
+            return found
+    elif isinstance(answer, Mapping) and answer and all(v in ("knight", "knave") for v in answer.values()):
+        return {str(name): kind == "knight" for name, kind in answer.items()}
+    raise ValueError(f"{answer!r} is neither like AbC nor a mapping of names to 'knight' and 'knave'")
+
+
+def _letters(text: str, wanted: Mapping[str, bool]) -> dict[str, bool] | None:
+    """``AbC``: each single-letter name once, in their order."""
+    return {c.upper(): c.isupper() for c in text} if list(text.upper()) == list(wanted) else None
+
+
+def _statements(text: str, names: Sequence[str]) -> dict[str, bool] | str:
+    """``A is a knight, B is a knave``: each name once, in any order, and nothing else; or what is wrong."""
+    item = re.compile(
+        _ITEM.format(names="|".join(re.escape(n) for n in sorted(names, key=len, reverse=True))), re.IGNORECASE
+    )
+    known, found, position = {n.lower(): n for n in names}, {}, 0
+    while True:
+        position = _end(_BETWEEN.match(text, position))
+        match = item.match(text, position)
+        if match is None:
+            break
+        name = known[match[1].lower()]
+        if name in found:
+            return f"{name} is named twice"
+        found[name] = match[2].lower() == "knight"
+        position = match.end()
+    if position < len(text):
+        return "more than names with knight or knave" if found else "not like: A is a knight, B is a knave"
+    missing = [n for n in names if n not in found]
+    return f"{missing[0]} is not named" if missing else found
+
+
+def _end(match: re.Match[str] | None) -> int:
+    assert match is not None  # the pattern matches the empty text
+    return match.end()

@@ -1,0 +1,102 @@
+"""The reward for all families: find the final answer, let the family's checker grade it, pay by a threshold."""
+
+from __future__ import annotations
+
+from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.rewards.base import Reward, Score
+from gspo_lightning.rewards.logic.base import Family, Grade
+from gspo_lightning.rewards.logic.countdown import Countdown
+from gspo_lightning.rewards.logic.knights import Knights
+from gspo_lightning.rewards.logic.sudoku import Sudoku
+from gspo_lightning.rewards.logic.zebra import Zebra
+from gspo_lightning.rewards.math_text import after_thinking
+
+__all__ = ["FAMILIES", "LogicPuzzle"]
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (Knights(), Zebra(), Countdown(), Sudoku())}
+"""Name -> family."""
+
+
+class LogicPuzzle(Reward):
+    """1 if the final answer solves the puzzle, otherwise 0; or the share of its cells that are right.
+
+    Answers are read by parsers of this package: model text is never executed. The final answer must be an answer and
+    nothing else, so that padding it with guesses pays nothing; what comes before it is free. A zebra grid is the last
+    complete JSON object with ``solution`` (ZebraLogic's format, arXiv 2502.01100), wherever it stands.
+
+    Args:
+        family: ``knights``, ``zebra``, ``countdown`` or ``sudoku``; None reads it from each record's column ``family``.
+        marker: what the final answer follows: a tag such as ``<answer>``, which must be closed, or a text such as
+            ``#``; it may occur once. An empty text takes the whole completion. Not used for zebra grids.
+        threshold: share of right cells, in (0, 1], from which an answer is worth 1. Below 1 guessing pays, because
+            half of all knights are guessed.
+        partial: an answer is worth its share of right cells (zebra: ZebraLogic's cell accuracy).
+        max_characters: longer answers are worth 0 (``model_error``); of a zebra grid so much of the end is read.
+
+    >>> LogicPuzzle("countdown").score("3*5=15, so <answer>3*5+7</answer>", "3 5 7 = 22").reward
+    1.0
+    >>> LogicPuzzle("knights", marker="#", partial=True).score("ABC>ABc;#ABc", "AbC").reward
+    0.3333333333333333
+    """
+
+    range = (0.0, 1.0)
+
+    def __init__(
+        self,
+        family: str | None = None,
+        marker: str = "<answer>",
+        threshold: float = 1.0,
+        partial: bool = False,
+        max_characters: int = 20_000,
+    ) -> None:
+        if family is not None and family not in FAMILIES:
+            raise UserError("LogicPuzzle.family", f"{family!r} is no family; {did_you_mean(family, FAMILIES)}")
+        if not 0 < threshold <= 1:
+            raise UserError("LogicPuzzle.threshold", f"is {threshold}; it must lie in (0, 1]")
+        if partial and threshold != 1:
+            raise UserError("LogicPuzzle.threshold", "means nothing with partial: true", fix="set one of the two")
+        if max_characters < 1:
+            raise UserError("LogicPuzzle.max_characters", f"is {max_characters}; it must be at least 1")
+        self.family, self.marker, self.threshold, self.partial = family, marker, threshold, partial
+        self.max_characters = max_characters
+
+    def required_columns(self) -> tuple[str, ...]:
+        """``answer``, and ``family`` where the records say it."""
+        return ("answer",) if self.family is not None else ("answer", "family")
+
+    def score(self, completion: str, answer: object, truncated: bool = False, family: str = "") -> Score:
+        """Grade; why there was nothing to grade is in ``detail``."""
+        judge = FAMILIES.get(self.family or family)
+        if judge is None:
+            return Score.missing(f"{family!r} is no family of puzzles; {did_you_mean(str(family), FAMILIES)}")
+        text, problem = _final_answer(completion, self.marker if judge.marked else "", truncated and judge.marked)
+        if len(text) > self.max_characters:
+            if judge.marked:
+                return Score.model_error(f"longer than {self.max_characters} characters")
+            text = text[-self.max_characters :]
+        try:
+            grade = judge.grade(text, answer) if not problem else Grade.unread(problem)
+        except (ValueError, TypeError, RecursionError) as error:
+            return Score.missing(f"the record's answer is not understood: {error}")
+        if self.partial:
+            return Score(grade.share, detail=grade.problem)
+        return Score(float(grade.share >= self.threshold), detail=grade.problem)
+
+
+def _final_answer(completion: str, marker: str, truncated: bool) -> tuple[str, str]:
+    """The text of the final answer, or what is wrong.
+
+    >>> _final_answer("<think>#1</think>#2", "#", False)
+    ('2', '')
+    """
+    text = after_thinking(completion)
+    if text is None:
+        return "", "the thinking has no end"
+    count = text.count(marker) if marker else 1
+    if count != 1:
+        return "", f"{count} times {marker}" if count else f"no {marker}"
+    after = text.partition(marker)[2] if marker else text
+    if marker.startswith("<") and marker.endswith(">"):
+        after, closed, _ = after.partition(f"</{marker[1:]}")
+        return (after, "") if closed else ("", f"{marker} is not closed")
+    return ("", "truncated") if truncated else (after, "")

@@ -1,0 +1,105 @@
+"""Mini sudoku: a grid of 4 rows, every row, column and 2x2 box holds 1, 2, 3 and 4."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from gspo_lightning.rewards.logic.base import Family, Grade, Puzzle
+
+__all__ = ["Sudoku", "solutions"]
+
+_BLANKS = (0, 4, 6, 8, 10, 12)
+"""By difficulty; no puzzle with a single solution has more than 12."""
+_PEERS = [
+    [
+        j
+        for j in range(16)
+        if j != i and (j // 4 == i // 4 or j % 4 == i % 4 or (j // 8 == i // 8 and j % 4 // 2 == i % 4 // 2))
+    ]
+    for i in range(16)
+]
+_SEPARATORS = re.compile(r"[\s/|,;\[\]+-]+")
+
+
+class Sudoku(Family):
+    """4x4; the difficulty sets the number of blanks: 4, 6, 8, 10, 12.
+
+    Cells are digits, blanks are dots, rows are joined by ``/``: ``1.3./..2./.1../3...``. Only what was blank counts as
+    a cell of the answer, and an answer that changes a given digit is worth nothing.
+    """
+
+    name: ClassVar[str] = "sudoku"
+
+    def generate(self, rng: random.Random, difficulty: int) -> Puzzle | None:
+        """Take digits away from a full grid as long as a search finds no second solution."""
+        full = next(solutions([0] * 16, rng))
+        givens, blanks = list(full), 0
+        for cell in rng.sample(range(16), 16):
+            if blanks == _BLANKS[difficulty]:
+                break
+            givens[cell] = 0
+            unique = len(list(itertools.islice(solutions(givens), 2))) == 1
+            givens[cell] = 0 if unique else full[cell]
+            blanks += unique
+        if blanks < _BLANKS[difficulty]:
+            return None
+        puzzle, solution = _rows(givens), _rows(full)
+        return Puzzle(
+            key=puzzle,
+            text="Fill the dots of this 4x4 sudoku so that every row, every column and every 2x2 box holds 1, 2, 3 and "
+            "4:\n" + puzzle.replace("/", "\n"),
+            form="the four rows, such as 1234/3412/2143/4321",
+            answer=f"{puzzle} = {solution}",
+            solution=solution,
+            compact=puzzle,
+            compact_solution=solution,
+        )
+
+    def grade(self, text: str, answer: object) -> Grade:
+        """``answer`` is ``givens = solution``, or the solution alone."""
+        givens, solution = _gold(answer)
+        found = _SEPARATORS.sub("", text)
+        if not re.fullmatch("[1-4]{16}", found):
+            return Grade.unread("not 16 digits from 1 to 4")
+        if any(given not in (".", cell) for given, cell in zip(givens, found, strict=True)):
+            return Grade.unread("a given digit was changed")
+        blank = [i for i, given in enumerate(givens) if given == "."]
+        return Grade(sum(found[i] == solution[i] for i in blank), len(blank))
+
+
+def solutions(givens: Sequence[int], rng: random.Random | None = None) -> Iterator[list[int]]:
+    """All full grids that keep the givens (0 is a blank), in random order if ``rng`` is given.
+
+    >>> len(list(solutions([0] * 16)))
+    288
+    """
+    choices = {i: {1, 2, 3, 4} - {givens[j] for j in _PEERS[i]} for i, digit in enumerate(givens) if digit == 0}
+    if not choices:
+        yield list(givens)
+        return
+    cell = min(choices, key=lambda i: len(choices[i]))
+    digits = sorted(choices[cell])
+    if rng is not None:
+        rng.shuffle(digits)
+    for digit in digits:
+        yield from solutions([*givens[:cell], digit, *givens[cell + 1 :]], rng)
+
+
+def _rows(cells: Sequence[int]) -> str:
+    text = "".join(str(c) if c else "." for c in cells)
+    return "/".join(text[i : i + 4] for i in range(0, 16, 4))
+
+
+def _gold(answer: object) -> tuple[str, str]:
+    if not isinstance(answer, str):
+        raise ValueError(f"{answer!r} is not text")
+    left, equals, right = answer.partition("=")
+    givens, solution = (_SEPARATORS.sub("", part) for part in ((left, right) if equals else ("................", left)))
+    fits = len(givens) == len(solution) and all(g in (".", s) for g, s in zip(givens, solution, strict=True))
+    if not fits or not re.fullmatch("[1-4]{16}", solution) or "." not in givens:
+        raise ValueError(f"{answer!r} is not like 1.../..2./.3../...4 = 1243/...")
+    return givens, solution

@@ -1,0 +1,133 @@
+"""Zebra grids: houses in a row, one value of every column in each, and clues that leave a single solution.
+
+Answers are in ZebraLogic's format (arXiv 2502.01100): the last complete JSON object with ``solution``, which maps
+``House 1`` ... to ``{column: value}``; cells are compared in lower case and without outer spaces. Houses and columns
+that the puzzle does not have are ignored, as there; a cell with several values is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from gspo_lightning.rewards.logic.base import Family, Grade, Puzzle
+from gspo_lightning.rewards.logic.zebra_clues import Cell, Clue, count_solutions, true_clues
+
+__all__ = ["Zebra"]
+
+_SIZES = ((0, 0), (2, 3), (3, 3), (4, 4), (5, 5), (6, 6))
+"""By difficulty: houses and columns."""
+_COLUMNS = {
+    "Name": ("Arnold", "Eric", "Peter", "Alice", "Bob", "Carol"),
+    "Drink": ("tea", "water", "milk", "coffee", "juice", "cocoa"),
+    "Pet": ("cat", "dog", "fish", "bird", "horse", "rabbit"),
+    "Color": ("red", "green", "blue", "yellow", "white", "purple"),
+    "Food": ("pizza", "soup", "stew", "pasta", "salad", "curry"),
+    "Hobby": ("chess", "painting", "cooking", "gardening", "running", "music"),
+}
+_ATTEMPTS = 2000
+"""Opening braces that are tried as the start of a JSON object."""
+
+
+class Zebra(Family):
+    """2 houses x 3 columns up to 6 x 6.
+
+    The generator shuffles the clues that are true of a random grid, adds them until a search finds no second solution,
+    and drops each that the others make superfluous.
+    """
+
+    name: ClassVar[str] = "zebra"
+    marked: ClassVar[bool] = False
+
+    def generate(self, rng: random.Random, difficulty: int) -> Puzzle | None:
+        """A grid and the fewest of its shuffled clues that determine it."""
+        houses, width = _SIZES[difficulty]
+        columns = rng.sample(list(_COLUMNS), width)
+        grid = [rng.sample(_COLUMNS[column][:houses], houses) for column in columns]
+        where = {(c, value): house for c, values in enumerate(grid) for house, value in enumerate(values)}
+        cells = sorted(where)
+        clues = true_clues(where, houses)
+        rng.shuffle(clues)
+        used = _fewest(clues, cells, houses)
+        solution = {f"House {h + 1}": {column: grid[c][h] for c, column in enumerate(columns)} for h in range(houses)}
+        listed = "\n".join(f"- {column}: {', '.join(sorted(grid[c]))}" for c, column in enumerate(columns))
+        said = "\n".join(f"{i}. {clue.sentence(columns)}" for i, clue in enumerate(used, 1))
+        example = {f"House {h + 1}": dict.fromkeys(columns, "...") for h in range(houses)}
+        return Puzzle(
+            key=json.dumps([sorted(clue.sentence(columns) for clue in used), solution], sort_keys=True),
+            text=f"There are {houses} houses in a row, numbered 1 to {houses} from left to right. Each has one value "
+            f"of every column, and no two houses share a value:\n{listed}\n\nClues:\n{said}",
+            form=f"JSON: {json.dumps({'reasoning': '...', 'solution': example})}",
+            answer=json.dumps(solution),
+            solution=json.dumps({"reasoning": "", "solution": solution}),
+        )
+
+    def grade(self, text: str, answer: object) -> Grade:
+        """``answer`` is ``{"House 1": {column: value}}``, or ZebraLogic's ``{"header": [...], "rows": [...]}``."""
+        wanted = _gold(answer)
+        total = sum(len(row) for row in wanted.values())
+        found = _last_solution(text)
+        if found is None:
+            return Grade(0, total, "no JSON object with solution")
+        correct = 0
+        for house, row in wanted.items():
+            said = found.get(house)
+            cells = said if isinstance(said, Mapping) else {}
+            correct += sum(isinstance(v := cells.get(c), str) and v.strip().lower() == cell for c, cell in row.items())
+        return Grade(correct, total)
+
+
+def _fewest(clues: Sequence[Clue], cells: Sequence[Cell], houses: int) -> list[Clue]:
+    """The first clues that leave one solution, without those that the rest makes superfluous."""
+    low, high = 0, len(clues)
+    while low < high:
+        middle = (low + high) // 2
+        if count_solutions(clues[:middle], cells, houses, most=2) == 1:
+            high = middle
+        else:
+            low = middle + 1
+    kept = list(clues[:high])
+    for clue in clues[:high]:
+        rest = [c for c in kept if c != clue]
+        if count_solutions(rest, cells, houses, most=2) == 1:
+            kept = rest
+    return kept
+
+
+def _last_solution(text: str) -> Mapping[str, Any] | None:
+    """The value of ``solution`` in the last complete JSON object that has one and stands in no other object."""
+    decoder = json.JSONDecoder(object_pairs_hook=_without_repeats)
+    found: Mapping[str, Any] | None = None
+    position = text.find("{")
+    for _ in range(_ATTEMPTS):
+        if position < 0:
+            break
+        try:
+            value, end = decoder.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            end = position + 1
+        else:
+            if isinstance(value.get("solution"), dict):
+                found = value["solution"]
+        position = text.find("{", end)
+    return found
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose repeated keys would be two guesses is none."""
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key twice")
+    return dict(pairs)
+
+
+def _gold(answer: object) -> dict[str, dict[str, str]]:
+    if isinstance(answer, str):
+        answer = json.loads(answer)
+    if isinstance(answer, Mapping) and {"header", "rows"} <= answer.keys():
+        header = list(answer["header"])
+        answer = {f"House {row[0]}": dict(zip(header[1:], row[1:], strict=True)) for row in answer["rows"]}
+    if not isinstance(answer, Mapping) or not answer or not all(isinstance(v, Mapping) and v for v in answer.values()):
+        raise ValueError(f"{str(answer)[:80]!r} is no grid")
+    return {str(h): {str(c): str(v).strip().lower() for c, v in row.items()} for h, row in answer.items()}

@@ -1,0 +1,61 @@
+"""The few system calls that Python has no words for, through the C library."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+
+__all__ = ["call", "drop_capabilities", "mount", "no_new_privileges", "prctl", "syscall", "unshare"]
+
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x08000000, 0x20000000
+MS_NOSUID, MS_NODEV, MS_NOEXEC = 2, 4, 8
+
+_PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
+_CAPABILITIES_VERSION_3 = 0x20080522
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call(name: str, *arguments: object) -> int:
+    """A function of the C library that returns -1 on failure.
+
+    Raises:
+        OSError: with the error number and the name of the call.
+    """
+    result: int = getattr(_libc, name)(*arguments)
+    if result == -1:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{name}: {os.strerror(code)}")
+    return result
+
+
+def syscall(number: int, *arguments: object) -> int:
+    """A system call by number."""
+    return call("syscall", ctypes.c_long(number), *arguments)
+
+
+def prctl(option: int, *values: int) -> int:
+    """``prctl(2)``; missing arguments are 0."""
+    return call("prctl", option, *(ctypes.c_ulong(v) for v in (*values, 0, 0, 0, 0)[:4]))
+
+
+def unshare(flags: int) -> None:
+    """Leave namespaces for new ones."""
+    call("unshare", flags)
+
+
+def mount(kind: str, target: str, flags: int, options: str = "") -> None:
+    """Mount a virtual file system."""
+    call("mount", kind.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
+
+
+def no_new_privileges() -> None:
+    """No program that is executed from here on gains anything."""
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def drop_capabilities() -> None:
+    """Give up all privileges, for good."""
+    no_new_privileges()
+    prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+    call("capset", struct.pack("=Ii", _CAPABILITIES_VERSION_3, 0), bytes(24))

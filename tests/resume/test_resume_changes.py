@@ -1,0 +1,67 @@
+"""What is said about a config that changed since the checkpoint, and what is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.resume import Resumption, changes, fingerprint, forbidden
+
+
+def test_values_are_compared_by_dotted_name() -> None:
+    before = {"data": {"group_size": 8, "rewards": {"correct": {"class_path": "A"}}}, "plugins": []}
+    now = {"data": {"group_size": 8, "rewards": {"correct": {"class_path": "B"}, "short": {"class_path": "C"}}}}
+    assert {str(c) for c in changes(before, now)} == {
+        "data.rewards.correct.class_path: A -> B",
+        "data.rewards.short.class_path: (not set) -> C",
+        "plugins: [] -> (not set)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "harmless"),
+    [
+        ("trainer.max_epochs", True), ("trainer.logger", True), ("trainer.devices", True),
+        ("data.evaluation.samples", True), ("data.max_tokens_per_micro_batch", True),
+        ("data.group_size", False), ("model.objective.init_args.clip_low", False), ("seed_everything", False),
+        ("trainer.gradient_clip_val", False), ("data.max_prompt_tokens", False), ("data.validate", False),
+    ],
+)  # fmt: skip
+def test_what_changes_the_meaning(name: str, harmless: bool) -> None:
+    tree: dict[str, object] = {}
+    node = tree
+    *path, last = name.split(".")
+    for part in path:
+        node = node.setdefault(part, {})  # type: ignore[assignment]
+    node[last] = 1
+    assert (not forbidden(changes({}, tree))) == harmless
+
+
+def resumption(config: dict[str, object], **before: object) -> Resumption:
+    return Resumption("run/checkpoints/last.ckpt", before={"config": config, "versions": {"torch": "1"}, **before})
+
+
+def test_another_meaning_is_refused_unless_allowed() -> None:
+    with pytest.raises(UserError, match=r"data.group_size: 8 -> 4.*\n.*--allow_changed_config true"):
+        resumption({"data": {"group_size": 8}}).check_config({"data": {"group_size": 4}}, {}, [])
+    allowed = {"data": {"group_size": 4}, "allow_changed_config": True}
+    resumption({"data": {"group_size": 8}}).check_config(allowed, {}, [])
+
+
+def test_other_prompts_are_refused_unless_they_are_only_evaluated() -> None:
+    def prompts(text: str) -> dict[str, object]:
+        return fingerprint([SimpleNamespace(id=0, text=text, token_ids=(1,), columns={"answer": 3})])
+
+    was = {"train": prompts("a"), "val": prompts("b")}
+    resumption({}, data=was).check_prompts({"train": prompts("a"), "val": prompts("c")})
+    with pytest.raises(UserError, match=r"data.train: 1 prompts -> 1 \(their content differs\)"):
+        resumption({}, data=was).check_prompts({"train": prompts("z"), "val": prompts("b")})
+
+
+def test_another_optimizer_class_cannot_take_over_the_state() -> None:
+    before = {"model": {"optimizer": {"class_path": "AdamW"}}}
+    now = {"model": {"optimizer": {"class_path": "SGD"}}, "allow_changed_config": True}
+    with pytest.raises(UserError, match="another class"):
+        resumption(before).check_config(now, {}, [])

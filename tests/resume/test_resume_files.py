@@ -1,0 +1,76 @@
+"""A file is there whole or not at all, whatever happens while it is written."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gspo_lightning.resume.files import atomic_file, sha256, write_text
+
+
+def test_content_and_digest(tmp_path: Path) -> None:
+    with atomic_file(tmp_path / "new" / "file") as file:
+        file.write(b"abc")
+        file.write(b"def")
+    assert (tmp_path / "new" / "file").read_bytes() == b"abcdef"
+    assert (file.bytes, file.sha256) == (6, hashlib.sha256(b"abcdef").hexdigest())
+    assert sha256(tmp_path / "new" / "file") == file.sha256
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_an_exception_leaves_the_old_file_and_nothing_else(tmp_path: Path, kind: type[BaseException]) -> None:
+    target = tmp_path / "file"
+    target.write_text("old")
+
+    def interrupted() -> None:
+        with atomic_file(target) as file:
+            file.write(b"new")
+            raise kind
+
+    with pytest.raises(kind):
+        interrupted()
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    target.write_text("old")
+    code = (
+        "import resource, sys; from pathlib import Path; from gspo_lightning.resume.files import atomic_file\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try:\n"
+        f"    with atomic_file(Path({str(target)!r})) as file:\n"
+        "        [file.write(b'x' * 300) for _ in range(100)]\n"
+        "except OSError as error:\n"
+        "    sys.exit(error.errno)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == errno.EFBIG
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 1000  # the limit was the other process's
+
+
+def test_a_kill_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    target.write_text("old")
+    code = (
+        "import os, signal; from pathlib import Path; from gspo_lightning.resume.files import atomic_file\n"
+        f"with atomic_file(Path({str(target)!r})) as file:\n"
+        "    file.write(b'new' * 100000)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -9
+    assert target.read_text() == "old"
+
+
+def test_no_folder_to_write_in(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        write_text(tmp_path / "file" / "below", "text")
