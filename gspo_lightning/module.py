@@ -158,7 +158,8 @@ class GSPOModule(LightningModule):
         check_weights(self.policy, f"in {settings.name_or_path}")
         self.policy.register_forward_hook(self.guard.watch)
         check_head(self.policy)
-        choose_layout(self.policy, settings.layout, self.data.max_prompt_tokens + self.data.max_response_tokens)
+        longest = self.data.max_prompt_tokens + self.data.max_response_tokens
+        choose_layout(self.policy, settings.layout, longest, self.trainer.strategy.root_device)
         self.reference = ReferencePolicy(self.policy) if self._keeps_reference else None
 
     def configure_optimizers(self) -> Any:

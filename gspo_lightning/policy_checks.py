@@ -7,7 +7,7 @@ import warnings
 
 import torch
 
-from gspo_lightning.attention import UnsupportedAttentionError, windows
+from gspo_lightning.attention import UnsupportedAttentionError, kernel_for, windows
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy import Layout, Policy
 from gspo_lightning.types import MicroBatch
@@ -41,13 +41,14 @@ def check_head(policy: Policy) -> None:
         )
 
 
-def choose_layout(policy: Policy, layout: Layout, longest: int) -> None:
+def choose_layout(policy: Policy, layout: Layout, longest: int, device: torch.device | None = None) -> None:
     """Set ``policy.packed`` by what the model itself answers: both layouts must give the same log-probabilities.
 
     Args:
-        policy: the model, on the device that it will be trained on.
+        policy: the model.
         layout: ``auto`` falls back to padding with a message; ``packed`` insists.
         longest: tokens of the longest row that training may see.
+        device: where it will be trained; where it is, by default.
 
     Raises:
         UserError: ``packed`` is asked for and this model cannot.
@@ -55,7 +56,7 @@ def choose_layout(policy: Policy, layout: Layout, longest: int) -> None:
     policy.packed = False
     if layout == "padded":
         return
-    reason = _why_not_packed(policy, longest)
+    reason = _why_not_packed(policy, longest, device or policy.device)
     if reason is None:
         policy.packed = True
     elif layout == "packed":
@@ -65,7 +66,11 @@ def choose_layout(policy: Policy, layout: Layout, longest: int) -> None:
 
 
 @torch.no_grad()
-def _why_not_packed(policy: Policy, longest: int) -> str | None:
+def _why_not_packed(policy: Policy, longest: int, device: torch.device) -> str | None:
+    try:
+        kernel_for(device)
+    except UnsupportedAttentionError as error:
+        return str(error)
     if any(window < longest for window in windows(policy.backbone)):
         return f"a sliding window of {min(windows(policy.backbone))} tokens and rows of up to {longest}"
     batch = _probe(policy)

@@ -143,7 +143,7 @@ def _import_one(target: str, root: Path) -> str:
         return _import_file(Path(target).resolve(), root)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that ends by itself would end this process without a word
         raise _broken(target, error) from error
 
 
@@ -201,7 +201,7 @@ def _load(name: str, file: Path) -> str:
     return name
 
 
-def _broken(what: str, error: Exception) -> UserError:
+def _broken(what: str, error: BaseException) -> UserError:
     return UserError("plugins", f"{what} cannot be imported: {type(error).__name__}: {error}")
 
 

@@ -136,3 +136,11 @@ def test_under_autocast_both_layouts_answer_alike_and_the_sampler_too() -> None:
         again, _ = policy(make_micro_batch(groups[0]))
     sampled = torch.stack([r.logprobs for r in groups[0]])
     torch.testing.assert_close(again.detach(), sampled, rtol=0, atol=0.05)
+
+
+def test_a_device_without_a_kernel_falls_back_before_the_model_is_there(caplog: pytest.LogCaptureFixture) -> None:
+    policy = build_policy("qwen3")
+    with caplog.at_level(logging.WARNING):
+        choose_layout(policy, "auto", 64, torch.device("cuda"))
+    assert not policy.packed
+    assert "a device of type 'cuda'" in caplog.text

@@ -276,3 +276,10 @@ def test_the_registry_and_its_plugins_load_without_torch(tmp_path: Path) -> None
     )
     out = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert out.stdout.split("\n")[0] == "['plugins.light'] False"
+
+
+def test_a_plugin_that_ends_the_process_is_a_mistake_with_a_message(things: str, tmp_path: Path) -> None:
+    file = tmp_path / "clash_b.py"
+    file.write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(UserError, match="cannot be imported: SystemExit: 3"):
+        import_plugins([file], root=tmp_path)

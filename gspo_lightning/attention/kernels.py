@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gspo_lightning.attention.interface import UnsupportedAttentionError
+
 __all__ = ["Crossing", "Kernel", "kernel_for"]
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -103,7 +105,13 @@ class Kernel:
 
 
 def kernel_for(device: torch.device) -> type[Kernel]:
-    """The pieces for a device."""
+    """The pieces for a device.
+
+    Raises:
+        UnsupportedAttentionError: there are none yet.
+    """
+    if device.type != "cpu":
+        raise UnsupportedAttentionError(f"a device of type {device.type!r}, which has no kernel for it yet")
     return Kernel
 
 
