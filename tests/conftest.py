@@ -18,6 +18,15 @@ from gspo_lightning.types import Prompt
 
 torch.set_num_threads(1)
 
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
+
+
+@pytest.fixture(autouse=True)
+def no_rendezvous_of_an_earlier_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning leaves them behind in the environment; ranks that a test starts would want the same port."""
+    for name in RENDEZVOUS:
+        monkeypatch.delenv(name, raising=False)
+
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:

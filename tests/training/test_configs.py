@@ -87,7 +87,7 @@ def test_code_config_runs_one_step(tmp_path: Path) -> None:
     assert max(v for _, v in runs.scalars(run)["reward/model_errors"]) > 0  # an untaught model writes no programs
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_logic_config_learns(tmp_path: Path) -> None:
     summary = runs.summary(runs.fit(tmp_path, config=CONFIGS / "logic.yaml", small=False))
     assert summary["accuracy_before"] <= 0.8
