@@ -17,7 +17,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.policy import Policy
 from gspo_lightning.types import MicroBatch, MiniBatch
 
-__all__ = ["CachedLogProbs", "OldPolicy", "ResidentSnapshot"]
+__all__ = ["CachedLogProbs", "OldPolicy", "ResidentSnapshot", "with_logprobs"]
 
 
 class OldPolicy(nn.Module):
@@ -50,6 +50,21 @@ class OldPolicy(nn.Module):
         return iteration % self.refresh_every == 0
 
 
+@torch.no_grad()
+def with_logprobs(name: str, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
+    """The mini-batches with the field ``name`` [N, T] of every micro-batch filled in: log-probabilities under a policy.
+
+    They are computed on the policy's device and stay with the micro-batch.
+    """
+    device = policy.device
+
+    def fill(part: MicroBatch) -> MicroBatch:
+        found: dict[str, Any] = {name: policy(part.to(device), temperature)[0].to(part.input_ids.device)}
+        return replace(part, **found)
+
+    return [replace(batch, micro_batches=[fill(part) for part in batch.micro_batches]) for batch in batches]
+
+
 class CachedLogProbs(OldPolicy):
     """The snapshot evaluated once, right after sampling, in the training layout; no second model in memory.
 
@@ -72,20 +87,9 @@ class CachedLogProbs(OldPolicy):
     def refresh(self, policy: Policy, iteration: int) -> None:
         """Nothing to copy."""
 
-    @torch.no_grad()
     def prepare(self, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
         """Evaluate every micro-batch with the weights that sampled it."""
-        device = policy.device
-        return [
-            replace(
-                batch,
-                micro_batches=[
-                    replace(m, old_logprobs=policy(m.to(device), temperature)[0].to(m.input_ids.device))
-                    for m in batch.micro_batches
-                ],
-            )
-            for batch in batches
-        ]
+        return with_logprobs("old_logprobs", policy, batches, temperature)
 
     def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
         """The cached values."""
@@ -126,9 +130,6 @@ class ResidentSnapshot(OldPolicy):
         """A forward of the snapshot through the same path as the policy's."""
         logprobs: Tensor = self.snapshot(batch, temperature)[0]
         return logprobs
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def materialise(self, policy: Policy) -> None:
         """Make room for a snapshot that a checkpoint is about to fill."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.old_policy import with_logprobs
 from gspo_lightning.packing import cut_micro_batches
 from gspo_lightning.policy import Policy
 from gspo_lightning.types import MiniBatch, Rollout
@@ -47,17 +47,7 @@ class ReferencePolicy:
                 rollout.kl_penalty = coef * value
             done += len(sums)
 
-    @torch.no_grad()
     def fill(self, batches: Sequence[MiniBatch], temperature: float, device: torch.device) -> list[MiniBatch]:
         """The mini-batches with ``ref_logprobs``, evaluated once per rollout batch in the training layout."""
         self.policy.to(device)
-        return [
-            replace(
-                batch,
-                micro_batches=[
-                    replace(m, ref_logprobs=self.policy(m.to(device), temperature)[0].to(m.input_ids.device))
-                    for m in batch.micro_batches
-                ],
-            )
-            for batch in batches
-        ]
+        return with_logprobs("ref_logprobs", self.policy, batches, temperature)

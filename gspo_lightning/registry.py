@@ -108,7 +108,7 @@ def import_plugins(paths: Iterable[str | Path], root: Path | None = None) -> lis
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         try:
             entry.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _broken(f"entry point {entry.name} = {entry.value}", error) from error
     if names:
         for kind in KINDS:
@@ -202,7 +202,8 @@ def _load(name: str, file: Path) -> str:
 
 
 def _broken(what: str, error: BaseException) -> UserError:
-    return UserError("plugins", f"{what} cannot be imported: {type(error).__name__}: {error}")
+    fix = "guard what is a script by if __name__ == '__main__'" if isinstance(error, SystemExit) else None
+    return UserError("plugins", f"{what} cannot be imported: {type(error).__name__}: {error}", fix=fix)
 
 
 def _subclasses(base: type[Any]) -> Iterator[type[Any]]:

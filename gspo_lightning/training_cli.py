@@ -40,12 +40,7 @@ def run(arguments: list[str]) -> int:
         UserError: anything wrong with the arguments or the config.
     """
     _quieten()
-    paths = plugin_paths(arguments)
-    try:
-        import_plugins(paths)
-    except SystemExit as error:
-        text = f"one of {', '.join(paths)} ended the program when it was imported"
-        raise UserError("plugins", text, fix="guard what is a script by if __name__ == '__main__'") from error
+    import_plugins(plugin_paths(arguments))
     header = [f"{name} {version}" for name, version in callbacks.versions().items()]  # of every saved config
     parser = {"exit_on_error": False, "dump_header": header}
     parsers = {name: dict(parser) for name in ("fit", "validate", "test", "predict")}

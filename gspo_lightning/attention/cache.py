@@ -72,11 +72,16 @@ class GroupCache:
             self._entering = None
             self._regroup()
         self.longest += 1
+        counts = self.written + 1
+        self._tokens = int(counts.max())
+        self._own_mask = None
+        if int(counts.min()) < self._tokens:
+            outside = torch.arange(self._tokens, device=self.device) >= counts.unsqueeze(1)
+            self._own_mask = _minus_infinity(outside)[:, None, None]
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these (increasing), and prompts that no row needs any more."""
-        if self._entering is not None:
-            self._entering = None
+        self._entering = None
         self.owner, self.written = self.owner[rows], self.written[rows]
         prompts, self.owner = torch.unique(self.owner, return_inverse=True)
         whole = len(prompts) == len(self.widths)
@@ -142,15 +147,6 @@ class GroupCache:
             layer.keys[self._rows, :, self.written], layer.values[self._rows, :, self.written] = key, value
 
     # rows by prompt ----------------------------------------------------------------------------------------------
-
-    def prepare(self) -> None:
-        """Work out, once per forward pass, what every layer needs."""
-        counts = self.written + 1
-        self._tokens = int(counts.max())
-        self._own_mask = None
-        if int(counts.min()) < self._tokens:
-            outside = torch.arange(self._tokens, device=self.device) >= counts.unsqueeze(1)
-            self._own_mask = _minus_infinity(outside)[:, None, None]
 
     def _regroup(self) -> None:
         """Rows as a [P, largest group] rectangle."""

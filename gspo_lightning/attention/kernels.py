@@ -31,7 +31,9 @@ class _Bucket:
     """Segments of similar length as a padded [B, L] batch."""
 
     index: Tensor  # [B, L] packed positions; padding repeats the last token, which no real query sees
-    real: Tensor | None  # [B * L] places that are not padding; None where there is none
+    inside: Tensor | None  # [B, 1, L, 1] False on padding; None where there is none
+    real: Tensor  # places in [B * L] that are not padding
+    places: Tensor  # their packed positions
 
 
 class Kernel:
@@ -66,8 +68,8 @@ class Kernel:
         found = tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value))
         for bucket in self.buckets:
             g, q, k, v, o = (_padded(x, bucket, heads) for x in (gradient, query, key, value, out))
-            if bucket.real is not None:
-                g = g * _inside(bucket).to(g.dtype)
+            if bucket.inside is not None:
+                g = g * bucket.inside.to(g.dtype)
             s = lse[bucket.index].transpose(1, 2)
             parts = _flash_backward(g, q, k, v, o, s, 0.0, True, scale=scaling)
             for whole, part in zip(found, parts, strict=True):
@@ -132,10 +134,11 @@ def _similar(segments: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]
 def _bucket(segments: Sequence[tuple[int, int]], device: torch.device) -> _Bucket:
     starts, lengths = (torch.tensor(x).unsqueeze(1) for x in zip(*segments, strict=True))
     steps = torch.arange(int(lengths.max())).unsqueeze(0)
-    real = None
-    if int(lengths.min()) < int(lengths.max()):
-        real = (steps < lengths).flatten().nonzero().squeeze(1).to(device)
-    return _Bucket((starts + torch.minimum(steps, lengths - 1)).to(device), real)
+    index = starts + torch.minimum(steps, lengths - 1)
+    inside = steps < lengths
+    real = inside.flatten().nonzero().squeeze(1)
+    padding = None if bool(inside.all()) else inside[:, None, :, None].to(device)
+    return _Bucket(index.to(device), padding, real.to(device), index.flatten()[real].to(device))
 
 
 def _padded(x: Tensor, bucket: _Bucket, heads: int) -> Tensor:
@@ -151,19 +154,8 @@ def _grouped(x: Tensor, heads: int) -> Tensor:
 
 def _unpad(whole: Tensor, bucket: _Bucket, part: Tensor) -> None:
     """Write [B, K, L, ...] to its places in [M, K, ...]."""
-    flat, index = part.transpose(1, 2).flatten(0, 1), bucket.index.flatten()
-    if bucket.real is None:
-        whole[index] = flat
-    else:
-        whole[index[bucket.real]] = flat[bucket.real]
-
-
-def _inside(bucket: _Bucket) -> Tensor:
-    """[B, 1, L, 1] 1 on real places."""
-    assert bucket.real is not None
-    inside = torch.zeros(bucket.index.numel(), dtype=torch.bool, device=bucket.index.device)
-    inside[bucket.real] = True
-    return inside.view(bucket.index.shape)[:, None, :, None]
+    flat = part.transpose(1, 2).flatten(0, 1)
+    whole[bucket.places] = flat if bucket.inside is None else flat[bucket.real]
 
 
 def _rows(x: Tensor) -> Tensor:

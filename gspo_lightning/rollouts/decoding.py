@@ -69,7 +69,6 @@ class SharedDecoder(Decoder):
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """See :meth:`Decoder.step`."""
         self.cache.write()
-        self.cache.prepare()
         logits = self.policy.head(self._forward(tokens, positions))
         self.cache.advance()
         return logits
