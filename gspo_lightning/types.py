@@ -26,6 +26,8 @@ class FinishReason(StrEnum):
     """The policy ended it: an end-of-sequence token or a stop string."""
     LENGTH = "length"
     """It was cut at the response limit (truncated)."""
+    CUT = "cut"
+    """It is not complete: sampling was interrupted, and goes on from here later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class Rollout:
 
     def __post_init__(self) -> None:
         shape = tuple(self.token_ids.shape)
-        if len(shape) != 1 or shape[0] == 0:
+        if len(shape) != 1 or (shape[0] == 0 and self.finish_reason is not FinishReason.CUT):
             raise ValueError(f"a response needs one token or more, got token_ids of shape {shape}")
         if self.response_mask.dtype != torch.bool or tuple(self.response_mask.shape) != shape:
             raise ValueError(f"response_mask must be bool of shape {shape}, got {tuple(self.response_mask.shape)}")

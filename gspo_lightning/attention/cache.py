@@ -55,16 +55,16 @@ class GroupCache:
 
     # what the decoder says ---------------------------------------------------------------------------------------
 
-    def enter(self, widths: Sequence[int], group_size: int) -> None:
-        """The next forward pass holds new prompts of these widths, packed one after another, for G rows each."""
+    def enter(self, widths: Sequence[int], rows: Sequence[int]) -> None:
+        """The next forward pass holds new prompts of these widths, packed one after another, for so many rows each."""
         starts = [sum(widths[:i]) for i in range(len(widths))]
         kernel = kernel_for(self.device)(list(zip(starts, widths, strict=True)), [], self.device)
-        self._entering = _Entering(starts, list(widths), len(widths) * group_size, kernel)
+        self._entering = _Entering(starts, list(widths), sum(rows), kernel)
         self.longest = max(self.longest, *widths)
         slots = torch.arange(len(widths), device=self.device) + len(self.widths)
         self.widths = torch.cat([self.widths, torch.tensor(widths, device=self.device)])
-        self.owner = torch.cat([self.owner, slots.repeat_interleave(group_size)])
-        self.written = torch.cat([self.written, self.written.new_zeros(len(widths) * group_size)])
+        self.owner = torch.cat([self.owner, slots.repeat_interleave(torch.tensor(rows, device=self.device))])
+        self.written = torch.cat([self.written, self.written.new_zeros(sum(rows))])
 
     def write(self) -> None:
         """The next forward pass holds one token for every row."""

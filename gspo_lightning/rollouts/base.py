@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from gspo_lightning.errors import UserError
 from gspo_lightning.policy import Policy
 from gspo_lightning.randomness import Purpose, stream, uniforms
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
-__all__ = ["Draws", "RolloutSource", "finish", "has_ended", "sample_tokens"]
+__all__ = ["Beginning", "Draws", "Enough", "RolloutSource", "cut", "finish", "has_ended", "sample_tokens"]
 
 BLOCK = 64
 """Tokens of the vocabulary that are looked at together when a token is drawn."""
@@ -22,6 +23,8 @@ BELOW_ONE = 1 - 2.0**-40
 
 Progress = Callable[[int, int], None]
 """Called with (finished responses, all responses) while a source works."""
+Enough = Callable[[Collection[int]], bool]
+"""Called with the indices of the responses that have ended, now and then; True cuts all others where they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,29 @@ class Draws:
     def uniform(self, prompt_ids: Tensor, samples: Tensor, positions: Tensor | int) -> Tensor:
         """[rows] float64 in [0, 1); ``positions`` count the tokens of a response from 0."""
         return uniforms(self.base, prompt_ids, samples, positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A response that has begun, or is about to: what the policy reads, and where its random numbers stand.
+
+    ``context`` is everything the policy sees, the prompt and all after it; ``drawn`` counts the tokens that were drawn
+    for this response before, so that it is the position of the next draw; ``room`` is how many tokens it may still
+    take (at least 1); ``written`` are the tokens of the same message that the policy wrote last, in which a stop string
+    may have begun.
+    """
+
+    prompt: Prompt
+    sample: int
+    context: tuple[int, ...]
+    drawn: int
+    room: int
+    written: tuple[int, ...] = ()
+
+    @classmethod
+    def groups(cls, prompts: Sequence[Prompt], group_size: int, room: int) -> list[Beginning]:
+        """``group_size`` responses to each prompt, one prompt after another, of which nothing is there yet."""
+        return [cls(p, k, p.token_ids, 0, room) for p in prompts for k in range(group_size)]
 
 
 class RolloutSource(ABC):
@@ -75,6 +101,42 @@ class RolloutSource(ABC):
             version: recorded as ``policy_version``.
             progress: told how far it is.
         """
+
+    def extend(
+        self,
+        policy: Policy,
+        beginnings: Sequence[Beginning],
+        *,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        enough: Enough | None = None,
+    ) -> list[Rollout]:
+        """Go on with responses that have begun.
+
+        What is drawn for a token depends on the prompt, the sample and ``drawn`` only: a response in two pieces is the
+        response in one.
+
+        Args:
+            policy: the weights to sample from, in eval mode, gathered on this rank.
+            beginnings: N responses; ``sampling.max_response_tokens`` does not count, their ``room`` does.
+            sampling: temperature and stops.
+            draws: the randomness of this call.
+            version: recorded as ``policy_version``.
+            enough: may end the call before all responses have ended.
+
+        Returns:
+            One rollout per beginning, in order, with the *new* tokens only. One that ``enough`` has cut has the finish
+            reason ``CUT``, and perhaps no token at all.
+
+        Raises:
+            UserError: this source cannot do it.
+        """
+        raise UserError(
+            "data.rollouts",
+            f"is {type(self).__name__}, which cannot go on with a response that has begun",
+            fix="use GroupedSampler or TransformersGenerate, or write extend() for this source",
+        )
 
     def sync_weights(self, policy: Policy, version: int) -> None:  # noqa: B027 (in-process sources read the live weights)
         """Hand new weights to a source that keeps its own copy."""
@@ -160,7 +222,7 @@ def has_ended(
 
 
 def finish(
-    prompt: Prompt, sample: int, tokens: Tensor, logprobs: Tensor, *, stopped: bool, version: int, policy: Policy
+    prompt: Prompt, sample: int, tokens: Tensor, logprobs: Tensor, *, reason: FinishReason, version: int, policy: Policy
 ) -> Rollout:
     """A :class:`Rollout` on the CPU from what was sampled; every token of it was the policy's choice."""
     ids = tokens.to("cpu", torch.int64).clone()
@@ -170,7 +232,13 @@ def finish(
         token_ids=ids,
         logprobs=logprobs.to("cpu", torch.float32).clone(),
         response_mask=torch.ones(ids.shape[0], dtype=torch.bool),
-        finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+        finish_reason=reason,
         policy_version=version,
         text=policy.tokenizer.decode(ids.tolist(), skip_special_tokens=True),
     )
+
+
+def cut(row: Beginning, version: int) -> Rollout:
+    """What there is of a response that never had its turn: no token."""
+    none = torch.zeros(0)
+    return Rollout(row.prompt, row.sample, none.long(), none, none.bool(), FinishReason.CUT, version)

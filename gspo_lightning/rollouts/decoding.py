@@ -11,23 +11,22 @@ from transformers import DynamicCache
 
 from gspo_lightning.attention import GroupCache, with_plan
 from gspo_lightning.policy import Policy
-from gspo_lightning.types import Prompt
 
 __all__ = ["Decoder", "PaddedDecoder", "SharedDecoder", "decoder_for"]
 
 
 class Decoder(ABC):
-    """Rows that are being decoded, in the order in which their prompts came."""
+    """Rows that are being decoded, in the order in which their contexts came."""
 
     may_grow: bool
-    """Whether prompts may join while rows are being decoded."""
+    """Whether contexts may join while rows are being decoded."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
     @abstractmethod
-    def add(self, prompts: Sequence[Prompt], group_size: int) -> Tensor:
-        """Prefill prompts, each once for G new rows; returns the logits [P * G, V] of their first tokens."""
+    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor:
+        """Prefill P contexts, each once for ``rows`` [P] new rows; returns the logits [sum(rows), V] that follow."""
 
     @abstractmethod
     def keep(self, rows: Tensor) -> None:
@@ -52,15 +51,15 @@ class SharedDecoder(Decoder):
         super().__init__(policy)
         self.cache = GroupCache(policy.device)
 
-    def add(self, prompts: Sequence[Prompt], group_size: int) -> Tensor:
+    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor:
         """See :meth:`Decoder.add`."""
-        widths = [len(p.token_ids) for p in prompts]
+        widths = [len(ids) for ids in contexts]
         device = self.policy.device
-        ids = torch.tensor([t for p in prompts for t in p.token_ids], device=device)
+        packed = torch.tensor([token for ids in contexts for token in ids], device=device)
         positions = torch.cat([torch.arange(w) for w in widths]).to(device)
-        self.cache.enter(widths, group_size)
+        self.cache.enter(widths, rows)
         last = torch.tensor(widths, device=device).cumsum(0) - 1
-        return self.policy.head(self._forward(ids, positions)[last]).repeat_interleave(group_size, dim=0)
+        return _for_rows(self.policy.head(self._forward(packed, positions)[last]), rows)
 
     def keep(self, rows: Tensor) -> None:
         """See :meth:`Decoder.keep`."""
@@ -85,22 +84,22 @@ class PaddedDecoder(Decoder):
 
     may_grow = False
 
-    def add(self, prompts: Sequence[Prompt], group_size: int) -> Tensor:
+    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor:
         """See :meth:`Decoder.add`; starts anew."""
         device = self.policy.device
-        width = max(len(p.token_ids) for p in prompts)
-        ids = torch.zeros(len(prompts), width, dtype=torch.int64)
-        mask = torch.zeros(len(prompts), width, dtype=torch.bool)
-        for i, prompt in enumerate(prompts):
-            ids[i, width - len(prompt.token_ids) :] = torch.tensor(prompt.token_ids)
-            mask[i, width - len(prompt.token_ids) :] = True
+        width = max(len(context) for context in contexts)
+        ids = torch.zeros(len(contexts), width, dtype=torch.int64)
+        mask = torch.zeros(len(contexts), width, dtype=torch.bool)
+        for i, context in enumerate(contexts):
+            ids[i, width - len(context) :] = torch.tensor(context)
+            mask[i, width - len(context) :] = True
         ids, mask = ids.to(device), mask.to(device)
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)  # from the mask: padding never shifts a position
         self.cache = DynamicCache(config=self.policy.model.config)
         hidden = self._forward(ids, mask, positions)
-        self.cache.batch_repeat_interleave(group_size)
-        self.mask = mask.repeat_interleave(group_size, dim=0)
-        return self.policy.head(hidden).repeat_interleave(group_size, dim=0)
+        self.cache.batch_select_indices(_for_rows(torch.arange(len(contexts), device=device), rows))
+        self.mask = _for_rows(mask, rows)
+        return _for_rows(self.policy.head(hidden), rows)
 
     def keep(self, rows: Tensor) -> None:
         """See :meth:`Decoder.keep`."""
@@ -122,3 +121,8 @@ class PaddedDecoder(Decoder):
         )
         hidden: Tensor = out.last_hidden_state[:, -1]
         return hidden
+
+
+def _for_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
+    """[P, ...] to [sum(rows), ...]: every entry once for each of its rows."""
+    return x.repeat_interleave(torch.tensor(rows, device=x.device), dim=0)

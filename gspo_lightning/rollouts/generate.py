@@ -18,8 +18,18 @@ from transformers import (
 )
 
 from gspo_lightning.policy import Policy
-from gspo_lightning.rollouts.base import Draws, Progress, RolloutSource, finish, has_ended, sample_tokens
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.rollouts.base import (
+    Beginning,
+    Draws,
+    Enough,
+    Progress,
+    RolloutSource,
+    cut,
+    finish,
+    has_ended,
+    sample_tokens,
+)
+from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 __all__ = ["TransformersGenerate"]
 
@@ -49,7 +59,7 @@ class TransformersGenerate(RolloutSource):
         progress: Progress | None = None,
     ) -> list[list[Rollout]]:
         """See :meth:`RolloutSource.generate`."""
-        rows = [(prompt, k) for prompt in prompts for k in range(group_size)]
+        rows = Beginning.groups(prompts, group_size, sampling.max_response_tokens)
         done: list[Rollout] = []
         for start in range(0, len(rows), self.batch_size):
             done += self._batch(policy, rows[start : start + self.batch_size], sampling, draws, version)
@@ -57,16 +67,37 @@ class TransformersGenerate(RolloutSource):
                 progress(len(done), len(rows))
         return [done[i * group_size : (i + 1) * group_size] for i in range(len(prompts))]
 
+    @torch.no_grad()
+    def extend(
+        self,
+        policy: Policy,
+        beginnings: Sequence[Beginning],
+        *,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        enough: Enough | None = None,
+    ) -> list[Rollout]:
+        """See :meth:`RolloutSource.extend`; ``enough`` is asked between two batches."""
+        done: list[Rollout] = []
+        for start in range(0, len(beginnings), self.batch_size):
+            if enough is not None and enough(range(len(done))):
+                break
+            done += self._batch(policy, beginnings[start : start + self.batch_size], sampling, draws, version)
+        return done + [cut(row, version) for row in beginnings[len(done) :]]
+
     @staticmethod
     def _batch(
-        policy: Policy, rows: Sequence[tuple[Prompt, int]], sampling: SamplingParams, draws: Draws, version: int
+        policy: Policy, rows: Sequence[Beginning], sampling: SamplingParams, draws: Draws, version: int
     ) -> list[Rollout]:
-        width = max(len(p.token_ids) for p, _ in rows)
-        ids = torch.tensor([[0] * (width - len(p.token_ids)) + list(p.token_ids) for p, _ in rows])
-        mask = torch.tensor([[0] * (width - len(p.token_ids)) + [1] * len(p.token_ids) for p, _ in rows])
-        chooser, stopper = _Choose(rows, sampling, draws, width), _Stop(policy, sampling, width, len(rows))
+        width = max(len(row.context) for row in rows)
+        ids = torch.tensor([[0] * (width - len(row.context)) + list(row.context) for row in rows])
+        mask = torch.tensor([[0] * (width - len(row.context)) + [1] * len(row.context) for row in rows])
+        chooser, stopper = _Choose(rows, sampling, draws, width), _Stop(policy, sampling, width, rows)
         config = GenerationConfig(
-            max_new_tokens=sampling.max_response_tokens, do_sample=False, pad_token_id=policy.tokenizer.pad_token_id
+            max_new_tokens=max(row.room for row in rows),
+            do_sample=False,
+            pad_token_id=policy.tokenizer.pad_token_id,
         )
         with _no_generation_config(policy.model):
             out = policy.model.generate(
@@ -77,14 +108,14 @@ class TransformersGenerate(RolloutSource):
                 stopping_criteria=StoppingCriteriaList([stopper]),
             )[:, width:].cpu()
         logprobs = torch.stack(chooser.logprobs, dim=1)
-        ends = stopper.counts.tolist()
-        counts = [end or out.shape[1] for end in ends]
+        counts = stopper.counts.tolist()
+        reasons = [FinishReason.STOP if stopped else FinishReason.LENGTH for stopped in stopper.stopped.tolist()]
         return [
             finish(
-                prompt, k, out[i, : counts[i]], logprobs[i, : counts[i]],
-                stopped=ends[i] > 0, version=version, policy=policy,
+                row.prompt, row.sample, out[i, : counts[i]], logprobs[i, : counts[i]],
+                reason=reasons[i], version=version, policy=policy,
             )
-            for i, (prompt, k) in enumerate(rows)
+            for i, row in enumerate(rows)
         ]  # fmt: skip
 
 
@@ -104,28 +135,40 @@ def _no_generation_config(model: PreTrainedModel) -> Iterator[None]:
 class _Choose(LogitsProcessor):
     """Makes the draw itself and leaves ``generate`` no choice: all other tokens get -inf."""
 
-    def __init__(self, rows: Sequence[tuple[Prompt, int]], sampling: SamplingParams, draws: Draws, width: int) -> None:
-        self.prompt_ids = torch.tensor([p.id for p, _ in rows])
-        self.samples = torch.tensor([k for _, k in rows])
+    def __init__(self, rows: Sequence[Beginning], sampling: SamplingParams, draws: Draws, width: int) -> None:
+        self.prompt_ids = torch.tensor([row.prompt.id for row in rows])
+        self.samples = torch.tensor([row.sample for row in rows])
+        self.drawn = torch.tensor([row.drawn for row in rows])
         self.sampling, self.draws, self.width = sampling, draws, width
         self.logprobs: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        uniform = self.draws.uniform(self.prompt_ids, self.samples, input_ids.shape[1] - self.width)
+        uniform = self.draws.uniform(self.prompt_ids, self.samples, self.drawn + input_ids.shape[1] - self.width)
         tokens, logprobs = sample_tokens(scores, uniform, self.sampling)
         self.logprobs.append(logprobs.cpu())
         return torch.full_like(scores, -torch.inf).scatter_(-1, tokens.unsqueeze(-1), 0.0)
 
 
 class _Stop(StoppingCriteria):
-    """Ends rows by the rule that every source shares, and remembers where (``counts`` [rows], 0: not ended)."""
+    """Ends rows by the rule that every source shares.
 
-    def __init__(self, policy: Policy, sampling: SamplingParams, width: int, rows: int) -> None:
-        self.policy, self.sampling, self.width = policy, sampling, width
-        self.counts = torch.zeros(rows, dtype=torch.int64)
+    ``counts`` [rows] are their tokens then, 0 before; ``stopped`` [rows] whether the policy ended them.
+    """
+
+    def __init__(self, policy: Policy, sampling: SamplingParams, width: int, rows: Sequence[Beginning]) -> None:
+        self.policy, self.sampling, self.width, self.rows = policy, sampling, width, rows
+        self.room = torch.tensor([row.room for row in rows])
+        self.counts = torch.zeros(len(rows), dtype=torch.int64)
+        self.stopped = torch.zeros(len(rows), dtype=torch.bool)
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
         responses = input_ids[:, self.width :]  # the rule never looks at the prompt
-        ended = has_ended(self.policy, responses[:, -1], self.sampling, responses.tolist).cpu()
-        self.counts = torch.where((self.counts == 0) & ended, responses.shape[1], self.counts)
+
+        def written() -> list[list[int]]:
+            return [[*row.written, *ids] for row, ids in zip(self.rows, responses.tolist(), strict=True)]
+
+        ended = has_ended(self.policy, responses[:, -1], self.sampling, written).cpu()
+        going = self.counts == 0
+        self.stopped |= going & ended
+        self.counts = torch.where(going & (ended | (self.room <= responses.shape[1])), responses.shape[1], self.counts)
         return (self.counts > 0).to(input_ids.device)

@@ -6,81 +6,19 @@ waiting prompts take their place; log-probabilities are caught while sampling. W
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
 
 from gspo_lightning.policy import Policy
-from gspo_lightning.rollouts.base import Draws, Progress, RolloutSource, finish, has_ended, sample_tokens
+from gspo_lightning.rollouts.base import Beginning, Draws, Enough, Progress, RolloutSource, has_ended, sample_tokens
 from gspo_lightning.rollouts.decoding import Decoder, decoder_for
+from gspo_lightning.rollouts.rows import Rows, Written
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 __all__ = ["GroupedSampler"]
-
-
-@dataclass(slots=True)
-class _Rows:
-    """State of the rows in the batch, each field [rows]."""
-
-    slot: Tensor  # where the row writes its tokens
-    prompt_id: Tensor
-    sample: Tensor
-    position: Tensor  # of the next token in its sequence
-    step: Tensor  # tokens written
-    alive: Tensor  # still being decoded
-
-    @classmethod
-    def of(cls, prompts: Sequence[Prompt], first: int, group_size: int, device: torch.device) -> _Rows:
-        """G rows for each prompt; ``first`` is the number of the first prompt."""
-        count = len(prompts) * group_size
-        widths = torch.tensor([len(p.token_ids) for p in prompts], dtype=torch.int64, device=device)
-        return cls(
-            slot=torch.arange(first * group_size, first * group_size + count, device=device),
-            prompt_id=torch.tensor([p.id for p in prompts], dtype=torch.int64, device=device).repeat_interleave(
-                group_size
-            ),
-            sample=torch.arange(group_size, device=device).repeat(len(prompts)),
-            position=widths.repeat_interleave(group_size),
-            step=torch.zeros(count, dtype=torch.int64, device=device),
-            alive=torch.ones(count, dtype=torch.bool, device=device),
-        )
-
-    def _fields(self) -> tuple[Tensor, ...]:
-        return self.slot, self.prompt_id, self.sample, self.position, self.step, self.alive
-
-    def __getitem__(self, keep: Tensor) -> _Rows:
-        return _Rows(*(x[keep] for x in self._fields()))
-
-    def __add__(self, other: _Rows) -> _Rows:
-        return _Rows(*(torch.cat(pair) for pair in zip(self._fields(), other._fields(), strict=True)))
-
-    def __len__(self) -> int:
-        return len(self.slot)
-
-
-@dataclass(slots=True)
-class _Written:
-    """What all responses of a call have come to: [P * G, T] and [P * G]."""
-
-    tokens: Tensor
-    logprobs: Tensor
-    lengths: Tensor
-    stopped: Tensor
-
-    @classmethod
-    def empty(cls, rows: int, tokens: int, device: torch.device) -> _Written:
-        return cls(
-            torch.zeros(rows, tokens, dtype=torch.int64, device=device),
-            torch.zeros(rows, tokens, dtype=torch.float32, device=device),
-            torch.zeros(rows, dtype=torch.int64, device=device),
-            torch.zeros(rows, dtype=torch.bool, device=device),
-        )
-
-    def of(self, rows: _Rows) -> list[list[int]]:
-        """The tokens of each row so far."""
-        return [ids[:n] for ids, n in zip(self.tokens[rows.slot].tolist(), rows.step.tolist(), strict=True)]
 
 
 class GroupedSampler(RolloutSource):
@@ -98,7 +36,6 @@ class GroupedSampler(RolloutSource):
             raise ValueError(f"compact_at must lie in (0, 1], got {compact_at}")
         self.max_rows, self.compact_at = max_rows, compact_at
 
-    @torch.no_grad()
     def generate(
         self,
         policy: Policy,
@@ -111,79 +48,105 @@ class GroupedSampler(RolloutSource):
         progress: Progress | None = None,
     ) -> list[list[Rollout]]:
         """See :meth:`RolloutSource.generate`."""
-        total, device = len(prompts) * group_size, policy.device
-        written = _Written.empty(total, sampling.max_response_tokens, device)
-        decoder = decoder_for(policy)
-        rows, logits = _Rows.of([], 0, group_size, device), torch.empty(0)
+        beginnings = Beginning.groups(prompts, group_size, sampling.max_response_tokens)
+        written = Written(beginnings, policy.device)
         groups: dict[int, list[Rollout]] = {}
-        entered = 0
 
-        def deliver() -> None:
+        def left(entered: int, busy: set[int]) -> bool:
             """Hand out the groups of which no row is left in the batch."""
-            busy = set((rows.slot // group_size).tolist())
-            for p in (p for p in range(entered) if p not in busy and p not in groups):
-                groups[p] = self._group(policy, prompts[p], p, group_size, written, version)
+            working = {slot // group_size for slot in busy}
+            for p in (p for p in range(entered // group_size) if p not in working and p not in groups):
+                groups[p] = written.rollouts(p * group_size, group_size, version, policy)
                 if self.on_group is not None:
                     self.on_group(groups[p])
+            if progress is not None:
+                progress(entered - len(busy), len(beginnings))
+            return False
 
-        while entered < len(prompts) or len(rows):
-            if new := self._admitted(len(prompts) - entered, len(rows), group_size, decoder):
-                fresh = decoder.add(prompts[entered : entered + new], group_size)
+        self._decode(policy, written, [group_size] * len(prompts), sampling, draws, left)
+        return [groups[p] for p in range(len(prompts))]
+
+    def extend(
+        self,
+        policy: Policy,
+        beginnings: Sequence[Beginning],
+        *,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        enough: Enough | None = None,
+    ) -> list[Rollout]:
+        """See :meth:`RolloutSource.extend`; neighbours with the same context share its keys and values."""
+        written = Written(beginnings, policy.device)
+        blocks = [len(list(same)) for _, same in groupby(beginnings, key=lambda row: row.context)]
+
+        def left(entered: int, busy: set[int]) -> bool:
+            return enough is not None and enough([i for i in range(entered) if i not in busy])
+
+        self._decode(policy, written, blocks, sampling, draws, left)
+        return written.rollouts(0, len(beginnings), version, policy)
+
+    @torch.no_grad()
+    def _decode(
+        self,
+        policy: Policy,
+        written: Written,
+        blocks: Sequence[int],
+        sampling: SamplingParams,
+        draws: Draws,
+        left: Callable[[int, set[int]], bool],
+    ) -> None:
+        """Write all responses.
+
+        Args:
+            policy: the weights.
+            written: is filled in.
+            blocks: neighbours in ``written.beginnings`` that share a context.
+            sampling: temperature and stops.
+            draws: the randomness.
+            left: called whenever rows have left the batch with the number of rows that ever entered and the slots of
+                those still in it; True ends the call.
+        """
+        ends = list(accumulate(blocks, initial=0))
+        decoder, device = decoder_for(policy), policy.device
+        rows, logits = Rows.of([], 0, device), torch.empty(0)
+        entered = 0  # blocks
+        while entered < len(blocks) or len(rows):
+            if new := self._admitted(blocks[entered:], len(rows), decoder):
+                first, last = ends[entered], ends[entered + new]
+                contexts = [written.beginnings[i].context for i in ends[entered : entered + new]]
+                fresh = decoder.add(contexts, blocks[entered : entered + new])
                 logits = torch.cat([logits, fresh]) if len(rows) else fresh
-                rows = rows + _Rows.of(prompts[entered : entered + new], entered, group_size, device)
+                rows = rows + Rows.of(written.beginnings[first:last], first, device)
                 entered += new
             chosen = self._sample(policy, rows, logits, sampling, draws, written)
             remaining = int(rows.alive.sum())
             if len(rows) - remaining >= self.compact_at * len(rows):
-                if progress is not None:
-                    progress(entered * group_size - remaining, total)
                 keep = rows.alive.nonzero(as_tuple=True)[0]
                 rows, chosen = rows[keep], chosen[keep]
-                deliver()
+                if left(ends[entered], set(rows.slot.tolist())):
+                    return
                 if remaining or decoder.may_grow:
                     decoder.keep(keep)
             if len(rows):
                 logits = decoder.step(chosen, rows.position)
                 rows.position = rows.position + 1
-        return [groups[p] for p in range(len(prompts))]
 
-    def _admitted(self, waiting: int, rows: int, group_size: int, decoder: Decoder) -> int:
-        """How many prompts may join now: small groups of newcomers are not worth a forward pass of their own."""
-        room = max(0, self.max_rows - rows) // group_size
-        if rows == 0:
-            return min(waiting, max(1, room))
-        if not decoder.may_grow or room * group_size < self.compact_at * self.max_rows:
+    def _admitted(self, waiting: Sequence[int], rows: int, decoder: Decoder) -> int:
+        """How many blocks may join now: a few newcomers are not worth a forward pass of their own."""
+        room = self.max_rows - rows
+        if rows and (not decoder.may_grow or room < self.compact_at * self.max_rows):
             return 0
-        return min(waiting, room)
+        fitting = sum(total <= room for total in accumulate(waiting))
+        return fitting if rows or not waiting else max(1, fitting)
 
     @staticmethod
     def _sample(
-        policy: Policy, rows: _Rows, logits: Tensor, sampling: SamplingParams, draws: Draws, written: _Written
+        policy: Policy, rows: Rows, logits: Tensor, sampling: SamplingParams, draws: Draws, written: Written
     ) -> Tensor:
         """Draw the next token of every row and note those of living ones; returns the tokens [rows]."""
-        uniform = draws.uniform(rows.prompt_id, rows.sample, rows.step)
+        uniform = draws.uniform(rows.prompt_id, rows.sample, rows.drawn + rows.step)
         chosen, logprobs = sample_tokens(logits, uniform, sampling)
-        slot, step = rows.slot[rows.alive], rows.step[rows.alive]
-        written.tokens[slot, step] = chosen[rows.alive]
-        written.logprobs[slot, step] = logprobs[rows.alive]
-        written.lengths[slot] = step + 1
-        rows.step = rows.step + rows.alive
-        ended = has_ended(policy, chosen, sampling, lambda: written.of(rows))
-        written.stopped[rows.slot[rows.alive & ended]] = True
-        rows.alive = rows.alive & ~ended & (rows.step < sampling.max_response_tokens)
+        written.note(rows, chosen, logprobs)
+        written.end(rows, has_ended(policy, chosen, sampling, lambda: written.of(rows)))
         return chosen
-
-    @staticmethod
-    def _group(
-        policy: Policy, prompt: Prompt, number: int, group_size: int, written: _Written, version: int
-    ) -> list[Rollout]:
-        own = slice(number * group_size, (number + 1) * group_size)
-        tokens, logprobs = written.tokens[own].cpu(), written.logprobs[own].cpu()
-        counts, ends = written.lengths[own].tolist(), written.stopped[own].tolist()
-        return [
-            finish(
-                prompt, k, tokens[k, : counts[k]], logprobs[k, : counts[k]],
-                stopped=ends[k], version=version, policy=policy,
-            )
-            for k in range(group_size)
-        ]  # fmt: skip

@@ -1,0 +1,97 @@
+"""What the sampler knows of the rows it is decoding, and what all responses have come to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.policy import Policy
+from gspo_lightning.rollouts.base import Beginning, finish
+from gspo_lightning.types import FinishReason, Rollout
+
+__all__ = ["Rows", "Written"]
+
+
+@dataclass(slots=True)
+class Rows:
+    """State of the rows in the batch, each field [rows]."""
+
+    slot: Tensor  # number of the beginning
+    prompt_id: Tensor
+    sample: Tensor
+    drawn: Tensor  # tokens drawn before this call
+    room: Tensor  # tokens that may be written in it
+    position: Tensor  # of the next token in its sequence
+    step: Tensor  # tokens written
+    alive: Tensor  # still being decoded
+
+    @classmethod
+    def of(cls, beginnings: Sequence[Beginning], first: int, device: torch.device) -> Rows:
+        """One row for each; ``first`` is the number of the first."""
+        known = [
+            (first + i, b.prompt.id, b.sample, b.drawn, b.room, len(b.context), 0) for i, b in enumerate(beginnings)
+        ]
+        slot, prompt, sample, drawn, room, position, step = torch.tensor(known).long().view(-1, 7).T.to(device).unbind()
+        alive = torch.ones(len(known), dtype=torch.bool, device=device)
+        return cls(slot, prompt, sample, drawn, room, position, step, alive)
+
+    def _fields(self) -> tuple[Tensor, ...]:
+        return self.slot, self.prompt_id, self.sample, self.drawn, self.room, self.position, self.step, self.alive
+
+    def __getitem__(self, keep: Tensor) -> Rows:
+        return Rows(*(x[keep] for x in self._fields()))
+
+    def __add__(self, other: Rows) -> Rows:
+        return Rows(*(torch.cat(pair) for pair in zip(self._fields(), other._fields(), strict=True)))
+
+    def __len__(self) -> int:
+        return len(self.slot)
+
+
+class Written:
+    """Tokens and log-probabilities [N, T] of N responses, their ``lengths`` [N] and ``ended`` and ``stopped`` [N]."""
+
+    def __init__(self, beginnings: Sequence[Beginning], device: torch.device) -> None:
+        rows, width = len(beginnings), max((b.room for b in beginnings), default=0)
+        self.beginnings = beginnings
+        self.tokens = torch.zeros(rows, width, dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros(rows, width, dtype=torch.float32, device=device)
+        self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.ended, self.stopped = (torch.zeros(rows, dtype=torch.bool, device=device) for _ in range(2))
+
+    def note(self, rows: Rows, tokens: Tensor, logprobs: Tensor) -> None:
+        """One more token [rows] for every living row."""
+        slot, step = rows.slot[rows.alive], rows.step[rows.alive]
+        self.tokens[slot, step] = tokens[rows.alive]
+        self.logprobs[slot, step] = logprobs[rows.alive]
+        self.lengths[slot] = step + 1
+        rows.step = rows.step + rows.alive
+
+    def end(self, rows: Rows, stopped: Tensor) -> None:
+        """Rows that the policy has ended (bool [rows]), or that have no room left, are no longer alive."""
+        over = rows.alive & (stopped | (rows.step >= rows.room))
+        self.ended[rows.slot[over]] = True
+        self.stopped[rows.slot[rows.alive & stopped]] = True
+        rows.alive = rows.alive & ~over
+
+    def of(self, rows: Rows) -> list[list[int]]:
+        """The tokens of each row's message so far."""
+        found = zip(rows.slot.tolist(), self.tokens[rows.slot].tolist(), rows.step.tolist(), strict=True)
+        return [[*self.beginnings[slot].written, *ids[:n]] for slot, ids, n in found]
+
+    def rollouts(self, first: int, count: int, version: int, policy: Policy) -> list[Rollout]:
+        """The responses from ``first`` on, on the CPU."""
+        own = slice(first, first + count)
+        tokens, logprobs = self.tokens[own].cpu(), self.logprobs[own].cpu()
+        lengths, ended, stopped = (x[own].tolist() for x in (self.lengths, self.ended, self.stopped))
+        reasons = {(True, True): FinishReason.STOP, (True, False): FinishReason.LENGTH}
+        return [
+            finish(
+                row.prompt, row.sample, tokens[i, : lengths[i]], logprobs[i, : lengths[i]],
+                reason=reasons.get((ended[i], stopped[i]), FinishReason.CUT), version=version, policy=policy,
+            )
+            for i, row in enumerate(self.beginnings[own])
+        ]  # fmt: skip
