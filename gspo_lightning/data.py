@@ -339,6 +339,7 @@ class PromptDataModule(LightningDataModule):
             iteration=iteration,
             device=module.device,
             packed=module.policy.packed,
+            distributions=module.meter.level == "full",
         )
         with context():
             batches = old.prepare(module.policy, experience.mini_batches, self.temperature)

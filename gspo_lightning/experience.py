@@ -13,6 +13,7 @@ import torch
 
 from gspo_lightning.advantages import Advantages
 from gspo_lightning.distributed import all_sum, rank_and_world
+from gspo_lightning.metrics.responses import Distributions, distribution_scalars, extremes, measure_distributions
 from gspo_lightning.metrics.rollouts import measure_rollouts
 from gspo_lightning.packing import make_mini_batches
 from gspo_lightning.policy import Policy
@@ -43,6 +44,8 @@ class Experience:
     examples: list[dict[str, Any]] = field(default_factory=list)
     rewards: dict[str, list[Any]] = field(default_factory=dict)
     """``<prompt>/<sample>`` -> hash of its token ids, reward or None; for a dump of an update that went wrong."""
+    distributions: Distributions = field(default_factory=dict)
+    """One value per response of all ranks: length, reward, advantage ... (histograms)."""
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and primitives only."""
@@ -51,6 +54,7 @@ class Experience:
             "metrics": dict(self.metrics),
             "examples": list(self.examples),
             "rewards": dict(self.rewards),
+            "distributions": dict(self.distributions),
         }
 
     @classmethod
@@ -61,6 +65,7 @@ class Experience:
             dict(state["metrics"]),
             list(state["examples"]),
             dict(state.get("rewards", {})),
+            dict(state.get("distributions", {})),
         )
 
 
@@ -184,11 +189,17 @@ def collect(
     device: torch.device,
     packed: bool = False,
     examples: int = 8,
+    distributions: bool = True,
 ) -> Experience:
-    """Scored groups of this rank, in the order they were dealt, to an :class:`Experience`."""
+    """Scored groups of this rank, in the order they were dealt, to an :class:`Experience`.
+
+    ``distributions`` also keeps what was measured of each response.
+    """
     rollouts = [r for g in groups for r in g]
     dead = assign_advantages(groups, advantages, shaping, device)
     metrics = measure_rollouts(rollouts, device) | dict(seconds)
+    spread = measure_distributions(rollouts, device) if distributions else {}
+    metrics |= distribution_scalars(spread) if spread else {}
     metrics["reward/dead_groups"] = dead
     metrics["data/iteration"] = float(iteration)
     generated = sum(len(r.token_ids) for r in rollouts)
@@ -198,8 +209,10 @@ def collect(
         groups, mini_batches=mini_batches, max_tokens=max_tokens, iteration=iteration, packed=packed
     )
     shown = [_example(r) for g in groups for r in g[:2]][:examples]
+    if distributions:
+        shown += [_example(r, name) for name, r in extremes(rollouts).items()]
     rewards = {f"{r.prompt.id}/{r.sample}": [row_hash(r.prompt.token_ids, r.token_ids), r.reward] for r in rollouts}
-    return Experience(batches, metrics, shown, rewards)
+    return Experience(batches, metrics, shown, rewards, spread)
 
 
 def row_hash(prompt: Sequence[int], response: torch.Tensor) -> str:
@@ -208,8 +221,9 @@ def row_hash(prompt: Sequence[int], response: torch.Tensor) -> str:
     return hashlib.blake2b(ids.numpy().tobytes(), digest_size=8).hexdigest()
 
 
-def _example(rollout: Rollout) -> dict[str, Any]:
+def _example(rollout: Rollout, shown_as: str = "sample") -> dict[str, Any]:
     return {
+        "shown_as": shown_as,
         "prompt": rollout.prompt.text,
         "completion": rollout.text,
         "answer": str(rollout.prompt.columns.get("answer", "")),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from gspo_lightning.distributed import all_sum, largest, rank_and_world
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience import record
 from gspo_lightning.metrics.evaluation import EvaluationMetrics
-from gspo_lightning.metrics.sums import MetricSums, ratio_percentiles
+from gspo_lightning.metrics.meter import UpdateMeter
+from gspo_lightning.metrics.sums import Level, MetricSums
 from gspo_lightning.metrics.update import update_scalars
 from gspo_lightning.nonfinite import NonFiniteGuard, OnNonFinite, check_weights, make_dump
 from gspo_lightning.objectives import GSPO, Objective, segments_by_delimiter
@@ -64,6 +65,8 @@ class GSPOModule(LightningModule):
         segment_delimiters: texts that end a segment, for ``Segment`` with ``by: given`` (for example a line feed).
         allow_unusual_clip: accept a clip range of the wrong scale for the objective's level.
         histogram_every: optimizer steps between two histograms of s_i.
+        metrics: how much is measured: ``full``, ``basic`` (nothing by sign or token, nothing about the weights) or
+            ``off`` (loss, gradient norm, rewards). Training is the same, bit for bit.
         on_nonfinite: what happens to an update with a NaN or infinity in it: ``stop`` the run, or ``skip`` the
             mini-batch. Either way the weights stay as they are and the mini-batch is written to ``dumps/``.
         max_skips: mini-batches of a run that may be skipped.
@@ -90,6 +93,7 @@ class GSPOModule(LightningModule):
         segment_delimiters: list[str] | None = None,
         allow_unusual_clip: bool = False,
         histogram_every: int = 1,
+        metrics: Level = "full",
         on_nonfinite: OnNonFinite = "stop",
         max_skips: int = 3,
         seed: int = 0,
@@ -105,6 +109,9 @@ class GSPOModule(LightningModule):
         self.cold_start = cold_start
         self.segment_delimiters = segment_delimiters or []
         self.allow_unusual_clip, self.histogram_every = allow_unusual_clip, histogram_every
+        self.meter = UpdateMeter(metrics)
+        self.before_update: list[Callable[[dict[str, float]], None]] = []
+        """Called with what was measured of an update, before the optimizer steps."""
         self.evaluation_metrics = EvaluationMetrics()
         self.guard = NonFiniteGuard(on_nonfinite, max_skips)
         self.weights_from_checkpoint = False
@@ -155,6 +162,7 @@ class GSPOModule(LightningModule):
         settings = self._start()
         self.policy = load_policy(settings)
         self.policy.train()
+        self.meter.watch(self.policy)
         check_weights(self.policy, f"in {settings.name_or_path}")
         self.policy.register_forward_hook(self.guard.watch)
         check_head(self.policy)
@@ -178,6 +186,7 @@ class GSPOModule(LightningModule):
         self.evaluations = [(int(step), dict(values)) for step, values in checkpoint.get("gspo_evaluations", [])]
         self.last_evaluation = dict(self.evaluations[-1][1]) if self.evaluations else {}
         self.guard.skipped = int(checkpoint.get("gspo_skipped", 0))
+        self.meter.load_state_dict(checkpoint.get("gspo_meter", {}))
         state = checkpoint["state_dict"]
         snapshot = [name for name in state if name.startswith("old_policy.")]
         if snapshot and isinstance(self.old_policy, ResidentSnapshot):
@@ -195,6 +204,7 @@ class GSPOModule(LightningModule):
         checkpoint["gspo_lightning"] = {"model": dataclasses.asdict(self.settings), "objective": repr(self.objective)}
         checkpoint["gspo_run"] = self.provenance
         checkpoint["gspo_skipped"] = self.guard.skipped
+        checkpoint["gspo_meter"] = self.meter.state_dict()
         checkpoint["gspo_evaluations"] = [[step, dict(values)] for step, values in self.evaluations]
         flush(self.loggers)
 
@@ -217,7 +227,7 @@ class GSPOModule(LightningModule):
             optimizer.zero_grad(set_to_none=True)
             micro_batches = self._in_step(parts)
             denominator = all_sum(mini_batch_count(self.objective, micro_batches))
-            sums = MetricSums()
+            sums = self.meter.sums()
             for part in micro_batches[:-1]:
                 with self._without_sync():
                     self._loss(part, denominator, sums).backward()
@@ -285,13 +295,17 @@ class GSPOModule(LightningModule):
         values = {"loss": self._pending["loss"], "gradient norm": norm, "largest ratio": self._pending["ratio/max"]}
         if self.guard.skips(values, self.global_step + 1, self.device, lambda: self._dump(values)):
             optimizer.zero_grad(set_to_none=True)  # a step without gradients changes nothing
+        self._pending |= self.meter.before_step(self.policy, norm)
         self._pending["optim/gradient_norm"] = norm
         self._pending["optim/lr"] = float(optimizer.param_groups[0]["lr"])
+        for look in self.before_update:
+            look(self._pending)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """One step; only now does the mini-batch count as trained on, and only now is the update logged."""
         super().optimizer_step(*args, **kwargs)
         check_weights(self.policy, f"after update {self.global_step + 1}")
+        self._pending |= self.meter.after_step(self.policy)
         self.data.loader.mark_trained()
         self._log_update(self.global_step + 1)  # Lightning counts the step after this hook
 
@@ -310,9 +324,8 @@ class GSPOModule(LightningModule):
 
     def _measure(self, batch: MiniBatch, sums: MetricSums, start: float) -> None:
         pairs, vectors, maxima = sums.reduce()
-        self._ratio_counts = vectors["ratio"]
         self._pending = self.data.loader.experience.metrics | update_scalars(pairs) | maxima
-        self._pending |= ratio_percentiles(self._ratio_counts)
+        self._pending |= self.meter.of_ratios(self._pending, vectors, batch.index)
         self._pending["data/mini_batch"] = float(batch.index)
         tokens = all_sum(torch.tensor(batch.num_tokens, dtype=torch.float64, device=self.device))
         self._pending["data/tokens_per_update"] = float(tokens)
@@ -326,11 +339,6 @@ class GSPOModule(LightningModule):
         self.last_update = self._pending
         for logger in self.loggers:
             logger.log_metrics(self.last_update, step=step)
-
-    @property
-    def ratio_counts(self) -> list[float]:
-        """Histogram of log s_i of the last update, over :data:`gspo_lightning.metrics.sums.RATIO_EDGES`."""
-        return self._ratio_counts
 
     # evaluation --------------------------------------------------------------------------------------------------
 

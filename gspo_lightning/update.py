@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gspo_lightning.metrics.ratios import ratio_counts
 from gspo_lightning.metrics.sums import MetricSums, ratio_histogram
 from gspo_lightning.metrics.update import measure_mismatch, sequence_log_ratios
 from gspo_lightning.objectives import Objective
@@ -66,5 +67,8 @@ def micro_batch_loss(
     sums.add(out.sums | {"loss": (out.loss, no_count)} | measure_mismatch(part, old_logprobs))
     log_ratios = sequence_log_ratios(logprobs.detach(), old_logprobs, part.response_mask)
     sums.add_vector("ratio", ratio_histogram(log_ratios))
+    if sums.level == "full":
+        for name, counts in ratio_counts(logprobs, old_logprobs, part.response_mask, part.advantages).items():
+            sums.add_vector(name, counts)
     sums.add_max("ratio/max", out.ratio)  # 1 at masked positions
     return out.loss

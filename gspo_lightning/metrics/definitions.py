@@ -9,7 +9,8 @@ micro-batches and ranks of an update before anything is divided. Rendered to ``d
 from __future__ import annotations
 
 from gspo_lightning.metrics.definitions_policy import CLIP, DRIFT, RATIO
-from gspo_lightning.metrics.spec import MetricSpec
+from gspo_lightning.metrics.definitions_spread import BY_MINI_BATCH, RESPONSES, SPREAD, UPDATE
+from gspo_lightning.metrics.spec import FULL, MetricSpec
 
 __all__ = ["METRICS"]
 
@@ -29,6 +30,44 @@ _REWARD = (
         "above 0: without a spread there is nothing to compare; for a 0/1 reward it is sqrt(p (1 - p)), at most 0.5",
         "At 0 all responses earn the same: make the prompts easier or harder, or the reward finer.",
         "Reward",
+    ),
+    MetricSpec(
+        "reward/min",
+        "smallest reward of the iteration's responses that are not missing",
+        "reward",
+        "the reward of a wrong answer, until there is none left",
+        "If it is above what a wrong answer should earn, read the sample: something is paid for nothing.",
+        "Reward",
+        when=FULL,
+    ),
+    MetricSpec(
+        "reward/max",
+        "largest reward of the iteration's responses that are not missing",
+        "reward",
+        "the reward of a right answer, from the first iterations on",
+        "If it stays below that, no response is ever right and nothing points the way: start from easier prompts.",
+        "Reward",
+        when=FULL,
+    ),
+    MetricSpec(
+        "reward/histogram",
+        "rewards of the iteration's responses that are not missing",
+        "reward",
+        "two peaks for a 0/1 reward, the upper one growing",
+        "One peak that does not move: all responses earn the same and there is nothing to compare.",
+        "Reward",
+        kind="histogram",
+        when=FULL,
+    ),
+    MetricSpec(
+        "reward/advantage_histogram",
+        "advantages of the iteration's responses",
+        "advantage",
+        "around 0, a bar at exactly 0 for dead groups; with normalisation within a group rarely beyond +-3",
+        "A long tail on one side is one response in many that differs: a larger group tells if it was luck.",
+        "Reward",
+        kind="histogram",
+        when=FULL,
     ),
     MetricSpec(
         "reward/parts/<name>",
@@ -185,6 +224,15 @@ _DATA = (
         "Data",
         kind="text",
     ),
+    MetricSpec(
+        "how_to_read",
+        "a page that says which tab answers which question, written at the start",
+        "text",
+        "there once, and once more for every resume",
+        "Start there.",
+        "Data",
+        kind="text",
+    ),
 )
 
 _NOISE = (
@@ -330,6 +378,7 @@ _OBJECTIVE = (
 )
 
 METRICS: tuple[MetricSpec, ...] = (
-    *_REWARD, *_RESPONSE, *RATIO, *CLIP, *DRIFT, *_OPTIMIZATION, *_DATA, *_NOISE, *_SPEED, *_EVALUATION, *_OBJECTIVE,
+    *_REWARD, *_RESPONSE, *RESPONSES, *RATIO, *SPREAD, *BY_MINI_BATCH, *CLIP, *DRIFT, *_OPTIMIZATION, *UPDATE, *_DATA,
+    *_NOISE, *_SPEED, *_EVALUATION, *_OBJECTIVE,
 )  # fmt: skip
 """Every tag of a run, in the order of the document."""

@@ -23,6 +23,7 @@ def measure_rollouts(rollouts: Sequence[Rollout], device: torch.device) -> dict[
         "response/length": sum(len(r.token_ids) for r in rollouts),
         "response/terminated": sum(not r.truncated for r in rollouts),
         "response/truncated": sum(r.truncated for r in rollouts),
+        "response/distinct": sum(_distinct(rollouts)),
         "reward/masked": sum(r.masked for r in rollouts),
         "reward/model_errors": sum("model_error" in r.reward_statuses.values() for r in rollouts),
         "reward/timeouts": sum("timeout" in r.reward_statuses.values() for r in rollouts),
@@ -38,3 +39,14 @@ def measure_rollouts(rollouts: Sequence[Rollout], device: torch.device) -> dict[
         if tag == "reward/mean":
             scalars["reward/std"] = max(square / max(known_count, 1) - scalars[tag] ** 2, 0.0) ** 0.5
     return scalars
+
+
+def _distinct(rollouts: Sequence[Rollout]) -> list[bool]:
+    """Whether each response is the first of its kind to its prompt."""
+    seen: set[tuple[int, bytes]] = set()
+    new = []
+    for r in rollouts:
+        key = (r.prompt.id, r.token_ids.cpu().numpy().tobytes())
+        new.append(key not in seen)
+        seen.add(key)
+    return new

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Kind", "MetricSpec"]
+__all__ = ["FULL", "Kind", "MetricSpec"]
+
+FULL = "model.metrics: full"
+"""``when`` of what is measured unless a run asks for less."""
 
 Kind = Literal["scalar", "histogram", "text"]
 

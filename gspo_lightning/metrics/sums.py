@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gspo_lightning.distributed import all_max, all_sum
 
-__all__ = ["RATIO_EDGES", "MetricSums", "ratio_histogram", "ratio_percentiles"]
+__all__ = ["RATIO_EDGES", "Level", "MetricSums", "ratio_histogram", "ratio_percentiles"]
+
+Level = Literal["full", "basic", "off"]
+"""How much is measured: see :class:`gspo_lightning.metrics.meter.UpdateMeter`."""
 
 _DECADES = torch.logspace(-6, 1, 57, dtype=torch.float64)
 RATIO_EDGES: Tensor = torch.cat([-_DECADES.flip(0), torch.zeros(1, dtype=torch.float64), _DECADES])
@@ -38,9 +42,13 @@ def ratio_percentiles(counts: Sequence[float]) -> dict[str, float]:
 
 
 class MetricSums:
-    """Accumulates ``{name: (sum, count)}`` on the device and reduces everything in one collective."""
+    """Accumulates ``{name: (sum, count)}`` on the device and reduces everything in one collective.
 
-    def __init__(self) -> None:
+    ``level`` tells those who measure how much is wanted; at ``off`` only the loss and maxima are kept.
+    """
+
+    def __init__(self, level: Level = "basic") -> None:
+        self.level = level
         self._sums: dict[str, Tensor] = {}
         self._vectors: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
@@ -48,11 +56,15 @@ class MetricSums:
     def add(self, sums: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Add the sums and counts of one micro-batch (0-dim tensors)."""
         for name, (total, count) in sums.items():
+            if self.level == "off" and name != "loss":
+                continue
             pair = torch.stack([total.detach().double(), count.detach().double()])
             self._sums[name] = self._sums[name] + pair if name in self._sums else pair
 
     def add_vector(self, name: str, values: Tensor) -> None:
         """Add a vector of counts (a histogram)."""
+        if self.level == "off":
+            return
         self._vectors[name] = self._vectors[name] + values if name in self._vectors else values
 
     def add_max(self, name: str, values: Tensor) -> None:

@@ -1,0 +1,87 @@
+"""What is measured of an update besides the objective's own sums, and how much of it a run asks for."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from torch import nn
+
+from gspo_lightning.metrics.parameters import ParameterMeter
+from gspo_lightning.metrics.ratios import by_mini_batch, ratio_histograms, ratio_scalars
+from gspo_lightning.metrics.sums import Level, MetricSums, ratio_percentiles
+
+__all__ = ["UpdateMeter"]
+
+HISTORY = 64
+"""Updates whose median gradient norm a new one is compared with."""
+
+
+class UpdateMeter:
+    """Collects the scalars and histograms of one update after another. Reads tensors, never writes any.
+
+    Args:
+        level: ``full``; ``basic``: no distributions by sign, no token ratios, nothing about the weights; ``off``: loss,
+            gradient norm and rewards only.
+    """
+
+    def __init__(self, level: Level) -> None:
+        self.level = level
+        self.histograms: dict[str, list[float]] = {}
+        """Of the last update: tag -> counts over :data:`gspo_lightning.metrics.sums.RATIO_EDGES`."""
+        self._norms: deque[float] = deque(maxlen=HISTORY)
+        self._parameters: ParameterMeter | None = None
+
+    def watch(self, policy: nn.Module) -> None:
+        """Called once, with the whole model, before a strategy shards it."""
+        if self.level == "full":
+            self._parameters = ParameterMeter(policy)
+
+    def sums(self) -> MetricSums:
+        """Where the micro-batches of an update add up."""
+        return MetricSums(self.level)
+
+    def of_ratios(
+        self, scalars: Mapping[str, float], vectors: Mapping[str, Sequence[float]], place: int
+    ) -> dict[str, float]:
+        """Percentiles and values by mini-batch; also keeps the histograms.
+
+        Args:
+            scalars: of this update, so far.
+            vectors: the reduced vectors of :meth:`sums`.
+            place: of the mini-batch in its iteration, from 0.
+        """
+        if self.level == "off":
+            return {}
+        self.histograms = {"ratio/histogram": list(vectors["ratio"])}
+        found = ratio_percentiles(vectors["ratio"])
+        if self.level == "full":
+            self.histograms |= ratio_histograms(vectors)
+            found |= ratio_scalars(vectors) | by_mini_batch(scalars, place)
+        return found
+
+    def before_step(self, policy: nn.Module, gradient_norm: float) -> dict[str, float]:
+        """How large the gradient is beside those before it; remembers the weights."""
+        if self.level == "off":
+            return {}
+        if self._parameters is not None:
+            self._parameters.before_step(policy)
+        usual = median(self._norms) if self._norms else gradient_norm
+        if 0 < gradient_norm < math.inf:  # an update with nothing to learn says nothing about what is usual
+            self._norms.append(gradient_norm)
+        return {"optim/gradient_spike": gradient_norm / usual if usual > 0 else 1.0}
+
+    def after_step(self, policy: nn.Module) -> dict[str, float]:
+        """What the update did to the weights."""
+        return self._parameters.after_step(policy) if self._parameters is not None else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Primitives only."""
+        return {"norms": list(self._norms)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self._norms = deque(state.get("norms", ()), maxlen=HISTORY)
