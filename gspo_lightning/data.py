@@ -27,6 +27,7 @@ from gspo_lightning.resume import fingerprint
 from gspo_lightning.rewards import Reward, RewardRunner
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource
 from gspo_lightning.shaping import CombineRewards, Shaping, TruncatedResponses, mask_truncated
+from gspo_lightning.sharding import gathered
 from gspo_lightning.types import MiniBatch, Prompt, SamplingParams
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ class PromptDataModule(LightningDataModule):
         module = self._module
         groups, _ = respond(
             self._patient_rollouts,
-            module.policy,
+            module.evaluated_policy,
             prompts,
             self.runner,
             group_size=self.evaluation.samples,
@@ -305,7 +306,7 @@ class PromptDataModule(LightningDataModule):
         def sample(indices: Sequence[int]) -> tuple[Groups, dict[str, float]]:
             return respond(
                 self._patient_rollouts,
-                old.sampling_policy(module.policy),
+                sampler,
                 [prompts[i] for i in indices],
                 self.runner,
                 group_size=self.group_size,
@@ -315,7 +316,7 @@ class PromptDataModule(LightningDataModule):
                 context=context,
             )
 
-        with fail_together():
+        with fail_together(), gathered(old.sampling_policy(module.policy)) as sampler:
             groups, seconds = sample(deal(order, self.minibatches_per_rollout))
             mask_truncated([r for g in groups for r in g], self.shaping)
             if self.resample_dead_groups:

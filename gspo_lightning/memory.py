@@ -34,7 +34,7 @@ class MemoryLimit:
     """
 
     def __init__(self, configured: int, packed: bool = False) -> None:
-        self.configured, self.packed = configured, packed
+        self.configured, self.packed, self.sharded = configured, packed, False
         self.budget = configured
         self.folder: Path | None = None
         """The run folder, where the budget is remembered for a resume."""
@@ -80,6 +80,8 @@ class MemoryLimit:
                 if not is_out_of_memory(error):
                     raise
                 failed = str(error).strip().splitlines()[0][:200] or type(error).__name__
+            if failed and self.sharded:  # the others wait in a gather: no agreement is possible any more
+                self._smaller(pieces, parts, update, failed)
             # outside the except clause: the exception holds the tensors of the attempt
             if not largest(int(bool(failed)), parts[0].input_ids.device):
                 assert result is not None
@@ -103,11 +105,13 @@ class MemoryLimit:
         before = self.budget
         self.budget = max(1, min(self.budget, tokens) // 2)
         if world > 1:
-            reports = [r for r in all_gather_objects(f"rank {rank}: {what}" if why else "") if r]
-            self.budget = min(all_gather_objects(self.budget if why else before))
-            self._remember(reports[0])
+            report = f"rank {rank}: {what}"
+            if not self.sharded:
+                report = next(r for r in all_gather_objects(report if why else "") if r)
+                self.budget = min(all_gather_objects(self.budget if why else before))
+            self._remember(report)
             raise InfrastructureError(
-                f"{reports[0]}\n  fix: go on with --ckpt_path last, which takes {self.budget} tokens instead of "
+                f"{report}\n  fix: go on with --ckpt_path last, which takes {self.budget} tokens instead of "
                 f"{before}, or set data.max_tokens_per_micro_batch: {self.budget}"
             )
         self._remember(what)
@@ -117,7 +121,7 @@ class MemoryLimit:
         return self.fit(parts)
 
     def _remember(self, why: str) -> None:
-        if self.folder is not None and rank_and_world()[0] == 0:
+        if self.folder is not None and (self.sharded or rank_and_world()[0] == 0):
             content = {"configured": self.configured, "budget": self.budget, "why": why}
             write_text(self.folder / FILE, json.dumps(content, indent=1) + "\n")
 

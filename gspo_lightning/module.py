@@ -37,6 +37,8 @@ from gspo_lightning.policy import DType, Layout, ModelSettings, Policy, load_pol
 from gspo_lightning.policy_checks import check_head, choose_layout
 from gspo_lightning.reference import ReferencePolicy
 from gspo_lightning.resume import Provenance, flush
+from gspo_lightning.sharding import clip_norm, gathered, is_sharded, total_norm, without_sync
+from gspo_lightning.strategies import FSDP2Strategy, FSDPStrategy
 from gspo_lightning.types import MicroBatch, MiniBatch, Prompt
 from gspo_lightning.update import micro_batch_loss, mini_batch_count
 
@@ -124,6 +126,8 @@ class GSPOModule(LightningModule):
         self.reference: ReferencePolicy | None = None
         self._pending: dict[str, float] = {}
         self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._gathered = contextlib.ExitStack()
+        self._evaluated: list[Policy] = []  # in a list, so that it does not become part of this module
 
     # building ----------------------------------------------------------------------------------------------------
 
@@ -168,7 +172,12 @@ class GSPOModule(LightningModule):
         check_head(self.policy)
         longest = self.data.max_prompt_tokens + self.data.max_response_tokens
         choose_layout(self.policy, settings.layout, longest, self.trainer.strategy.root_device)
-        self.reference = ReferencePolicy(self.policy) if self._keeps_reference else None
+        strategy = self.trainer.strategy
+        shard = strategy.shard if isinstance(strategy, FSDPStrategy | FSDP2Strategy) else None
+        self.reference = ReferencePolicy(self.policy, shard) if self._keeps_reference else None
+        if shard is not None:
+            self.old_policy.shard(self.policy, shard)
+            self.policy = shard(self.policy)
 
     def configure_optimizers(self) -> Any:
         """The optimizer over the policy's trainable parameters, and the scheduler stepped with it."""
@@ -187,7 +196,7 @@ class GSPOModule(LightningModule):
         self.last_evaluation = dict(self.evaluations[-1][1]) if self.evaluations else {}
         self.guard.skipped = int(checkpoint.get("gspo_skipped", 0))
         self.meter.load_state_dict(checkpoint.get("gspo_meter", {}))
-        state = checkpoint["state_dict"]
+        state = checkpoint.get("state_dict", {})  # of sharded ones, the strategy has loaded the weights
         snapshot = [name for name in state if name.startswith("old_policy.")]
         if snapshot and isinstance(self.old_policy, ResidentSnapshot):
             self.configure_model()
@@ -221,7 +230,7 @@ class GSPOModule(LightningModule):
         assert isinstance(optimizer, torch.optim.Optimizer)
         self._batch = batch
         memory = self.data.memory
-        memory.packed = self.policy.packed
+        memory.packed, memory.sharded = self.policy.packed, is_sharded(self.policy)
 
         def update(parts: list[MicroBatch]) -> tuple[Tensor, MetricSums]:
             optimizer.zero_grad(set_to_none=True)
@@ -282,8 +291,11 @@ class GSPOModule(LightningModule):
                 yield
             finally:
                 wrapped.require_backward_grad_sync = True
-        else:
+        elif getattr(self.trainer.strategy, "reduces_each", False):
             yield
+        else:
+            with without_sync(self.policy):
+                yield
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
         """Gradients are cleared at the start of :meth:`training_step`; here they already hold most of the update."""
@@ -291,7 +303,7 @@ class GSPOModule(LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Record the gradient norm before clipping; a NaN or infinity stops here, and the weights stay as they are."""
         gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
-        norm = float(nn.utils.get_total_norm(gradients))
+        norm = total_norm(gradients, sharded=is_sharded(self.policy), device=self.device)
         values = {"loss": self._pending["loss"], "gradient norm": norm, "largest ratio": self._pending["ratio/max"]}
         if self.guard.skips(values, self.global_step + 1, self.device, lambda: self._dump(values)):
             optimizer.zero_grad(set_to_none=True)  # a step without gradients changes nothing
@@ -300,6 +312,14 @@ class GSPOModule(LightningModule):
         self._pending["optim/lr"] = float(optimizer.param_groups[0]["lr"])
         for look in self.before_update:
             look(self._pending)
+
+    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **options: Any) -> None:
+        """By the norm over all ranks; plain parameters are Lightning's business."""
+        limit, how = options["gradient_clip_val"], str(options["gradient_clip_algorithm"] or "norm")
+        if limit and how == "norm" and is_sharded(self.policy):
+            clip_norm(self.policy.parameters(), self._pending["optim/gradient_norm"], float(limit))
+        else:
+            super().configure_gradient_clipping(optimizer, *args, **options)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """One step; only now does the mini-batch count as trained on, and only now is the update logged."""
@@ -342,9 +362,21 @@ class GSPOModule(LightningModule):
 
     # evaluation --------------------------------------------------------------------------------------------------
 
+    @property
+    def evaluated_policy(self) -> Policy:
+        """What answers held-out prompts: the policy, or the plain copy that was gathered for this evaluation."""
+        return self._evaluated[0] if self._evaluated else self.policy
+
+    def _gather(self) -> None:
+        """Once for a whole evaluation, in which ranks have different numbers of prompts."""
+        self._gathered = contextlib.ExitStack()
+        self._evaluated.append(self._gathered.enter_context(gathered(self.policy)))
+        self._gathered.callback(self._evaluated.clear)
+
     def on_validation_epoch_start(self) -> None:
         """Start counting."""
         self.evaluation_metrics.start(self.data.evaluation, self.device)
+        self._gather()
 
     def validation_step(self, batch: list[Prompt], batch_idx: int) -> None:
         """Answer held-out prompts and count what is correct."""
@@ -352,6 +384,7 @@ class GSPOModule(LightningModule):
 
     def on_validation_epoch_end(self, to_callbacks: bool = True) -> None:
         """Log under the number of updates so far; the evaluation before the first update is step 0."""
+        self._gathered.close()
         self.last_evaluation = self.evaluation_metrics.compute()
         self.evaluations.append((self.global_step, self.last_evaluation))
         if self.trainer.state.fn == "fit":
@@ -381,6 +414,14 @@ class GSPOModule(LightningModule):
     def on_test_epoch_end(self) -> None:
         """As in validation."""
         self.on_validation_epoch_end()
+
+    def on_predict_epoch_start(self) -> None:
+        """As in validation."""
+        self._gather()
+
+    def on_predict_epoch_end(self) -> None:
+        """As in validation."""
+        self._gathered.close()
 
     def predict_step(self, batch: list[Prompt], batch_idx: int) -> list[dict[str, Any]]:
         """Scored responses to the prompts of a batch as plain data, one group after another."""

@@ -18,6 +18,7 @@ from gspo_lightning.objectives import Objective
 from gspo_lightning.old_policy import OldPolicy
 from gspo_lightning.policy import ModelSettings, Policy
 from gspo_lightning.resume import atomic_file
+from gspo_lightning.sharding import full_weights, in_step, is_sharded, local, total_norm
 from gspo_lightning.types import MiniBatch
 
 __all__ = ["Dump", "NonFiniteGuard", "OnNonFinite", "check_weights"]
@@ -141,16 +142,17 @@ class NonFiniteGuard:
         )
 
 
-def check_weights(policy: nn.Module, after: str) -> None:
+def check_weights(policy: Policy, after: str) -> None:
     """The weights are finite.
 
     Raises:
         NonFiniteError: one is not; ``after`` says when.
     """
-    tensors = [p.detach() for p in policy.parameters()]
-    if math.isfinite(float(nn.utils.get_total_norm(tensors, norm_type=math.inf))):
+    tensors, sharded = [p.detach() for p in policy.parameters()], is_sharded(policy)
+    if math.isfinite(total_norm(tensors, sharded=sharded, device=policy.device, norm_type=math.inf)):
         return
-    name = next(n for n, p in policy.named_parameters() if not bool(torch.isfinite(p).all()))
+    bad = (n for n, p in policy.named_parameters() if not bool(torch.isfinite(local(p)).all()))
+    name = next(bad, "a weight of another rank")
     raise NonFiniteError(
         f"{name} is not finite {after}; it was not saved, the last checkpoint is good.\n"
         f"  fix: lower the learning rate, or clip gradients (trainer.gradient_clip_val), and resume"
@@ -163,9 +165,10 @@ def make_dump(
 ) -> Dump:
     """A dump of an update that has not happened; ``rest`` are the fields that are known already."""
     logprobs, parts = [], []
-    for part in batch.micro_batches:
+    for part in in_step(policy, batch.micro_batches, policy.device):
         logprobs.append(policy(part, temperature)[0].cpu())
         parts.append(dataclasses.replace(part, old_logprobs=old_policy.logprobs(part, temperature)).to("cpu"))
+    parts, logprobs = parts[: len(batch.micro_batches)], logprobs[: len(batch.micro_batches)]
     kind, known = type(objective), dataclasses.fields(objective)
     settings = {f.name: getattr(objective, f.name) for f in known if f.init}
     described = {"class": f"{kind.__module__}.{kind.__qualname__}", "settings": settings}
@@ -174,6 +177,13 @@ def make_dump(
         logprobs=logprobs,
         objective=described,
         temperature=temperature,
-        weights={name: value.detach().cpu().clone() for name, value in policy.model.state_dict().items()},
+        weights=_weights(policy),
         **rest,
     )
+
+
+def _weights(policy: Policy) -> dict[str, Tensor]:
+    """Of the transformers model, whole, on the CPU."""
+    if is_sharded(policy):
+        return {name: value.cpu() for name, value in full_weights(policy, policy.device)}
+    return {name: value.detach().cpu().clone() for name, value in policy.model.state_dict().items()}

@@ -6,8 +6,9 @@ The forms differ in memory, not in numbers: in float32 they give bit-identical t
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy import Policy
+from gspo_lightning.sharding import copy_weights, in_step
 from gspo_lightning.types import MicroBatch, MiniBatch
 
 __all__ = ["CachedLogProbs", "OldPolicy", "ResidentSnapshot", "with_logprobs"]
@@ -45,6 +47,9 @@ class OldPolicy(nn.Module):
     def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
         """Old log-probabilities [N, T] of a micro-batch while it is trained on."""
 
+    def shard(self, policy: Policy, shard: Callable[[Policy], Policy]) -> None:
+        """Called once with the policy before it is sharded: a form that keeps weights keeps them sharded, too."""
+
     def due(self, iteration: int) -> bool:
         """Whether a snapshot is taken before this iteration's rollout."""
         return iteration % self.refresh_every == 0
@@ -62,7 +67,9 @@ def with_logprobs(name: str, policy: Policy, batches: Sequence[MiniBatch], tempe
         found: dict[str, Any] = {name: policy(part.to(device), temperature)[0].to(part.input_ids.device)}
         return replace(part, **found)
 
-    return [replace(batch, micro_batches=[fill(part) for part in batch.micro_batches]) for batch in batches]
+    filled = [fill(part) for part in in_step(policy, [p for b in batches for p in b.micro_batches], device)]
+    taken = iter(filled)
+    return [replace(batch, micro_batches=list(islice(taken, len(batch.micro_batches)))) for batch in batches]
 
 
 class CachedLogProbs(OldPolicy):
@@ -107,10 +114,7 @@ class ResidentSnapshot(OldPolicy):
         if "snapshot" not in self._modules:
             self.snapshot = policy.frozen_copy().train(policy.training)
             return
-        with torch.no_grad():
-            pairs = zip(self.snapshot.model.state_dict().values(), policy.model.state_dict().values(), strict=True)
-            for mine, theirs in pairs:
-                mine.copy_(theirs)
+        copy_weights(policy, self.snapshot)
 
     def sampling_policy(self, policy: Policy) -> Policy:
         """The snapshot."""
@@ -131,7 +135,11 @@ class ResidentSnapshot(OldPolicy):
         logprobs: Tensor = self.snapshot(batch, temperature)[0]
         return logprobs
 
+    def shard(self, policy: Policy, shard: Callable[[Policy], Policy]) -> None:
+        """The snapshot is spread over ranks like the policy."""
+        self.snapshot = shard(policy.frozen_copy().train(policy.training))
+
     def materialise(self, policy: Policy) -> None:
-        """Make room for a snapshot that a checkpoint is about to fill."""
+        """Make room for a snapshot, which a checkpoint may be about to fill."""
         if "snapshot" not in self._modules:
             self._copy(policy)

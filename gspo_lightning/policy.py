@@ -74,11 +74,15 @@ class Policy(nn.Module):
         self.tokenizer = tokenizer
         self.packed = False
         """Whether :meth:`forward` shares prompts and leaves padding out; set by :mod:`gspo_lightning.policy_checks`."""
+        self.gathering: Any = None
+        """How the whole weights are put together where they are sharded (:mod:`gspo_lightning.sharding`)."""
         _silence(self.model)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Where it computes; the weights are there, too, unless they are sharded and offloaded."""
+        if self.gathering is not None:
+            return torch.device(self.gathering.device)
         return next(self.model.parameters()).device
 
     @property
@@ -155,9 +159,13 @@ class Policy(nn.Module):
             ids.update([value] if isinstance(value, int) else (value or []))
         return tuple(sorted(ids))
 
-    def frozen_copy(self) -> Policy:
-        """The same weights and layout once more, without gradients."""
-        twin = Policy(copy.deepcopy(self.model), self.tokenizer)
+    def frozen_copy(self, memo: dict[int, Any] | None = None) -> Policy:
+        """The same weights and layout once more, without gradients.
+
+        Args:
+            memo: as in ``copy.deepcopy``: what stands in the place of an object of this identity.
+        """
+        twin = Policy(copy.deepcopy(self.model, memo), self.tokenizer)
         twin.packed = self.packed
         return twin.requires_grad_(False)
 

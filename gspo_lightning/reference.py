@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -10,6 +10,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.old_policy import with_logprobs
 from gspo_lightning.packing import cut_micro_batches
 from gspo_lightning.policy import Policy
+from gspo_lightning.sharding import in_step, is_sharded
 from gspo_lightning.types import MiniBatch, Rollout
 
 __all__ = ["ReferencePolicy"]
@@ -22,8 +23,9 @@ class ReferencePolicy:
     resumed run makes it again from the same start. One more copy of the weights in memory.
     """
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy = policy.frozen_copy().eval()
+    def __init__(self, policy: Policy, shard: Callable[[Policy], Policy] | None = None) -> None:
+        copy = policy.frozen_copy().eval()
+        self.policy = copy if shard is None else shard(copy)
 
     @torch.no_grad()
     def penalise(
@@ -34,20 +36,24 @@ class ReferencePolicy:
         The sampler's log-probabilities stand for the policy's: the k1 estimator of KL(policy || reference) over the
         whole response, as in reinforcement learning from human feedback (InstructGPT, arXiv 2203.02155).
         """
-        self.policy.to(device)
+        self._to(device)
         rows = sorted(rollouts, key=lambda r: len(r.prompt.token_ids) + len(r.token_ids), reverse=True)
         done = 0
-        for part in cut_micro_batches(rows, max_tokens):
+        for part in in_step(self.policy, list(cut_micro_batches(rows, max_tokens)), device):
             batch = part.to(device)
             if batch.behaviour_logprobs is None:
                 raise UserError("data.kl_in_reward", "needs a rollout source that reports log-probabilities")
             ratio = batch.behaviour_logprobs - self.policy(batch, temperature)[0]
             sums = torch.where(batch.response_mask, ratio, 0.0).sum(-1).tolist()
-            for rollout, value in zip(rows[done : done + len(sums)], sums, strict=True):
+            for rollout, value in zip(rows[done : done + len(sums)], sums, strict=done < len(rows)):
                 rollout.kl_penalty = coef * value
             done += len(sums)
 
     def fill(self, batches: Sequence[MiniBatch], temperature: float, device: torch.device) -> list[MiniBatch]:
         """The mini-batches with ``ref_logprobs``, evaluated once per rollout batch in the training layout."""
-        self.policy.to(device)
+        self._to(device)
         return with_logprobs("ref_logprobs", self.policy, batches, temperature)
+
+    def _to(self, device: torch.device) -> None:
+        if not is_sharded(self.policy):  # shards are where they belong
+            self.policy.to(device)

@@ -30,6 +30,8 @@ ROOMS = [
     "tiny",
     "policy",
     "policy_checks",
+    "sharding",
+    "strategies",
     "rollouts",
     "old_policy",
     "reference",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,19 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from torch import Tensor
 
 from gspo_lightning.callbacks.folder import evaluation_follows, run_folder
-from gspo_lightning.errors import InfrastructureError, NonFiniteError, UserError
-from gspo_lightning.resume import Manifest, atomic_file, manifest_path, manifests, sync_folder
+from gspo_lightning.errors import UserError
+from gspo_lightning.resume import (
+    Manifest,
+    atomic_file,
+    check_finite,
+    manifest_path,
+    manifests,
+    remove,
+    sync_folder,
+    unwritable,
+)
 
 __all__ = ["AtomicCheckpointIO", "LastCheckpoint"]
 
@@ -43,7 +50,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             NonFiniteError: a weight or an optimizer state is not finite.
             InfrastructureError: the file cannot be written; what was there is untouched.
         """
-        _check_finite(checkpoint)
+        check_finite(checkpoint)
         target = Path(path)
         serial = 1 + max((m.serial for _, m in manifests(target.parent)), default=0)
         try:
@@ -53,14 +60,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             score = (storage_options or {}).get("score")
             Manifest(files, int(checkpoint.get("global_step", 0)), serial, score).write(target)
         except OSError as error:
-            raise InfrastructureError(
-                f"the checkpoint {target} cannot be written: {error.strerror or error}; older ones are untouched.\n"
-                f"  fix: make room (or the folder writable), then go on with --ckpt_path last"
-            ) from error
+            raise unwritable(target, error) from error
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """The checkpoint, then its manifest: a manifest alone is recognised, a checkpoint alone would stay."""
-        Path(path).unlink(missing_ok=True)
+        remove(Path(path))
         manifest_path(Path(path)).unlink(missing_ok=True)
 
 
@@ -107,7 +111,7 @@ class LastCheckpoint(Checkpoint):
         self._folder = run_folder(trainer) / "checkpoints"
         if trainer.is_global_zero:
             for file in self._folder.glob(".*.unfinished"):
-                file.unlink()
+                remove(file)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """A resumed run stands at a checkpoint already."""
@@ -167,27 +171,6 @@ def _link(path: Path) -> None:
         sync_folder(path.parent)
     except OSError as error:  # a file system without links: the search for the last checkpoint does not need it
         log.warning("%s cannot be made (%s); --ckpt_path last finds %s all the same", last, error.strerror, path.name)
-
-
-def _check_finite(checkpoint: Mapping[str, Any]) -> None:
-    for room in ("state_dict", "optimizer_states"):
-        for name, tensor in _tensors(checkpoint.get(room), room):
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                raise NonFiniteError(
-                    f"{name} is not finite: nothing was saved, older checkpoints are good.\n"
-                    f"  fix: lower the learning rate, or clip gradients (trainer.gradient_clip_val), and resume"
-                )
-
-
-def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _tensors(item, f"{name}.{key}")
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            yield from _tensors(item, f"{name}.{i}")
 
 
 def last_checkpoint(trainer: Trainer) -> LastCheckpoint | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gspo_lightning.errors import UserError
 
-__all__ = ["export", "main"]
+__all__ = ["export", "main", "sharded_weights"]
 
 PREFIX = "policy.model."
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
         UserError: the checkpoint or its config is missing or unreadable, or the target exists.
     """
     parser = argparse.ArgumentParser("gspo export", description="Write a checkpoint in transformers format.")
-    parser.add_argument("checkpoint", type=Path, help="a .ckpt file")
+    parser.add_argument("checkpoint", type=Path, help="a .ckpt file, or folder of shards")
     parser.add_argument("output", type=Path, help="folder to write")
     parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
     options = parser.parse_args(list(argv))
@@ -52,7 +52,8 @@ def export(checkpoint: Path, output: Path, *, overwrite: bool = False) -> None:
     content = _read(checkpoint)
     settings = ModelSettings(**content["gspo_lightning"]["model"])
     policy = load_policy(settings)
-    weights = {k.removeprefix(PREFIX): v for k, v in content["state_dict"].items() if k.startswith(PREFIX)}
+    state = content["state_dict"] if "state_dict" in content else sharded_weights(checkpoint)
+    weights = {k.removeprefix(PREFIX): v for k, v in state.items() if k.startswith(PREFIX)}
     dtype = next((v.dtype for v in weights.values() if v.is_floating_point()), torch.float32)
     policy.model.to(dtype)
     policy.model.load_state_dict(weights, strict=True)
@@ -66,15 +67,32 @@ def export(checkpoint: Path, output: Path, *, overwrite: bool = False) -> None:
     os.replace(unfinished, output)
 
 
+def sharded_weights(checkpoint: Path) -> dict[str, Any]:
+    """``{"policy.model.<name>": tensor}`` of a folder of shards, whole, in one process."""
+    import torch
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    known: dict[str, Any] = dict(FileSystemReader(checkpoint).read_metadata().state_dict_metadata)
+    room = next(name for name in ("state_dict", "model") if any(k.startswith(f"{name}.{PREFIX}") for k in known))
+    wanted = {k: v for k, v in known.items() if k.startswith(f"{room}.{PREFIX}")}
+    state = {k.removeprefix(f"{room}."): torch.empty(v.size, dtype=v.properties.dtype) for k, v in wanted.items()}
+    load({room: state}, checkpoint_id=checkpoint, no_dist=True)
+    return state
+
+
 def _read(checkpoint: Path) -> dict[str, Any]:
     import torch
 
-    if not checkpoint.is_file():
+    from gspo_lightning.resume import METADATA, is_folder
+
+    file = checkpoint / METADATA if is_folder(checkpoint) else checkpoint
+    if not file.is_file():
         raise UserError("checkpoint", f"{checkpoint} does not exist")
     try:
-        content: dict[str, Any] = torch.load(checkpoint, weights_only=True, map_location="cpu", mmap=True)
+        content: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
     except Exception as error:
         raise UserError("checkpoint", f"{checkpoint} cannot be read: {error}") from error
-    if "gspo_lightning" not in content or "state_dict" not in content:
+    if "gspo_lightning" not in content or not ("state_dict" in content or is_folder(checkpoint)):
         raise UserError("checkpoint", f"{checkpoint} was not written by gspo fit")
     return content

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.resume.folders import METADATA, is_folder
 from gspo_lightning.resume.manifest import SUFFIX, damage, manifests
 
 __all__ = ["Found", "find_checkpoint", "newest_run", "read_checkpoint"]
@@ -85,14 +86,22 @@ def newest_run(folder: Path) -> Path | None:
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint's content, tensors left on the disk until they are used; no code in it is run.
 
+    Of a folder, everything but weights and optimizer state.
+
     Raises:
         UserError: it cannot be read.
     """
     try:
-        content = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+        content = torch.load(
+            path / METADATA if is_folder(path) else path, weights_only=True, map_location="cpu", mmap=True
+        )
     except Exception as error:  # whatever a torn or foreign file makes torch raise
         raise unreadable(path, str(error) or type(error).__name__) from error
-    if not isinstance(content, dict) or "global_step" not in content or "state_dict" not in content:
+    if (
+        not isinstance(content, dict)
+        or "global_step" not in content
+        or not ("state_dict" in content or is_folder(path))
+    ):
         raise unreadable(path, "it was not written by gspo fit")
     return content
 

@@ -1,0 +1,105 @@
+"""Checkpoints that are folders, some files a rank: there whole or not at all, like those that are one file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.api import CheckpointException
+
+from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
+from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.resume.files import sha256, sync_folder, unfinished
+from gspo_lightning.resume.finite import check_finite
+from gspo_lightning.resume.manifest import Manifest, manifests
+
+__all__ = ["METADATA", "is_folder", "remove", "save_folder", "unwritable"]
+
+METADATA = "meta.pt"
+"""The part of a folder that is neither weights nor optimizer state (Lightning's name)."""
+
+
+def is_folder(checkpoint: Path) -> bool:
+    """Whether this is a checkpoint of shards."""
+    return (checkpoint / METADATA).is_file()
+
+
+def save_folder(target: Path, checkpoint: dict[str, Any], write: Callable[[Path], None], score: float | None) -> None:
+    """Save on every rank; a kill at any moment leaves what was there.
+
+    Args:
+        target: the folder, on storage that all ranks share.
+        checkpoint: tensors and primitives; sharded tensors give this rank's part.
+        write: writes this rank's files to a folder (a collective).
+        score: for the manifest.
+
+    Raises:
+        NonFiniteError: a weight or an optimizer state is not finite.
+        InfrastructureError: a file cannot be written.
+    """
+    rank, step, beside = rank_and_world()[0], int(checkpoint.get("global_step", 0)), unfinished(target)
+    with fail_together(), _said(target):
+        check_finite(checkpoint)
+        if rank == 0:
+            remove(beside)
+    with fail_together(), _said(target):
+        write(beside)
+        files = {f"{target.name}/{f.name}": _synced(f) for f in beside.iterdir() if _writer(f.name) == rank}
+    parts = all_gather_objects(files)
+    with fail_together(), _said(target):
+        if rank == 0:
+            sync_folder(beside)
+            remove(target)
+            os.replace(beside, target)
+            sync_folder(target.parent)
+            serial = 1 + max((m.serial for _, m in manifests(target.parent)), default=0)
+            Manifest({name: value for part in parts for name, value in part.items()}, step, serial, score).write(target)
+
+
+def remove(path: Path) -> None:
+    """A checkpoint of either kind, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def unwritable(target: Path, error: OSError) -> InfrastructureError:
+    """What to say where the disk is full, the folder read-only ..."""
+    return InfrastructureError(
+        f"the checkpoint {target} cannot be written: {error.strerror or error}; older ones are untouched.\n"
+        f"  fix: make room (or the folder writable), then go on with --ckpt_path last"
+    )
+
+
+@contextlib.contextmanager
+def _said(target: Path) -> Iterator[None]:
+    """An operating system's error as one message, also where another rank met it."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(target, error) from error
+    except CheckpointException as failed:
+        for cause, _ in failed.failures.values():
+            if isinstance(cause, OSError):
+                raise unwritable(target, cause) from failed
+        raise
+
+
+def _writer(name: str) -> int:
+    """The rank that wrote a file: ``__1_0.distcp`` is rank 1's; all else is rank 0's."""
+    parts = name.split("_")
+    return int(parts[2]) if name.startswith("__") and parts[2].isdigit() else 0
+
+
+def _synced(file: Path) -> tuple[int, str]:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return file.stat().st_size, sha256(file)

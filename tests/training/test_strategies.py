@@ -1,0 +1,128 @@
+"""FSDP and FSDP2 on two gloo processes: the updates of one process, exact resume, exports that load."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from gspo_lightning.cli import main
+from gspo_lightning.commands.export import sharded_weights
+from gspo_lightning.resume import damage
+from tests.training import runs
+from tests.training.processes import Command
+from tests.training.test_invariance import SGD
+
+OPTIONS = [
+    *runs.UNTAUGHT, "--trainer.max_epochs=2", "--data.max_tokens_per_micro_batch=60", "--data.evaluation.limit=5",
+    "--data.prompts_per_rollout=4", *SGD, "--model.optimizer.momentum=0.9",
+    "--trainer.check_val_every_n_epoch=1", "--trainer.accelerator=cpu",
+]  # fmt: skip
+"""Uneven micro-batches, and an odd number of held-out prompts."""
+
+
+@dataclass
+class Case:
+    strategy: str
+    options: list[str] = field(default_factory=list)
+
+    def argv(self, root: Path, *more: str, ranks: int = 2) -> list[str]:
+        overlay = f"--config={runs.ROOT / 'configs' / self.strategy}.yaml"
+        return [
+            "fit", f"--config={runs.QUICKSTART}", overlay, *runs.SMALL, *OPTIONS, *self.options,
+            f"--trainer.default_root_dir={root}", f"--trainer.devices={ranks}", *more,
+        ]  # fmt: skip
+
+    def run(self, root: Path, *more: str, ranks: int = 2) -> Path:
+        log = root.with_suffix(".log")
+        codes = Command(self.argv(root, *more, ranks=ranks), ranks, log=log).start().wait(240)
+        assert set(codes) == {0}, log.read_text()
+        (run,) = (root / "quickstart").iterdir()
+        return run
+
+
+DENSE = ["--model.old_policy=ResidentSnapshot"]
+MOE = ["--model.name_or_path=tiny-qwen3-moe", "--model.gradient_checkpointing=true"]
+CASES = {"fsdp": Case("fsdp", DENSE), "fsdp2": Case("fsdp2", MOE)}
+LONG = {"fsdp MoE": Case("fsdp", MOE), "fsdp2 resident": Case("fsdp2", DENSE), "ddp MoE": Case("ddp", MOE)}
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return sharded_weights(checkpoint) if checkpoint.is_dir() else runs.weights(checkpoint.parents[1])
+
+
+def assert_same_run(case: Case, two: Path, root: Path) -> None:
+    one = runs.fit(root, *OPTIONS, *case.options)
+    assert runs.largest_difference(weights(two / "checkpoints" / "last.ckpt"), runs.weights(one)) < 1e-6
+    alone, together = runs.scalars(one), runs.scalars(two)
+    assert alone.keys() == together.keys()
+    for tag in alone.keys() - {"data/micro_batches"}:
+        for (_, a), (_, b) in zip(alone[tag], together[tag], strict=True):
+            assert a == pytest.approx(b, abs=2e-5), tag
+
+
+def assert_resumes(case: Case, whole: Path, root: Path, ranks: int = 2) -> float:
+    """Goes on from the middle; returns the largest difference to the run that was not interrupted."""
+    run = root / "quickstart" / "version_0"
+    shutil.copytree(whole, run, symlinks=True)
+    for file in (run / "checkpoints").glob("step-00000004.ckpt*"):
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    case.run(root, "--ckpt_path=last", ranks=ranks)
+    assert "step-00000002.ckpt" in root.with_suffix(".log").read_text()
+    a, b = (weights(r / "checkpoints" / "step-00000004.ckpt") for r in (whole, run))
+    return runs.largest_difference(a, b)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Name of a case -> its run folder."""
+    return {name: case.run(tmp_path_factory.mktemp(name) / "two") for name, case in CASES.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_do_the_updates_of_one(name: str, made: dict[str, Path], tmp_path: Path) -> None:
+    assert_same_run(CASES[name], made[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_sharded_run_goes_on_bit_for_bit(name: str, made: dict[str, Path], tmp_path: Path) -> None:
+    assert assert_resumes(CASES[name], made[name], tmp_path / "resumed") == 0.0
+
+
+def test_fsdp2_goes_on_with_another_number_of_ranks(made: dict[str, Path], tmp_path: Path) -> None:
+    assert assert_resumes(CASES["fsdp2"], made["fsdp2"], tmp_path / "alone", ranks=1) < 1e-6
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_sharded_checkpoint_exports_to_identical_logits(name: str, made: dict[str, Path], tmp_path: Path) -> None:
+    checkpoint = made[name] / "checkpoints" / "last.ckpt"
+    assert main(["export", str(checkpoint), str(tmp_path / "model")]) == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    state = {f"policy.model.{k}": v for k, v in model.state_dict().items()}
+    assert runs.largest_difference(state, sharded_weights(checkpoint)) == 0.0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_damaged_shard_is_found(name: str, made: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(made[name] / "checkpoints", folder, symlinks=True)
+    checkpoint = folder / "step-00000004.ckpt"
+    assert damage(checkpoint) is None
+    shard = checkpoint / "__1_0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    assert "checksum" in str(damage(checkpoint))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LONG)
+def test_other_models_and_snapshots(name: str, tmp_path: Path) -> None:
+    case = LONG[name]
+    two = case.run(tmp_path / "two")
+    assert_same_run(case, two, tmp_path / "one")
+    assert assert_resumes(case, two, tmp_path / "resumed") == 0.0
