@@ -188,12 +188,16 @@ def _near_setting(key: str) -> str:
 _KIND_OF = {
     "objective": "objectives", "old_policy": "old_policies", "train": "prompts", "val": "prompts", "test": "prompts",
     "predict": "prompts", "demonstrations": "prompts", "rewards": "rewards", "rollouts": "rollouts",
-    "advantages": "advantages",
+    "advantages": "advantages", "environment": "environments", "tools": "tools",
 }  # fmt: skip
 """Last word of a field -> the kind of component it takes."""
 
 
 def _unknown_class(text: str, field: str) -> UserError | None:
+    innermost = re.search(r"dot import path string: '?([\w.]+)", text)
+    if innermost is not None:  # a component within a component: what stands before it is the way there
+        field = ".".join(re.findall(r'[Pp]arser key "([^"]+)"', text[: innermost.start()])) or field
+        text = innermost[0]
     words = [w for w in field.split(".") if w in _KIND_OF]
     names = re.findall(
         r"(?:dot import path string:|class_path '|Import path '?|Unexpected class_path) ?'?([\w.]+)", text

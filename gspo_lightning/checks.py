@@ -82,8 +82,25 @@ def _check_rewards(data: PromptDataModule) -> None:
     for name in data.reward_weights or {}:
         if name not in data.rewards:
             raise UserError("data.reward_weights", f"{name!r} is no reward; {did_you_mean(name, data.rewards)}")
+    if data.environment_rewards and not _has_environment(data.rollouts):
+        raise UserError(
+            f"data.rewards.{data.environment_rewards[0]}",
+            f"is what an environment pays, but {type(data.rollouts).__name__} talks with none",
+            fix="set data.rollouts: {class_path: EnvironmentRollouts, init_args: {environment: ...}}",
+        )
+    if data.turn_credit == "turn" and data.shaping.turn_reward is None:
+        raise UserError(
+            "data.turn_credit",
+            "is 'turn', but no reward says what a turn earned",
+            fix="add EnvironmentReward to data.rewards, or set turn_credit: conversation",
+        )
     if (name := data.accuracy_reward) not in data.rewards:
         raise UserError("data.evaluation.accuracy_reward", f"{name!r} is no reward; {did_you_mean(name, data.rewards)}")
+
+
+def _has_environment(source: object) -> bool:
+    """Whether a rollout source, or one that it asks, talks with an environment."""
+    return source is not None and (hasattr(source, "environment") or _has_environment(getattr(source, "source", None)))
 
 
 def _check_evaluation(data: PromptDataModule) -> None:
@@ -115,6 +132,12 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
             "model.segment_delimiters",
             "and an objective over given segments (Segment with by: given) need each other",
             fix="set both, or neither",
+        )
+    if data.turn_credit == "turn" and not module.objective.per_token_advantages:
+        raise UserError(
+            "data.turn_credit",
+            f"is 'turn', but {type(module.objective).__name__} takes one advantage per response",
+            fix="use model.objective: GSPOToken, or set data.turn_credit: conversation",
         )
     if trainer.accumulate_grad_batches != 1:
         raise UserError(

@@ -19,7 +19,7 @@ TRAINING = {
     "predict": "answer prompts and write predictions.jsonl",
 }
 COMMANDS = {
-    "list": "what is registered: objectives, advantages, rewards, rollouts, prompts",
+    "list": "what is registered: objectives, advantages, rewards, rollouts, environments, prompts",
     "score": "score recorded completions without training",
     "report": "curves of runs as report.png and a one-page summary",
     "export": "write a checkpoint in transformers format",

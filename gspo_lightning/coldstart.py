@@ -19,12 +19,12 @@ from pathlib import Path
 
 import torch
 from filelock import FileLock
-from torch import Tensor
 from tqdm.auto import tqdm
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy import ModelSettings, Policy, load_policy
-from gspo_lightning.prompts import PromptSet
+from gspo_lightning.prompts import Completion, PromptSet
+from gspo_lightning.prompts.dialogue import Dialogue
 from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.randomness import Purpose, permutation, stream
 from gspo_lightning.types import MicroBatch
@@ -123,7 +123,7 @@ class ColdStart:
         warm = min(1.0, (step + 1) / max(self.warmup_steps, 1))
         return warm * (1.0 - 0.9 * step / self.steps)
 
-    def _pairs(self) -> Sequence[tuple[str, str]]:
+    def _pairs(self) -> Sequence[tuple[str, Completion]]:
         try:
             return self.demonstrations.demonstrations()
         except NotImplementedError as error:
@@ -131,24 +131,28 @@ class ColdStart:
                 "model.cold_start.demonstrations", str(error), fix="use a prompt set that has them, such as ChainTask"
             ) from error
 
-    def _rows(self, policy: Policy) -> list[tuple[list[int], list[int]]]:
+    def _rows(self, policy: Policy) -> list[_Row]:
         pairs = self._pairs()
         prompts = encode_prompts(
             [{"prompt": p} for p, _ in pairs], policy.tokenizer, max_prompt_tokens=1 << 30, field="model.cold_start"
         )
-        end = policy.tokenizer.eos_token_id
+        dialogue = Dialogue(policy.tokenizer, field="model.cold_start")
         return [
-            (list(prompt.token_ids), [*policy.tokenizer(text, add_special_tokens=False)["input_ids"], end])
-            for prompt, (_, text) in zip(prompts, pairs, strict=True)
+            (list(prompt.token_ids), *dialogue.demonstration(completion))
+            for prompt, (_, completion) in zip(prompts, pairs, strict=True)
         ]
 
 
-def _collate(rows: Sequence[tuple[list[int], list[int]]]) -> MicroBatch:
-    prompts = torch.tensor([len(p) for p, _ in rows])
-    responses = torch.tensor([len(r) for _, r in rows])
+_Row = tuple[list[int], list[int], list[bool]]
+"""Token ids of the prompt and of the response, and which of the latter are taught."""
+
+
+def _collate(rows: Sequence[_Row]) -> MicroBatch:
+    prompts = torch.tensor([len(p) for p, _, _ in rows])
+    responses = torch.tensor([len(r) for _, r, _ in rows])
     ids = torch.zeros(len(rows), int((prompts + responses).max()), dtype=torch.int64)
-    for i, (prompt, response) in enumerate(rows):
+    mask = torch.zeros(len(rows), int(responses.max()), dtype=torch.bool)
+    for i, (prompt, response, taught) in enumerate(rows):
         ids[i, : len(prompt) + len(response)] = torch.tensor(prompt + response)
-    steps: Tensor = torch.arange(int(responses.max()))
-    mask = steps.unsqueeze(0) < responses.unsqueeze(1)
+        mask[i, : len(response)] = torch.tensor(taught)
     return MicroBatch(ids, prompts, responses, mask, torch.zeros(len(rows)))

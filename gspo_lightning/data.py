@@ -24,9 +24,9 @@ from gspo_lightning.prompts import PromptSet, open_prompts
 from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.randomness import Purpose, permutation, stream
 from gspo_lightning.resume import fingerprint
-from gspo_lightning.rewards import Reward, RewardRunner
-from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource
-from gspo_lightning.shaping import CombineRewards, Shaping, TruncatedResponses, mask_truncated
+from gspo_lightning.rewards import EnvironmentReward, Reward, RewardRunner
+from gspo_lightning.rollouts import Draws, EnvironmentRollouts, GroupedSampler, RolloutSource
+from gspo_lightning.shaping import CombineRewards, Shaping, TruncatedResponses, TurnCredit, mask_truncated
 from gspo_lightning.sharding import gathered
 from gspo_lightning.types import MiniBatch, Prompt, SamplingParams
 
@@ -60,6 +60,9 @@ class PromptDataModule(LightningDataModule):
         advantages: what a reward is worth within its group.
         combine_rewards: ``weighted_sum``, or ``normalised_separately`` (each reward compared within the group on its
             own scale, then added and standardised over the batch: GDPO, arXiv 2601.05242).
+        turn_credit: ``conversation`` (all turns share one advantage), or ``turn``: each turn of a conversation is
+            judged by what was earned from it on, beside the same turn of the group's others. Needs
+            ``EnvironmentReward`` and an objective with an advantage per token (``GSPOToken``).
         truncated_responses: ``keep``, ``mask`` (no part in statistics, loss and denominator) or ``penalise``.
         truncation_penalty: subtracted from the reward of a truncated response with ``penalise``; reward units.
         resample_dead_groups: prompts that may be sampled in place of those whose responses all earned the same, per
@@ -100,6 +103,7 @@ class PromptDataModule(LightningDataModule):
         rollout_retry_s: float = 1.0,
         advantages: Advantages | None = None,
         combine_rewards: CombineRewards = "weighted_sum",
+        turn_credit: TurnCredit = "conversation",
         truncated_responses: TruncatedResponses = "keep",
         truncation_penalty: float = 0.5,
         resample_dead_groups: int = 0,
@@ -137,7 +141,14 @@ class PromptDataModule(LightningDataModule):
         self.system_prompt, self.chat_template_kwargs = system_prompt, dict(chat_template_kwargs or {})
         self.evaluation, self.seed = evaluation, seed
         self.plugins = (plugins,) if isinstance(plugins, str) else tuple(plugins or ())
-        self.shaping = Shaping(truncated_responses, truncation_penalty, combine_rewards, reward_weights or {})
+        self.turn_credit = turn_credit
+        self.environment_rewards = [name for name, reward in rewards.items() if isinstance(reward, EnvironmentReward)]
+        turn_reward = next(iter(self.environment_rewards), None) if turn_credit == "turn" else None
+        self.shaping = Shaping(
+            truncated_responses, truncation_penalty, combine_rewards, reward_weights or {}, turn_reward
+        )
+        if isinstance(self.rollouts, EnvironmentRollouts):
+            self.rollouts.system_prompt, self.rollouts.chat_template_kwargs = system_prompt, self.chat_template_kwargs
         self.resample_dead_groups, self.kl_in_reward = resample_dead_groups, kl_in_reward
         self.loader = ExperienceLoader(self.roll_out, minibatches_per_rollout, epochs_per_rollout, seed)
         self.memory = MemoryLimit(max_tokens_per_micro_batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -104,7 +104,9 @@ def respond(
     begun: list[tuple[Sequence[Rollout], Pending]] = []
     if isinstance(rewards, RewardRunner):
         runner = rewards
-        source.on_group = lambda group: begun.append((group, runner.submit([_sample(r) for r in group])))
+        source.on_group = lambda group: begun.append(
+            (known := _known(group), runner.submit([_sample(r) for r in known]))
+        )
     try:
         with context():
             groups = source.generate(
@@ -116,11 +118,11 @@ def respond(
     generated = time.perf_counter()
     if isinstance(rewards, RewardRunner):
         early = {id(r) for group, _ in begun for r in group}
-        late = [r for g in groups for r in g if id(r) not in early]
+        late = [r for r in _known(r for g in groups for r in g) if id(r) not in early]
         scored = [r for group, _ in begun for r in group] + late
         scores = rewards.gather([pending for _, pending in begun] + [rewards.submit([_sample(r) for r in late])])
     else:
-        scored = [r for g in groups for r in g]
+        scored = _known(r for g in groups for r in g)
         scores = list(rewards.score([_sample(r) for r in scored]))
     for rollout, score in zip(scored, scores, strict=True):
         _fill(rollout, score)
@@ -132,10 +134,26 @@ def _sample(rollout: Rollout) -> Sample:
         id=f"{rollout.prompt.id}/{rollout.sample}",
         prompt=rollout.prompt.text,
         completion=rollout.text,
-        completion_ids=tuple(rollout.token_ids.tolist()),
-        columns=rollout.prompt.columns,
+        completion_ids=tuple(rollout.token_ids[rollout.response_mask].tolist()),
+        columns={**rollout.prompt.columns, **_of_conversation(rollout)},
         truncated=rollout.truncated,
     )
+
+
+def _of_conversation(rollout: Rollout) -> dict[str, Any]:
+    """What rewards and readers can know of a conversation, on top of the record; nothing for a single response."""
+    if not rollout.turn_ends:
+        return {}
+    return {
+        "messages": list(rollout.messages),
+        "turn_rewards": list(rollout.turn_rewards),
+        "environment_reward": sum(rollout.turn_rewards),
+    }
+
+
+def _known(rollouts: Iterable[Rollout]) -> list[Rollout]:
+    """What can be scored; a conversation whose environment failed has no reward."""
+    return [r for r in rollouts if not r.lost]
 
 
 def _fill(rollout: Rollout, score: SampleScore) -> None:
@@ -202,7 +220,7 @@ def collect(
     metrics |= distribution_scalars(spread) if spread else {}
     metrics["reward/dead_groups"] = dead
     metrics["data/iteration"] = float(iteration)
-    generated = sum(len(r.token_ids) for r in rollouts)
+    generated = sum(r.length for r in rollouts)
     tokens = float(all_sum(torch.tensor(generated, dtype=torch.float64, device=device)))
     metrics["throughput/generated_tokens_per_s"] = tokens / max(seconds["time/rollout_s"], 1e-9)
     batches = make_mini_batches(
@@ -225,11 +243,11 @@ def _example(rollout: Rollout, shown_as: str = "sample") -> dict[str, Any]:
     return {
         "shown_as": shown_as,
         "prompt": rollout.prompt.text,
-        "completion": rollout.text,
+        "completion": rollout.transcript,
         "answer": str(rollout.prompt.columns.get("answer", "")),
         "reward": rollout.reward,
         "advantage": rollout.advantage,
-        "tokens": len(rollout.token_ids),
+        "tokens": rollout.length,
         "finish": str(rollout.finish_reason),
     }
 
@@ -241,6 +259,7 @@ def record(rollout: Rollout) -> dict[str, Any]:
         "prompt": rollout.prompt.text,
         "completion": rollout.text,
         **dict(rollout.prompt.columns),
+        **_of_conversation(rollout),
         "prompt_ids": list(rollout.prompt.token_ids),
         "completion_ids": rollout.token_ids.tolist(),
         "response_mask": rollout.response_mask.tolist(),

@@ -158,10 +158,21 @@ def make_micro_batch(rollouts: Sequence[Rollout]) -> MicroBatch:
             mask[i, :count] = rollout.response_mask
         if behaviour is not None and rollout.logprobs is not None:
             behaviour[i, :count] = rollout.logprobs
-    advantages = torch.tensor([r.advantage for r in rollouts], dtype=torch.float32)
+    advantages = _advantages(rollouts, steps)
     numbers = {id_: i for i, id_ in enumerate(dict.fromkeys(r.prompt.id for r in rollouts))}
     index = torch.tensor([numbers[r.prompt.id] for r in rollouts])
     return MicroBatch(input_ids, prompts, responses, mask, advantages, behaviour_logprobs=behaviour, prompt_index=index)
+
+
+def _advantages(rollouts: Sequence[Rollout], steps: int) -> Tensor:
+    """[N] float32, or [N, T] where a row has one for each token."""
+    if all(r.token_advantages is None for r in rollouts):
+        return torch.tensor([r.advantage for r in rollouts], dtype=torch.float32)
+    values = torch.zeros(len(rollouts), steps, dtype=torch.float32)
+    for i, rollout in enumerate(rollouts):
+        own = rollout.token_advantages
+        values[i, : len(rollout.token_ids)] = rollout.advantage if own is None else own
+    return values
 
 
 def filler(like: MicroBatch) -> MicroBatch:

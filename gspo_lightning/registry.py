@@ -1,4 +1,4 @@
-"""What can be named in YAML: objectives, rewards, rollout sources, and the plug-ins that add to them.
+"""What can be named in YAML: objectives, rewards, rollout sources ..., and the plug-ins that add to them.
 
 A component is a class. Defining a concrete subclass of one of the base classes registers it under its name: the
 registry is a view on the class tree, so there is no second list that could disagree with it.
@@ -27,6 +27,8 @@ KINDS: dict[str, tuple[str, str]] = {
     "advantages": ("gspo_lightning.advantages", "Advantages"),
     "rewards": ("gspo_lightning.rewards", "Reward"),
     "rollouts": ("gspo_lightning.rollouts", "RolloutSource"),
+    "environments": ("gspo_lightning.environments", "Environment"),
+    "tools": ("gspo_lightning.environments", "Tool"),
     "old_policies": ("gspo_lightning.old_policy", "OldPolicy"),
     "prompts": ("gspo_lightning.prompts", "PromptSet"),
 }

@@ -14,11 +14,19 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.advantages import Advantages, dead_groups
-from gspo_lightning.distributed import gather_rows, rank_and_world
+from gspo_lightning.distributed import gather_rows, largest, rank_and_world
 from gspo_lightning.errors import UserError
 from gspo_lightning.types import Rollout
 
-__all__ = ["CombineRewards", "Shaping", "TruncatedResponses", "assign_advantages", "is_dead", "mask_truncated"]
+__all__ = [
+    "CombineRewards",
+    "Shaping",
+    "TruncatedResponses",
+    "TurnCredit",
+    "assign_advantages",
+    "is_dead",
+    "mask_truncated",
+]
 
 TruncatedResponses = Literal["keep", "mask", "penalise"]
 """``keep``: judged like any other. ``mask``: no part in statistics, loss or denominator (DAPO's overlong filtering,
@@ -27,6 +35,8 @@ CombineRewards = Literal["weighted_sum", "normalised_separately"]
 """``weighted_sum``: rewards are added, then compared within the group. ``normalised_separately``: each becomes an
 advantage within its group, these are added with their weights and standardised over the batch (GDPO, arXiv 2601.05242):
 a reward with a large spread cannot drown the others."""
+TurnCredit = Literal["conversation", "turn"]
+"""``conversation``: all turns share one advantage. ``turn``: each is judged by what was earned from it on."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,8 @@ class Shaping:
     truncation_penalty: float = 0.5
     combine: CombineRewards = "weighted_sum"
     weights: Mapping[str, float] = field(default_factory=dict)
+    turn_reward: str | None = None
+    """Name of the reward that environments pay turn by turn, where every turn gets an advantage of its own."""
 
     def __post_init__(self) -> None:
         if self.truncation_penalty < 0:
@@ -51,8 +63,7 @@ class Shaping:
             rows = [[r.reward for r in rollouts]]
             rows = [[None if v is None else v - p for v, p in zip(row, penalty, strict=True)] for row in rows]
         else:
-            names = sorted({name for r in rollouts for name in r.reward_parts if self.weight(name) != 0})
-            rows = [[r.reward_parts.get(name) for r in rollouts] for name in names]
+            rows = [[r.reward_parts.get(name) for r in rollouts] for name in self._compared(rollouts)]
             if self._penalised(rollouts):
                 rows.append([-p for p in penalty])
         nan = float("nan")
@@ -63,8 +74,25 @@ class Shaping:
         """One weight per column of :meth:`columns`."""
         if self.combine == "weighted_sum":
             return [1.0]
-        names = sorted({name for r in rollouts for name in r.reward_parts if self.weight(name) != 0})
-        return [self.weight(n) for n in names] + [1.0] * self._penalised(rollouts)
+        return [self.weight(n) for n in self._compared(rollouts)] + [1.0] * self._penalised(rollouts)
+
+    def later_columns(self, rollouts: Sequence[Rollout], turn: int) -> Tensor:
+        """:meth:`columns` as they look at the beginning of a turn (counted from 0): without what was earned before.
+
+        NaN also where a conversation has no such turn.
+        """
+        assert self.turn_reward is not None
+        columns = self.columns(rollouts)
+        earned = torch.tensor([sum(r.turn_rewards[:turn]) for r in rollouts], dtype=torch.float64)
+        if self.combine == "weighted_sum":
+            columns[0] -= self.weight(self.turn_reward) * earned
+        elif self.weight(self.turn_reward) != 0:
+            columns[self._compared(rollouts).index(self.turn_reward)] -= earned
+        reached = torch.tensor([len(r.turn_ends) > turn for r in rollouts])
+        return torch.where(reached, columns, float("nan"))
+
+    def _compared(self, rollouts: Sequence[Rollout]) -> list[str]:
+        return sorted({name for r in rollouts for name in r.reward_parts if self.weight(name) != 0})
 
     def _penalised(self, rollouts: Sequence[Rollout]) -> bool:
         return self.truncated == "penalise" or any(r.kl_penalty != 0 for r in rollouts)
@@ -99,21 +127,50 @@ def assign_advantages(
         device: for the collective.
     """
     rollouts = [r for g in groups for r in g]
+    values, dead = _compare(shaping.columns(rollouts), groups, advantages, shaping, device)
+    for rollout, value in zip(rollouts, values, strict=True):
+        rollout.advantage = value
+    if shaping.turn_reward is not None:
+        _assign_turns(groups, advantages, shaping, device)
+    return dead
+
+
+def _compare(
+    mine: Tensor, groups: Sequence[Sequence[Rollout]], advantages: Advantages, shaping: Shaping, device: torch.device
+) -> tuple[list[float], float]:
+    """Advantages of this rank's rollouts from their columns [K, N], and the dead-group fraction over all ranks."""
     rank, world = rank_and_world()
-    mine = shaping.columns(rollouts)
     columns = gather_rows(mine.to(device)).cpu().transpose(0, 1).reshape(mine.shape[0], -1)  # [K, world * N]
     ids = torch.arange(len(groups) * world).repeat_interleave(len(groups[0]))
     total = torch.zeros(columns.shape[1], dtype=torch.float64)
     dead = torch.ones(len(groups) * world, dtype=torch.bool)
-    for column, weight in zip(columns, shaping.column_weights(rollouts), strict=True):
+    weights = shaping.column_weights([r for g in groups for r in g])
+    for column, weight in zip(columns, weights, strict=True):
         total += weight * advantages(column, ids)
         dead &= dead_groups(column, ids)
     if shaping.combine == "normalised_separately":
         total = _standardised(total, ~columns.isnan().any(dim=0))
-    values = total.reshape(world, -1)[rank].tolist()
-    for rollout, value in zip(rollouts, values, strict=True):
-        rollout.advantage = value
-    return float(dead.double().mean())
+    values: list[float] = total.reshape(world, -1)[rank].tolist()
+    return values, float(dead.double().mean())
+
+
+def _assign_turns(
+    groups: Sequence[Sequence[Rollout]], advantages: Advantages, shaping: Shaping, device: torch.device
+) -> None:
+    """Fill ``token_advantages``: what is earned from a turn on, compared with the same turn of the group's others.
+
+    The first turn has the advantage of the whole conversation. A turn that only one of a group has reached cannot be
+    compared and teaches nothing.
+    """
+    rollouts = [r for g in groups for r in g]
+    for rollout in rollouts:
+        rollout.token_advantages = torch.zeros(len(rollout.token_ids))
+    for turn in range(largest(max(len(r.turn_ends) for r in rollouts), device)):
+        values, _ = _compare(shaping.later_columns(rollouts, turn), groups, advantages, shaping, device)
+        for rollout, value in zip(rollouts, values, strict=True):
+            if turn < len(rollout.turn_ends) and rollout.token_advantages is not None:
+                turns = slice(rollout.turn_ends[turn - 1] if turn else 0, rollout.turn_ends[turn])
+                rollout.token_advantages[turns] = value * rollout.response_mask[turns]
 
 
 def _standardised(values: Tensor, present: Tensor) -> Tensor:

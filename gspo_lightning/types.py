@@ -16,7 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["FinishReason", "MicroBatch", "MiniBatch", "ObjectiveOutput", "Prompt", "Rollout", "SamplingParams"]
+__all__ = [
+    "FinishReason",
+    "Message",
+    "MicroBatch",
+    "MiniBatch",
+    "ObjectiveOutput",
+    "Prompt",
+    "Rollout",
+    "SamplingParams",
+]
+
+Message = Mapping[str, str]
+"""``{"role": "user", "content": "..."}``: what chat templates take."""
 
 
 class FinishReason(StrEnum):
@@ -28,6 +40,12 @@ class FinishReason(StrEnum):
     """It was cut at the response limit (truncated)."""
     CUT = "cut"
     """It is not complete: sampling was interrupted, and goes on from here later."""
+    DONE = "done"
+    """The environment ended the conversation."""
+    TURNS = "turns"
+    """The conversation was cut at the limit of turns (truncated)."""
+    LOST = "lost"
+    """The environment failed: nobody knows how it would have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +96,11 @@ class Rollout:
     ``policy_version`` counts optimizer steps at sampling time. ``reward`` None means *missing* and ``masked`` that the
     run leaves such responses out: the sample then takes no part in statistics, loss or denominator. ``kl_penalty`` is
     subtracted from the reward for the comparison within a group; ``reward`` itself is never overwritten.
+
+    Of a conversation ``text`` is what the policy said and ``messages`` is all of it; ``turn_ends`` are the places in
+    ``token_ids`` after each turn of the policy, ``turn_rewards`` what the environment paid for it.
+    ``token_advantages`` [T] float32 take the place of ``advantage`` where turns are judged on their own. ``lost`` says
+    why there can be no reward: its environment failed.
     """
 
     prompt: Prompt
@@ -94,6 +117,11 @@ class Rollout:
     masked: bool = False
     kl_penalty: float = 0.0
     advantage: float = 0.0
+    messages: tuple[Message, ...] = ()
+    turn_ends: tuple[int, ...] = ()
+    turn_rewards: tuple[float, ...] = ()
+    token_advantages: Tensor | None = None
+    lost: str = ""
 
     def __post_init__(self) -> None:
         shape = tuple(self.token_ids.shape)
@@ -106,8 +134,20 @@ class Rollout:
 
     @property
     def truncated(self) -> bool:
-        """Whether the response was cut at the limit."""
-        return self.finish_reason is FinishReason.LENGTH
+        """Whether the response was cut at a limit."""
+        return self.finish_reason in (FinishReason.LENGTH, FinishReason.TURNS)
+
+    @property
+    def length(self) -> int:
+        """Tokens that the policy chose."""
+        return int(self.response_mask.sum())
+
+    @property
+    def transcript(self) -> str:
+        """What a person reads: the text, or all sides of a conversation, a message a line."""
+        own = "assistant"
+        lines = (m["content"] if m["role"] == own else f"{m['role']}: {m['content']}" for m in self.messages)
+        return "\n".join(lines) if self.messages else self.text
 
 
 @dataclass(slots=True)

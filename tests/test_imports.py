@@ -26,6 +26,7 @@ ROOMS = [
     "attention",
     "metrics",
     "rewards",
+    "environments",
     "prompts",
     "tiny",
     "policy",

@@ -10,7 +10,7 @@ import torch
 from gspo_lightning.advantages import GroupMean, GroupNormalised
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience import Groups, resample
-from gspo_lightning.packing import make_micro_batch
+from gspo_lightning.packing import cut_micro_batches, filler, make_micro_batch
 from gspo_lightning.shaping import Shaping, assign_advantages, is_dead, mask_truncated
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 
@@ -105,3 +105,78 @@ def test_resampling_replaces_dead_groups_and_stops_at_the_budget() -> None:
 def test_negative_penalty_is_refused() -> None:
     with pytest.raises(UserError, match="truncation_penalty"):
         Shaping(truncation_penalty=-1.0)
+
+
+def conversation(*earned: float, other: float = 0.0, reward: float | None = -1.0) -> Rollout:
+    """Two tokens for every turn, one from the environment between two turns; ``other`` is another reward."""
+    count = 3 * len(earned) - 1
+    mask = torch.tensor([i % 3 != 2 for i in range(count)])
+    ids = torch.arange(5, 5 + count)
+    made = Rollout(Prompt(0, "p", (3,)), 0, ids, torch.zeros(count), mask, FinishReason.DONE, 0)
+    made.turn_ends = tuple(3 * k + 2 for k in range(len(earned)))
+    made.turn_rewards = earned
+    made.reward = None if reward is None else 2.0 * sum(earned) + other
+    made.reward_parts = {} if reward is None else {"env": sum(earned), "other": other}
+    return made
+
+
+BY_TURN = Shaping(weights={"env": 2.0}, turn_reward="env")
+
+
+def by_token(rollout: Rollout) -> list[float]:
+    assert rollout.token_advantages is not None
+    return rollout.token_advantages.tolist()
+
+
+def test_each_turn_is_judged_by_what_was_earned_from_it_on() -> None:
+    """Returns from a turn on (env weighs 2): first 7, 3, 2; second 5, 1 (the third one had no second turn)."""
+    group = [conversation(1.0, 2.0, other=1.0), conversation(1.0, 0.5), conversation(1.0)]
+    assign_advantages([group], GroupMean(), BY_TURN, CPU)
+    assert advantages(group) == [3.0, -1.0, -2.0]
+    assert by_token(group[0]) == [3.0, 3.0, 0.0, 2.0, 2.0]
+    assert by_token(group[1]) == [-1.0, -1.0, 0.0, -2.0, -2.0]
+    assert by_token(group[2]) == [-2.0, -2.0]
+
+
+def test_a_reward_at_the_end_judges_all_turns_alike() -> None:
+    group = [conversation(0.0, 0.0, 1.0), conversation(0.0, 0.0, 0.0), conversation(0.0, 0.0, 0.0)]
+    assign_advantages([group], GroupNormalised(), BY_TURN, CPU)
+    for r in group:
+        assert by_token(r) == pytest.approx([r.advantage * own for own in r.response_mask.tolist()])
+
+
+def test_a_turn_that_nobody_else_has_reached_teaches_nothing() -> None:
+    group = [conversation(0.0, 3.0), conversation(1.0), conversation(0.0)]
+    assign_advantages([group], GroupMean(), BY_TURN, CPU)
+    assert by_token(group[0])[3:] == [0.0, 0.0]
+    assert by_token(group[0])[:2] == pytest.approx([group[0].advantage] * 2)
+
+
+def test_missing_conversations_take_no_part_in_any_turn() -> None:
+    group = [conversation(0.0, 1.0), conversation(0.0, 0.0), conversation(0.0, 9.0, reward=None)]
+    assign_advantages([group], GroupMean(), BY_TURN, CPU)
+    assert by_token(group[0]) == [1.0, 1.0, 0.0, 1.0, 1.0]
+    assert by_token(group[2]) == [0.0] * 5
+
+
+def test_rewards_compared_separately_lose_only_what_was_earned_before() -> None:
+    """env: 3, 0 from the first turn on, 2, 0 from the second; other: 0, 1 from both; centred, weighed, standardised."""
+    group = [conversation(1.0, 2.0, other=0.0), conversation(0.0, 0.0, other=1.0)]
+    shaping = Shaping(combine="normalised_separately", weights={"env": 2.0}, turn_reward="env")
+    assign_advantages([group], GroupMean(), shaping, CPU)
+    first = torch.tensor([2 * 1.5 - 0.5, -2 * 1.5 + 0.5])
+    second = torch.tensor([2 * 1.0 - 0.5, -2 * 1.0 + 0.5])
+    for i, r in enumerate(group):
+        for tokens, values in ((by_token(r)[:2], first), (by_token(r)[3:], second)):
+            assert tokens == pytest.approx([float(values[i] / values.std())] * 2, rel=1e-5)
+
+
+def test_advantages_of_turns_travel_to_the_tokens_of_a_micro_batch() -> None:
+    group = [conversation(1.0, 2.0, other=1.0), conversation(1.0)]
+    assign_advantages([group], GroupMean(), BY_TURN, CPU)
+    batch = make_micro_batch(group)
+    assert batch.advantages.tolist() == [by_token(group[0]), [*by_token(group[1]), 0.0, 0.0, 0.0]]
+    assert batch.advantages.dtype == torch.float32
+    assert [m.advantages.shape for m in cut_micro_batches(group, 6)] == [(1, 5), (1, 2)]
+    assert filler(batch).advantages.shape == (1, 5)
+    assert make_micro_batch([rollout(1.0)]).advantages.shape == (1,)

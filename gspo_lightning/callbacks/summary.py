@@ -113,7 +113,7 @@ class RunSummary(Callback):
 
 def _answers(module: LightningModule) -> dict[str, dict[str, str]]:
     return {
-        r.prompt.text: {"completion": r.text, "answer": str(r.prompt.columns.get("answer", ""))}
+        r.prompt.text: {"completion": r.transcript, "answer": str(r.prompt.columns.get("answer", ""))}
         for r in module.evaluation_metrics.examples[:16]
     }
 

@@ -131,10 +131,18 @@ _REWARD = (
 _RESPONSE = (
     MetricSpec(
         "response/length",
-        "mean number of tokens of the iteration's responses, the end token included",
+        "mean number of tokens that the policy chose in the iteration's responses, the end token included",
         "tokens",
         "any slow trend (the quickstart goes from 8 to 20 because writing the steps pays); jumps are not healthy",
         "If it runs to the limit while reward/mean does not rise, read samples for repetition.",
+        "Responses",
+    ),
+    MetricSpec(
+        "response/turns",
+        "mean number of turns of the policy in the iteration's conversations; 1 where responses are no conversations",
+        "turns",
+        "falls where fewer turns earn more, rises where asking (a tool, for a hint) pays",
+        "If it runs to max_turns while reward/mean does not rise, read samples: the policy may not find an end.",
         "Responses",
     ),
     MetricSpec(

@@ -75,8 +75,8 @@ class EvaluationMetrics(nn.Module):
         flat = [r for group in groups for r in group]
         rewards = [r.reward for r in flat if r.reward is not None]
         self.metrics["reward"].update(torch.tensor(rewards, dtype=torch.float64))  # type: ignore[operator]
-        self.metrics["response_length"].update(torch.tensor([float(len(r.token_ids)) for r in flat]))  # type: ignore[operator]
-        self.metrics["terminated"].update(torch.tensor([float(not r.truncated) for r in flat]))  # type: ignore[operator]
+        self.metrics["response_length"].update(torch.tensor([float(r.length) for r in flat]))  # type: ignore[operator]
+        self.metrics["terminated"].update(torch.tensor([float(not r.truncated and not r.lost) for r in flat]))  # type: ignore[operator]
         self.examples += [g[0] for g in groups]
 
     def compute(self) -> dict[str, float]:

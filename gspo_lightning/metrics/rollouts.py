@@ -20,8 +20,9 @@ def measure_rollouts(rollouts: Sequence[Rollout], device: torch.device) -> dict[
         known = [v for r in rollouts if (v := r.reward if name is None else r.reward_parts.get(name)) is not None]
         sums += [sum(known), sum(v * v for v in known), len(known)]
     counts = {
-        "response/length": sum(len(r.token_ids) for r in rollouts),
-        "response/terminated": sum(not r.truncated for r in rollouts),
+        "response/length": sum(r.length for r in rollouts),
+        "response/turns": sum(max(1, len(r.turn_ends)) for r in rollouts),
+        "response/terminated": sum(not r.truncated and not r.lost for r in rollouts),
         "response/truncated": sum(r.truncated for r in rollouts),
         "response/distinct": sum(_distinct(rollouts)),
         "reward/masked": sum(r.masked for r in rollouts),

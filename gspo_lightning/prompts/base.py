@@ -6,10 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["PromptSet", "Record", "map_columns"]
+from gspo_lightning.types import Message
+
+__all__ = ["Completion", "PromptSet", "Record", "map_columns"]
 
 Record = Mapping[str, Any]
 """``prompt`` (text or a list of chat messages), usually ``answer``, and any column a reward asks for by name."""
+
+Completion = str | Sequence[Message]
+"""What a demonstration answers: a text, or a conversation that begins with the policy's (``assistant``) first turn."""
 
 
 class PromptSet(ABC):
@@ -19,7 +24,7 @@ class PromptSet(ABC):
     def records(self) -> Sequence[Record]:
         """Every record, in an order that never changes."""
 
-    def demonstrations(self) -> Sequence[tuple[str, str]]:
+    def demonstrations(self) -> Sequence[tuple[str, Completion]]:
         """(prompt, completion) pairs for a cold start.
 
         Raises:

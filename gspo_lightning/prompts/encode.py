@@ -12,7 +12,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.base import Record
 from gspo_lightning.types import Prompt
 
-__all__ = ["encode_prompts"]
+__all__ = ["encode_prompt", "encode_prompts", "unknown_token"]
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +37,9 @@ def encode_prompts(
     """
     prompts: list[Prompt] = []
     too_long = 0
-    unknown = tokenizer.unk_token_id  # byte-level tokenizers reuse their end token for it: that one says nothing
-    if unknown in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
-        unknown = None
+    unknown = unknown_token(tokenizer)
     for i, record in enumerate(records):
-        text, ids = _encode(record["prompt"], tokenizer, system_prompt, chat_template_kwargs or {}, field)
+        text, ids = encode_prompt(record["prompt"], tokenizer, system_prompt, chat_template_kwargs or {}, field)
         if unknown is not None and unknown in ids:
             raise UserError(
                 field,
@@ -70,13 +68,22 @@ def encode_prompts(
     return prompts
 
 
-def _encode(
+def unknown_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The id that stands for what a tokenizer does not know; None if it has none that says so."""
+    unknown: int | None = tokenizer.unk_token_id  # byte-level tokenizers reuse their end token: that one says nothing
+    if unknown in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
+        return None
+    return unknown
+
+
+def encode_prompt(
     prompt: Any,
     tokenizer: PreTrainedTokenizerBase,
     system_prompt: str | None,
     template_kwargs: Mapping[str, Any],
     field: str,
 ) -> tuple[str, list[int]]:
+    """Text and token ids of one prompt; see :func:`encode_prompts`."""
     if tokenizer.chat_template is None:
         if not isinstance(prompt, str) or system_prompt is not None:
             what = "data.system_prompt" if system_prompt is not None else "a list of chat messages as prompt"

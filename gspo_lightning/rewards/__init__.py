@@ -8,6 +8,7 @@ from __future__ import annotations
 from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
 from gspo_lightning.rewards.classifier import SequenceClassificationReward
 from gspo_lightning.rewards.code import CodeExecutor
+from gspo_lightning.rewards.environment import EnvironmentReward
 from gspo_lightning.rewards.exact import ExactMatch
 from gspo_lightning.rewards.format import FormatReward
 from gspo_lightning.rewards.function import FunctionReward
@@ -17,6 +18,7 @@ from gspo_lightning.rewards.runner import Pending, RewardRunner, SampleScore
 
 __all__ = [
     "CodeExecutor",
+    "EnvironmentReward",
     "ExactMatch",
     "FormatReward",
     "FunctionReward",

@@ -14,7 +14,7 @@ from gspo_lightning.tiny import character_tokenizer
 from tests.training import runs
 
 CONFIGS = runs.ROOT / "configs"
-SELF_CONTAINED = ("quickstart", "math", "logic", "code")
+SELF_CONTAINED = ("quickstart", "math", "logic", "code", "guess", "calculator")
 OVERLAYS = sorted(p.stem for p in CONFIGS.glob("*.yaml") if p.stem not in SELF_CONTAINED)
 ONE_STEP = ["--trainer.max_epochs=1", "--data.minibatches_per_rollout=1", "--trainer.num_sanity_val_steps=0"]
 
@@ -67,6 +67,18 @@ def test_math_config_runs_one_step_on_a_local_model(tmp_path: Path, real_model: 
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["trainer"]["precision"] == "bf16-mixed"
     assert {"val/pass@4", "val/accuracy"} <= runs.scalars(run).keys()
+
+
+@pytest.mark.parametrize("name", ["guess", "calculator"])
+def test_environment_configs_run_one_step(name: str, tmp_path: Path) -> None:
+    few = ["--data.train.size=64", "--data.val.size=16", "--model.cold_start.demonstrations.size=64"]
+    few = few if name == "calculator" else ["--model.cold_start.demonstrations.step=10"]
+    run = runs.fit(
+        tmp_path, *few, "--model.cold_start.steps=2", "--trainer.max_epochs=1",
+        config=CONFIGS / f"{name}.yaml",
+    )  # fmt: skip
+    assert runs.summary(run)["updates"] == 2
+    assert all(turns >= 1 for _, turns in runs.scalars(run)["response/turns"])
 
 
 def test_logic_config_runs_one_step(tmp_path: Path) -> None:

@@ -1,0 +1,8 @@
+"""Environments: conversations of several turns, and tools."""
+
+from gspo_lightning.environments.base import Environment, Message, Messages, Step
+from gspo_lightning.environments.guess import GuessNumber
+from gspo_lightning.environments.tool_use import ToolUse
+from gspo_lightning.environments.tools import Calculator, PythonTool, Tool
+
+__all__ = ["Calculator", "Environment", "GuessNumber", "Message", "Messages", "PythonTool", "Step", "Tool", "ToolUse"]

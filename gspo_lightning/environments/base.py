@@ -1,0 +1,84 @@
+"""What an environment is: it opens a conversation, and answers what the policy says until it is over."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Sequence
+from typing import Any, Self
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.types import Message, Prompt
+
+__all__ = ["Environment", "Message", "Messages", "Step"]
+
+Messages = Sequence[Message]
+"""What chat templates take: ``[{"role": "user", "content": "..."}]``. Plain-text tokenizers read the contents only."""
+Step = tuple[Messages, float, bool]
+"""Messages to answer with, the reward of the turn, and whether the conversation is over."""
+
+
+class Environment(ABC):
+    """The other side of a conversation. Defining a subclass registers it under its name.
+
+    The configured object is a template: every conversation gets a copy of its own (:meth:`fresh`), which may keep
+    state in attributes. Methods may be ``async`` (hundreds wait at the same time) or plain (each call runs in a thread
+    of its own). What they raise, and an answer that does not come in time, is the infrastructure's mistake: asked again
+    on a fresh copy, then the conversation is *missing*. What the policy says wrong is for :meth:`step` to answer.
+
+    The same calls must get the same answers: randomness comes from :attr:`seed` and nowhere else.
+    """
+
+    seed: int = 0
+    """64 bits that belong to this conversation (run, iteration, prompt and sample); set before :meth:`reset`."""
+    max_concurrent: int = 64
+    """So many conversations are answered at the same time; more wait, and their deadlines with them."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a class that could only fail later.
+
+        Raises:
+            UserError: ``reset`` or ``step`` cannot be called with one argument.
+        """
+        super().__init_subclass__(**options)
+        for name, what in (("reset", "prompt"), ("step", "completion")):
+            if name in cls.__dict__:
+                _check_signature(cls, name, what)
+
+    @abstractmethod
+    def reset(self, prompt: Prompt) -> Messages | Awaitable[Messages]:
+        """Begin.
+
+        Returns:
+            Messages that the policy reads instead of the prompt; ``[]`` keeps the prompt as it is. They must be the
+            same for every conversation about a prompt: a group compares answers to one question.
+        """
+
+    @abstractmethod
+    def step(self, completion: str) -> Step | Awaitable[Step]:
+        """Answer what the policy said in its turn (without special tokens).
+
+        Returns:
+            ``(messages, reward, done)``: what the policy reads next (never trained on), a finite reward for this turn,
+            and whether the conversation is over.
+        """
+
+    def close(self) -> Awaitable[None] | None:
+        """Release what this conversation holds; called once, also after a failure."""
+        return None
+
+    def fresh(self) -> Self:
+        """A copy for one conversation; override it where something must be shared (a client, a table)."""
+        return copy.deepcopy(self)
+
+
+def _check_signature(cls: type[Environment], name: str, what: str) -> None:
+    method = cls.__dict__[name]
+    fix = f"write def {name}(self, {what}), plain or async"
+    if not inspect.isfunction(method) or inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+        raise UserError(f"{cls.__qualname__}.{name}", "is not a plain or async method", fix=fix)
+    try:
+        inspect.signature(method).bind(None, None)
+    except TypeError as error:
+        raise UserError(f"{cls.__qualname__}.{name}", f"cannot be called with the {what}: {error}", fix=fix) from error

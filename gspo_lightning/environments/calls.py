@@ -1,0 +1,44 @@
+"""Plain and ``async`` methods behind one await."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["result_of"]
+
+
+async def result_of(method: Callable[..., Any], *arguments: Any) -> Any:
+    """Of an ``async`` method on this loop, of a plain one in a thread; a call that ends the process is an error."""
+    try:
+        if inspect.iscoroutinefunction(method):
+            return await method(*arguments)
+        value = await _in_thread(method, arguments)
+        return await value if inspect.isawaitable(value) else value
+    except (SystemExit, KeyboardInterrupt) as error:  # raised in a task they would end the event loop
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+
+async def _in_thread(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """In a daemon thread: unlike an executor's, one that hangs does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(value: Any, error: BaseException | None) -> None:
+        if not future.done():  # it may have been cancelled
+            future.set_result(value) if error is None else future.set_exception(error)
+
+    def work() -> None:
+        value, failed = None, None
+        try:
+            value = function(*arguments)
+        except BaseException as error:
+            failed = RuntimeError(str(error)) if isinstance(error, StopIteration) else error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, value, failed)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await future

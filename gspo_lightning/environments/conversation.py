@@ -1,0 +1,137 @@
+"""One conversation with one environment: checked answers, a deadline for each, and the same again after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, SupportsFloat, SupportsIndex
+
+from gspo_lightning.environments.base import Environment, Message, Step
+from gspo_lightning.environments.calls import result_of
+from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.types import Prompt
+
+__all__ = ["Conversation"]
+
+
+class Conversation:
+    """What was said, and the environment it was said to.
+
+    Every failure is an :class:`InfrastructureError`; a ``UserError`` of the environment passes. After a failure a
+    :meth:`successor` repeats the conversation with a fresh environment, whose answers must be those that the policy
+    has already read; the failed one is not used again, whatever it may still be doing.
+
+    Args:
+        template: the configured environment.
+        prompt: what the conversation is about.
+        seed: of the environment's own randomness.
+        deadline_s: seconds for one answer.
+    """
+
+    def __init__(self, template: Environment, prompt: Prompt, seed: int, deadline_s: float) -> None:
+        self.template, self.prompt, self.seed, self.deadline_s = template, prompt, seed, deadline_s
+        self.name = type(template).__name__
+        self.opening: list[Message] | None = None
+        self.steps: list[Step] = []
+        self.said: list[str] = []
+        self._environment: Environment | None = None
+
+    async def begin(self) -> None:
+        """Take a fresh environment and reset it; sets :attr:`opening`."""
+        self._environment = self._fresh()
+        value = await self._call(self._environment.reset, self.prompt)
+        opening = _messages(value, f"{self.name}.reset")
+        if self.opening is not None and opening != self.opening:
+            raise InfrastructureError(f"{self.name}.reset answered differently when it was asked again")
+        self.opening = opening
+
+    async def answer(self) -> None:
+        """Let the environment answer the newest of :attr:`said`; appends to :attr:`steps`."""
+        self.steps.append(await self._step(self.said[len(self.steps)]))
+
+    def successor(self) -> Conversation:
+        """The same conversation without an environment, for :meth:`again`."""
+        other = Conversation(self.template, self.prompt, self.seed, self.deadline_s)
+        other.opening, other.steps, other.said = self.opening, list(self.steps), list(self.said)
+        return other
+
+    async def again(self) -> None:
+        """The whole conversation with a fresh environment, up to what has not been answered yet."""
+        known = self.steps
+        await self.begin()
+        for number, completion in enumerate(self.said):
+            step = await self._step(completion)
+            if number < len(known) and step != known[number]:
+                raise InfrastructureError(f"{self.name}.step answered differently when it was asked again")
+            if number == len(known):
+                self.steps = [*known, step]
+
+    async def close(self) -> None:
+        """Let the environment go."""
+        environment, self._environment = self._environment, None
+        if environment is not None and type(environment).close is not Environment.close:
+            await self._call(environment.close)
+
+    def _fresh(self) -> Environment:
+        try:
+            environment = self.template.fresh()
+        except Exception as error:
+            raise UserError(
+                self.name,
+                f"cannot be copied for a conversation: {type(error).__name__}: {error}",
+                fix="override fresh(), which makes the copy",
+            ) from error
+        environment.seed = self.seed
+        return environment
+
+    async def _step(self, completion: str) -> Step:
+        assert self._environment is not None
+        return _step(await self._call(self._environment.step, completion), f"{self.name}.step")
+
+    async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of a plain or async method; a task that does not come back is left to itself.
+
+        Raises:
+            InfrastructureError: it raised, or took longer than ``deadline_s``.
+            UserError: as the method's.
+        """
+        what = f"{self.name}.{method.__name__}"
+        task = asyncio.ensure_future(result_of(method, *arguments))
+        done, _ = await asyncio.wait({task}, timeout=self.deadline_s)
+        if not done:
+            task.cancel()
+            raise InfrastructureError(f"{what} gave no answer in {self.deadline_s:g} s")
+        error = task.exception()
+        if error is None or isinstance(error, UserError):
+            return task.result()
+        raise InfrastructureError(f"{what} raised {type(error).__name__}: {str(error)[:300]}") from error
+
+
+def _messages(value: object, what: str) -> list[Message]:
+    """Checked, as plain dictionaries."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
+        raise InfrastructureError(f"{what} returned {_show(value)}; messages must be a list")
+    for message in value:
+        fields = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
+        if not all(isinstance(text, str) for text in fields):
+            raise InfrastructureError(
+                f'{what} returned the message {_show(message)}; it must be {{"role": ..., "content": ...}}, both texts'
+            )
+    return [dict(message) for message in value]
+
+
+def _step(value: object, what: str) -> Step:
+    if not isinstance(value, tuple | list) or len(value) != 3:
+        raise InfrastructureError(f"{what} returned {_show(value)}; it must be (messages, reward, done)")
+    messages, reward, done = value
+    if isinstance(reward, str) or not isinstance(reward, SupportsFloat | SupportsIndex) or not math.isfinite(reward):
+        raise InfrastructureError(f"{what} returned the reward {_show(reward)}; it must be a finite number")
+    if not isinstance(done, bool) and type(done).__name__ not in ("bool", "bool_"):  # numpy's
+        raise InfrastructureError(f"{what} returned done = {_show(done)}; it must be True or False")
+    return _messages(messages, what), float(reward), bool(done)
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return f"{text[:77]}..." if len(text) > 80 else text

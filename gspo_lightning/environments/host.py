@@ -1,0 +1,113 @@
+"""Many conversations at a time: an event loop in a thread of its own, which the trainer only waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from gspo_lightning.errors import InfrastructureError
+
+__all__ = ["Answers", "BlockedError", "Host"]
+
+log = logging.getLogger(__name__)
+
+Call = Callable[[], Coroutine[Any, Any, None]]
+_BEAT_S = 0.2
+_GRACE_S = 2.0
+
+
+class Answers:
+    """Calls that are under way."""
+
+    def __init__(self, host: Host, future: concurrent.futures.Future[None], errors: list[Exception | None]) -> None:
+        self._host, self._future, self._errors = host, future, errors
+
+    def wait(self) -> list[Exception | None]:
+        """Per call: None where it went well, else what it raised; :class:`BlockedError` where the loop hung before."""
+        while not self._future.done():
+            concurrent.futures.wait([self._future], timeout=_BEAT_S)
+            if not self._future.done() and self._host.blocked:
+                self._host.abandon()
+                break
+        return list(self._errors)
+
+
+class BlockedError(InfrastructureError):
+    """An asynchronous environment computed or slept without awaiting, and nobody else could answer."""
+
+
+class Host:
+    """Runs calls concurrently on one event loop.
+
+    Args:
+        deadline_s: seconds for which the loop may be blocked by a call.
+        max_concurrent: calls at the same time.
+    """
+
+    def __init__(self, deadline_s: float, max_concurrent: int) -> None:
+        self.deadline_s, self.max_concurrent = deadline_s, max_concurrent
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._beat = 0.0
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the loop has not moved for longer than a call may take."""
+        return time.monotonic() - self._beat > self.deadline_s + _GRACE_S
+
+    def start(self, calls: Sequence[Call]) -> Answers:
+        """Begin all calls and return at once."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=_run, args=(self._loop,), name="environments", daemon=True).start()
+            self._beat = time.monotonic()
+            self._loop.call_soon_threadsafe(self._keep_beating, self._loop)
+        late = BlockedError("an environment blocked the event loop: an async method must await, or be a plain one")
+        errors: list[Exception | None] = [late] * len(calls)
+        work = _gather(calls, errors, self.max_concurrent)
+        return Answers(self, asyncio.run_coroutine_threadsafe(work, self._loop), errors)
+
+    def abandon(self) -> None:
+        """Leave a blocked loop, which ends if it ever comes back; the next call gets a new one."""
+        log.warning("an environment has blocked the event loop for %g s: it goes on in a new one", self.deadline_s)
+        self.close()
+
+    def close(self) -> None:
+        """Stop the loop."""
+        if self._loop is not None:
+            loop, self._loop = self._loop, None
+            loop.call_soon_threadsafe(loop.stop)
+
+    def _keep_beating(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._loop is loop:
+            self._beat = time.monotonic()
+            loop.call_later(_BEAT_S, self._keep_beating, loop)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    loop.run_forever()
+    if left := asyncio.all_tasks(loop):
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(left, timeout=_GRACE_S))
+    loop.close()
+
+
+async def _gather(calls: Sequence[Call], errors: list[Exception | None], concurrent_calls: int) -> None:
+    gate = asyncio.Semaphore(concurrent_calls)
+
+    async def one(number: int) -> None:
+        async with gate:
+            try:
+                await calls[number]()
+            except Exception as error:
+                errors[number] = error
+            else:
+                errors[number] = None
+
+    await asyncio.gather(*(one(i) for i in range(len(calls))))

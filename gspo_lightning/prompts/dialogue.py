@@ -1,0 +1,133 @@
+"""A conversation as token ids, turn by turn: what the policy said is never tokenised again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.prompts.base import Completion
+from gspo_lightning.prompts.encode import encode_prompt, unknown_token
+from gspo_lightning.types import Message
+
+__all__ = ["Dialogue"]
+
+_TURN = "a-turn-of-the-policy"
+"""Stands for what the policy said while a template shows what it puts after it."""
+
+
+class Dialogue:
+    """The tokens that come between two turns of the policy.
+
+    With a chat template, what it writes from the end of a turn to the beginning of the next one. Without one, the
+    contents of the messages, one after another.
+
+    Args:
+        tokenizer: of the policy.
+        system_prompt: put before an opening that has no system message of its own.
+        chat_template_kwargs: passed to the chat template.
+        field: how messages name the setting.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        system_prompt: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        field: str = "data.rollouts",
+    ) -> None:
+        self.tokenizer, self.system_prompt, self.field = tokenizer, system_prompt, field
+        self.template_kwargs = dict(chat_template_kwargs or {})
+        self._ids: dict[str, list[int]] = {}  # environments repeat themselves, and tokenizers are slow to call
+
+    def opening(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a prompt made of messages.
+
+        Raises:
+            UserError: the template refuses them, or the tokenizer does not know every character.
+        """
+        if self.tokenizer.chat_template is None:
+            text = "".join(m["content"] for m in messages)
+            return self._known(text, encode_prompt(text, self.tokenizer, None, {}, self.field)[1])
+        system = None if messages[0]["role"] == "system" else self.system_prompt
+        try:
+            text, ids = encode_prompt(list(messages), self.tokenizer, system, self.template_kwargs, self.field)
+        except TemplateError as error:
+            raise self._refused(messages, error) from error
+        return self._known(text, ids)
+
+    def reply(self, messages: Sequence[Message], last: int) -> list[int]:
+        """Token ids from the end of a turn, whose last token was ``last``, to the beginning of the next one.
+
+        An end-of-turn token that the policy has written itself is not written again.
+
+        Raises:
+            UserError: as :meth:`opening`.
+        """
+        if self.tokenizer.chat_template is None:
+            text = "".join(m["content"] for m in messages)
+        else:
+            text = self._after_turn(messages)
+        ids = self._tokens(text)
+        return self._known(text, ids[1:] if ids and ids[0] == last and self.tokenizer.chat_template else ids)
+
+    def demonstration(self, completion: Completion) -> tuple[list[int], list[bool]]:
+        """Token ids of a text or conversation to learn from, and which of them the policy is to say itself.
+
+        Every turn of the policy ends with the end token; what it is told in between is tokenised as in a rollout.
+        """
+        if isinstance(completion, str):
+            completion = [{"role": "assistant", "content": completion}]
+        ids: list[int] = []
+        taught: list[bool] = []
+        for own, turn in itertools.groupby(completion, lambda message: message["role"] == "assistant"):
+            if own:
+                text = "".join(m["content"] for m in turn)
+                new = [*self._tokens(text), self.tokenizer.eos_token_id]
+            else:
+                new = self.reply(list(turn), ids[-1])
+            ids += new
+            taught += [own] * len(new)
+        return ids, taught
+
+    def _tokens(self, text: str) -> list[int]:
+        if text not in self._ids:
+            self._ids[text] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self._ids[text]
+
+    def _after_turn(self, messages: Sequence[Message]) -> str:
+        before = [{"role": "user", "content": "."}, {"role": "assistant", "content": _TURN}]
+        try:
+            rendered = self.tokenizer.apply_chat_template(
+                [*before, *messages], tokenize=False, add_generation_prompt=True, **self.template_kwargs
+            )
+        except TemplateError as error:
+            raise self._refused(messages, error) from error
+        _, found, after = str(rendered).partition(_TURN)
+        if not found:
+            raise UserError(
+                self.field, "the chat template leaves out what the policy said: no conversation is possible"
+            )
+        return after
+
+    def _known(self, text: str, ids: list[int]) -> list[int]:
+        unknown = unknown_token(self.tokenizer)
+        if unknown is not None and unknown in ids:
+            raise UserError(
+                self.field,
+                f"the environment said {text[:60]!r}, and the tokenizer does not know every character of it",
+                fix="let the environment use other words, or use a tokenizer that covers them",
+            )
+        return ids
+
+    def _refused(self, messages: Sequence[Message], error: TemplateError) -> UserError:
+        roles = ", ".join(m["role"] for m in messages)
+        return UserError(
+            self.field,
+            f"the chat template refuses the environment's messages (roles: {roles}): {error}",
+            fix="let the environment answer with role: user, or use a template that knows these roles",
+        )

@@ -1,0 +1,104 @@
+"""The tokens of one conversation: what the policy chose, and what it was told in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from gspo_lightning.environments import Messages, Step
+from gspo_lightning.environments.conversation import Conversation
+from gspo_lightning.prompts.dialogue import Dialogue
+from gspo_lightning.rollouts.base import Beginning
+from gspo_lightning.types import FinishReason, Message, Prompt, Rollout
+
+__all__ = ["Talk"]
+
+
+@dataclass(slots=True)
+class Talk:
+    """Sample ``sample`` of the conversations about a prompt; ``room`` tokens may still follow, of either side."""
+
+    conversation: Conversation
+    prompt: Prompt
+    sample: int
+    room: int
+    tokens: list[int] = field(default_factory=list)
+    mask: list[bool] = field(default_factory=list)
+    logprobs: list[float] | None = field(default_factory=list)
+    turn_ends: list[int] = field(default_factory=list)
+    turn_rewards: list[float] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    finish: FinishReason | None = None
+    lost: str = ""
+
+    def open(self, prompt: Prompt) -> None:
+        """Read another prompt than the data's; what it is longer by is taken from the room."""
+        self.room -= max(0, len(prompt.token_ids) - len(self.prompt.token_ids))
+        self.prompt = prompt
+
+    def beginning(self) -> Beginning:
+        """What a source goes on from. Random numbers count the policy's own tokens."""
+        context = (*self.prompt.token_ids, *self.tokens)
+        return Beginning(self.prompt, self.sample, context, drawn=sum(self.mask), room=self.room)
+
+    def say(self, turn: Rollout) -> None:
+        """A turn of the policy. One that is cut is not told to the environment: it is not what the policy meant."""
+        self._append(turn.token_ids.tolist(), chosen=True)
+        if turn.logprobs is None:
+            self.logprobs = None
+        elif self.logprobs is not None:
+            self.logprobs += turn.logprobs.tolist()
+        self.turn_ends.append(len(self.tokens))
+        self.turn_rewards.append(0.0)
+        self.messages.append({"role": "assistant", "content": turn.text})
+        self.conversation.said.append(turn.text)
+        if turn.truncated:
+            self.finish = FinishReason.LENGTH
+
+    def hear(self, dialogue: Dialogue, max_turns: int) -> None:
+        """The environment's answer to the newest turn. It becomes tokens only if the policy has room to go on."""
+        step: Step = self.conversation.steps[-1]
+        messages, self.turn_rewards[-1], done = step
+        self.messages += messages
+        if done or len(self.turn_ends) >= max_turns:
+            self.finish = FinishReason.DONE if done else FinishReason.TURNS
+            return
+        self._go_on(messages, dialogue)
+
+    def lose(self, why: str) -> None:
+        """The environment has failed."""
+        self.lost, self.finish = why, FinishReason.LOST
+
+    def rollout(self, version: int) -> Rollout:
+        """The whole conversation; a lost one may not have begun, but a row needs a token."""
+        tokens, mask = self.tokens or [self.prompt.token_ids[-1]], self.mask or [False]
+        assert self.finish is not None
+        return Rollout(
+            prompt=self.prompt,
+            sample=self.sample,
+            token_ids=torch.tensor(tokens, dtype=torch.int64),
+            logprobs=None if self.logprobs is None else torch.tensor(self.logprobs or [0.0], dtype=torch.float32),
+            response_mask=torch.tensor(mask, dtype=torch.bool),
+            finish_reason=self.finish,
+            policy_version=version,
+            text="\n".join(self.conversation.said),
+            messages=tuple(self.messages),
+            turn_ends=tuple(self.turn_ends),
+            turn_rewards=tuple(self.turn_rewards),
+            lost=self.lost,
+        )
+
+    def _go_on(self, messages: Messages, dialogue: Dialogue) -> None:
+        ids = dialogue.reply(messages, self.tokens[-1])
+        if len(ids) >= self.room:
+            self.finish = FinishReason.LENGTH
+            return
+        self._append(ids, chosen=False)
+        if self.logprobs is not None:
+            self.logprobs += [0.0] * len(ids)
+
+    def _append(self, ids: list[int], *, chosen: bool) -> None:
+        self.tokens += ids
+        self.mask += [chosen] * len(ids)
+        self.room -= len(ids)
