@@ -134,7 +134,7 @@ def _sample(rollout: Rollout) -> Sample:
         id=f"{rollout.prompt.id}/{rollout.sample}",
         prompt=rollout.prompt.text,
         completion=rollout.text,
-        completion_ids=tuple(rollout.token_ids[rollout.response_mask].tolist()),
+        completion_ids=tuple(rollout.own_ids.tolist()),
         columns={**rollout.prompt.columns, **_of_conversation(rollout)},
         truncated=rollout.truncated,
     )

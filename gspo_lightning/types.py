@@ -143,6 +143,11 @@ class Rollout:
         return int(self.response_mask.sum())
 
     @property
+    def own_ids(self) -> Tensor:
+        """[length] int64, the tokens that the policy chose."""
+        return self.token_ids[self.response_mask]
+
+    @property
     def transcript(self) -> str:
         """What a person reads: the text, or all sides of a conversation, a message a line."""
         own = "assistant"

@@ -39,10 +39,10 @@ def repetition(token_ids: NDArray[np.int64]) -> float:
 def measure_distributions(rollouts: Sequence[Rollout], device: torch.device) -> Distributions:
     """Values of every response over all ranks; each rank must hold as many responses."""
     rows = [
-        [float(len(r.token_ids)) for r in rollouts],
+        [float(r.length) for r in rollouts],
         [float("nan") if r.reward is None else float(r.reward) for r in rollouts],
         [float(r.advantage) for r in rollouts],
-        [repetition(r.token_ids.cpu().numpy()) for r in rollouts],
+        [repetition(r.own_ids.cpu().numpy()) for r in rollouts],
     ]
     gathered = gather_rows(torch.tensor(rows, dtype=torch.float64, device=device).flatten())
     values = gathered.reshape(-1, len(rows), len(rollouts)).transpose(0, 1).flatten(1).tolist()
@@ -74,6 +74,6 @@ def extremes(rollouts: Sequence[Rollout]) -> dict[str, Rollout]:
     return {
         "largest advantage": max(rollouts, key=lambda r: r.advantage),
         "smallest advantage": min(rollouts, key=lambda r: r.advantage),
-        "longest": max(rollouts, key=lambda r: len(r.token_ids)),
-        "most repetitive": max(rollouts, key=lambda r: repetition(r.token_ids.cpu().numpy())),
+        "longest": max(rollouts, key=lambda r: r.length),
+        "most repetitive": max(rollouts, key=lambda r: repetition(r.own_ids.cpu().numpy())),
     }
