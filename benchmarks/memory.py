@@ -26,7 +26,17 @@ from benchmarks.workloads import Workload, reward
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.types import FinishReason, Rollout
 
-__all__ = ["CASES", "MemoryCase", "frozen_groups", "measure", "peak_memory", "plain_loss", "reset_peak", "run_memory"]
+__all__ = [
+    "CASES",
+    "MemoryCase",
+    "frozen_groups",
+    "measure",
+    "peak_memory",
+    "plain_loss",
+    "quiet_allocator",
+    "reset_peak",
+    "run_memory",
+]
 
 MINI_BATCH = Workload(2, 8, (32, 32), 120, 320)
 """16 rows, 2,500 response tokens."""
@@ -69,10 +79,15 @@ def run_memory(
 
 
 def _child(case: str, shape: Shape, work: Workload, send: Any) -> None:
+    quiet_allocator()
+    send.send(measure(case, shape, work))
+
+
+def quiet_allocator() -> None:
+    """Let the resident set of this process follow its tensors."""
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, 1 << 18)  # large tensors go back to the system when freed, on every side
     libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)  # huge pages come and go with the load of the machine
-    send.send(measure(case, shape, work))
 
 
 def measure(case: str, shape: Shape, work: Workload) -> MemoryCase:

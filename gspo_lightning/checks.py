@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from gspo_lightning.module import GSPOModule
     from gspo_lightning.types import Prompt
 
-__all__ = ["check_context", "check_data_settings", "check_precision", "check_prompts", "check_run", "check_writable"]
+__all__ = [
+    "check_context",
+    "check_data_settings",
+    "check_precision",
+    "check_prompts",
+    "check_ranks",
+    "check_run",
+    "check_writable",
+]
 
 log = logging.getLogger(__name__)
 
@@ -152,18 +160,22 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
             fix="leave it out and set trainer.check_val_every_n_epoch (iterations between two evaluations)",
         )
     check_precision(str(trainer.precision))
-    world = trainer.world_size
+    check_ranks(data, trainer.world_size)
+    if data.updates_per_iteration == 1:
+        log.warning(
+            "one update per rollout batch: the policy equals the old policy at every update, so no ratio can leave 1 "
+            "and clipping cannot bind (data.minibatches_per_rollout: 4 is the GSPO paper's setting)"
+        )
+
+
+def check_ranks(data: PromptDataModule, world: int) -> None:
+    """Every rank gets the same number of groups of every mini-batch."""
     cut = data.prompts_per_rollout // data.minibatches_per_rollout
     if cut % world:
         raise UserError(
             "data.prompts_per_rollout",
             f"a mini-batch of {cut} groups cannot be dealt evenly to {world} ranks",
             fix=f"use a multiple of {world * data.minibatches_per_rollout}",
-        )
-    if data.updates_per_iteration == 1:
-        log.warning(
-            "one update per rollout batch: the policy equals the old policy at every update, so no ratio can leave 1 "
-            "and clipping cannot bind (data.minibatches_per_rollout: 4 is the GSPO paper's setting)"
         )
 
 

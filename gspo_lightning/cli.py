@@ -20,13 +20,18 @@ TRAINING = {
 }
 COMMANDS = {
     "list": "what is registered: objectives, advantages, rewards, rollouts, environments, prompts",
+    "plan": "memory, batch arithmetic and work of a config, before any GPU is paid for",
     "score": "score recorded completions without training",
     "report": "curves of runs as report.png and a one-page summary",
     "export": "write a checkpoint in transformers format",
     "replay": "do an update again that was not finite, from its dump",
     "doctor": "versions, devices, and a self-test of the sandbox",
 }
-"""Commands of their own: each is ``main(argv) -> int`` in ``gspo_lightning.commands.<name>``."""
+"""Commands of their own: each is ``main(argv) -> int`` in ``gspo_lightning.commands.<name>``, or in a
+room of its own (:data:`ROOMS`)."""
+
+ROOMS = {"plan": "gspo_lightning.plan"}
+"""Commands that read a config as training does."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +87,7 @@ def _dispatch(arguments: list[str]) -> int:
 
         return run(arguments)
     if name in COMMANDS:
-        module = importlib.import_module(f"gspo_lightning.commands.{name}")
+        module = importlib.import_module(ROOMS.get(name, f"gspo_lightning.commands.{name}"))
         return int(module.main(arguments[1:]))
     raise UserError("gspo", f"{name!r} is no command; {did_you_mean(name, [*TRAINING, *COMMANDS])}")
 

@@ -22,10 +22,20 @@ from transformers import (
 from gspo_lightning.attention import PackedLayout, PrefixPlan, with_plan
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.logprobs import token_logprobs
+from gspo_lightning.lora import LoRA
 from gspo_lightning.tiny import TINY_CONTEXT, TINY_MODELS, build_tiny_model, character_tokenizer
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["DType", "Layout", "ModelSettings", "Policy", "context_length", "load_policy", "load_tokenizer"]
+__all__ = [
+    "DType",
+    "Layout",
+    "ModelSettings",
+    "Policy",
+    "context_length",
+    "load_config",
+    "load_policy",
+    "load_tokenizer",
+]
 
 DType = Literal["float32", "bfloat16", "auto"]
 Layout = Literal["auto", "packed", "padded"]
@@ -59,6 +69,13 @@ class ModelSettings:
     layout: Layout = "auto"
     """How rows go through the model: ``packed`` (a prompt once for all its responses, no padding), ``padded``, or
     ``auto``: packed where a check on the model itself shows the same log-probabilities."""
+    lora: LoRA | None = None
+    """Train low-rank adapters and keep the weights as they are; None trains all weights."""
+
+    def __post_init__(self) -> None:
+        lora: Any = self.lora
+        if isinstance(lora, dict):  # from a checkpoint
+            object.__setattr__(self, "lora", LoRA(**lora))
 
 
 class Policy(nn.Module):
@@ -242,7 +259,7 @@ def context_length(settings: ModelSettings) -> int | None:
     """
     if settings.name_or_path in TINY_MODELS:
         return int(settings.config_overrides.get("max_position_embeddings", TINY_CONTEXT))
-    limit = getattr(_load_config(settings).get_text_config(), "max_position_embeddings", None)
+    limit = getattr(load_config(settings).get_text_config(), "max_position_embeddings", None)
     return int(limit) if limit else None
 
 
@@ -265,7 +282,12 @@ def load_policy(settings: ModelSettings) -> Policy:
     return Policy(model, tokenizer)
 
 
-def _load_config(settings: ModelSettings) -> PretrainedConfig:
+def load_config(settings: ModelSettings) -> PretrainedConfig:
+    """The config of a model from the hub or a folder, with the overrides.
+
+    Raises:
+        UserError: it cannot be loaded, or an override is no field of it.
+    """
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             settings.name_or_path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
@@ -280,7 +302,7 @@ def _load_config(settings: ModelSettings) -> PretrainedConfig:
 
 
 def _load_pretrained(settings: ModelSettings) -> PreTrainedModel:
-    config = _load_config(settings)
+    config = load_config(settings)
     try:
         model: PreTrainedModel
         model, info = AutoModelForCausalLM.from_pretrained(

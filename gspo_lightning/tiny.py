@@ -22,7 +22,7 @@ from transformers import (
 from gspo_lightning.errors import UserError
 from gspo_lightning.randomness import Purpose, stream
 
-__all__ = ["TINY_CONTEXT", "TINY_MODELS", "build_tiny_model", "character_tokenizer"]
+__all__ = ["TINY_CONTEXT", "TINY_MODELS", "build_tiny_model", "character_tokenizer", "tiny_config"]
 
 CHARACTERS = "0123456789+-*/=;:#().,<>?!ABCabcxyz "
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
@@ -79,10 +79,8 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_tiny_model(
-    name: str, seed: int, dtype: torch.dtype = torch.float32, overrides: Mapping[str, Any] | None = None
-) -> PreTrainedModel:
-    """A freshly initialised tiny model; the same weights for the same seed, whatever was drawn before.
+def tiny_config(name: str, overrides: Mapping[str, Any] | None = None) -> Qwen3Config | Qwen3MoeConfig:
+    """The config of a tiny model.
 
     Raises:
         UserError: an override that is no field of the model's config.
@@ -93,10 +91,20 @@ def build_tiny_model(
         if not hasattr(config_class(), key):
             raise UserError("model.config_overrides", f"{key!r} is not a field of {config_class.__name__}")
         settings[key] = value
+    return config_class(**settings)
+
+
+def build_tiny_model(
+    name: str, seed: int, dtype: torch.dtype = torch.float32, overrides: Mapping[str, Any] | None = None
+) -> PreTrainedModel:
+    """A freshly initialised tiny model; the same weights for the same seed, whatever was drawn before.
+
+    Raises:
+        UserError: an override that is no field of the model's config.
+    """
+    config = tiny_config(name, overrides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(seed, Purpose.INITIALISATION) % (1 << 63))
-        if name == "tiny-qwen3-moe":
-            model: PreTrainedModel = Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings))
-        else:
-            model = Qwen3ForCausalLM(Qwen3Config(**settings))
+        model: PreTrainedModel
+        model = Qwen3MoeForCausalLM(config) if isinstance(config, Qwen3MoeConfig) else Qwen3ForCausalLM(config)
     return model.to(dtype)

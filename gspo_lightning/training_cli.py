@@ -26,15 +26,15 @@ from gspo_lightning.module import GSPOModule
 from gspo_lightning.registry import import_plugins
 from gspo_lightning.resume import Resumption
 
-__all__ = ["run"]
+__all__ = ["TrainingCLI", "run"]
 
 DEFAULT_ROOT = "runs"
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 """What an operating system says when it cannot write."""
 
 
-def run(arguments: list[str]) -> int:
-    """Parse and run a training command; ``arguments[0]`` is its name.
+def run(arguments: list[str], cli: type[TrainingCLI] | None = None) -> int:
+    """Parse and run a training command; ``arguments[0]`` is its name. ``cli`` does something else with the config.
 
     Raises:
         UserError: anything wrong with the arguments or the config.
@@ -46,7 +46,7 @@ def run(arguments: list[str]) -> int:
     parsers = {name: dict(parser) for name in ("fit", "validate", "test", "predict")}
     argv, sys.argv = sys.argv, [sys.argv[0], *arguments]  # what Lightning's launcher starts the other ranks with
     try:
-        TrainingCLI(
+        (cli or TrainingCLI)(
             GSPOModule,
             PromptDataModule,
             args=arguments,

@@ -29,6 +29,7 @@ ROOMS = [
     "environments",
     "prompts",
     "tiny",
+    "lora",
     "policy",
     "policy_checks",
     "sharding",
@@ -52,6 +53,7 @@ ROOMS = [
     "callbacks",
     "arguments",
     "training_cli",
+    "plan",
     "cli",
     "__main__",
 ]

@@ -1,0 +1,77 @@
+"""Memory, speed and bandwidth of accelerators, from their data sheets."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from gspo_lightning.errors import UserError, did_you_mean
+
+__all__ = ["CARDS", "Device", "device_of"]
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one process has."""
+
+    name: str
+    memory: int
+    """Bytes."""
+    flops: float = 312e12
+    """Dense bfloat16 multiply-adds count as two, per second."""
+    bandwidth: float = 2.0e12
+    """Bytes per second."""
+    cpu: bool = False
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of a GPU that no tensor gets: driver context, libraries, communication, fragments of the allocator."""
+        return 0 if self.cpu else round(1.0 * GIB + 0.03 * self.memory)
+
+
+CARDS: dict[str, Device] = {
+    "B200": Device("B200", 179 * GIB, 2250e12, 7.7e12),
+    "H200": Device("H200", 140 * GIB, 989e12, 4.8e12),
+    "H100": Device("H100", 79 * GIB, 989e12, 3.35e12),
+    "A100-80GB": Device("A100-80GB", 79 * GIB, 312e12, 2.0e12),
+    "A100": Device("A100", 39 * GIB, 312e12, 1.55e12),
+    "L40S": Device("L40S", 44 * GIB, 362e12, 0.86e12),
+    "RTX6000-Ada": Device("RTX6000-Ada", 47 * GIB, 364e12, 0.96e12),
+    "RTX4090": Device("RTX4090", 23 * GIB, 165e12, 1.0e12),
+    "RTX3090": Device("RTX3090", 23 * GIB, 71e12, 0.94e12),
+    "L4": Device("L4", 22 * GIB, 121e12, 0.3e12),
+    "A10G": Device("A10G", 22 * GIB, 70e12, 0.6e12),
+    "T4": Device("T4", 14 * GIB, 65e12, 0.32e12),
+}
+"""By name; memory is what a process sees, rounded down."""
+
+
+def device_of(word: str | None, accelerator: str) -> Device:
+    """The device to plan for.
+
+    Args:
+        word: a size such as ``80GB``, the name of a card, or None: this machine if the config trains on its CPU, else
+            80 GB.
+        accelerator: ``trainer.accelerator``.
+
+    Raises:
+        UserError: neither a size nor a card.
+    """
+    if word is None:
+        return _this_cpu() if accelerator == "cpu" else CARDS["H100"]
+    for name, card in CARDS.items():
+        if word.lower().replace(" ", "").replace("-", "") == name.lower().replace("-", ""):
+            return card
+    if size := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:GB|GIB|G)", word.strip(), re.IGNORECASE):
+        wanted = float(size.group(1))
+        near = min(CARDS.values(), key=lambda card: abs(card.memory - wanted * GIB))
+        return Device(word, round(wanted * 0.985 * GIB), near.flops, near.bandwidth, cpu=accelerator == "cpu")
+    raise UserError("--device", f"{word!r} is neither a size such as 80GB nor a card; {did_you_mean(word, CARDS)}")
+
+
+def _this_cpu() -> Device:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Device("this machine's CPU", memory, 100e9, 20e9, cpu=True)

@@ -1,0 +1,86 @@
+"""Counting the bytes of tensors that have shapes but no data: a training step is run and its peak is noted."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["Tally"]
+
+COPIES = "copies"
+"""Label of what a precision plugin casts weights to."""
+
+
+class Tally(TorchDispatchMode):
+    """Adds up the storages that operations make and drop, by the label that was set when they were made.
+
+    Args:
+        weights: tensors that exist already; they and views of them count for nothing.
+    """
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._weights = {w.untyped_storage()._cdata for w in weights}
+        self._kept = list(weights)
+        self._alive: dict[int, str] = {}
+        self.now: dict[str, int] = {}
+        """Label -> bytes that are in use."""
+        self.peaks: dict[str, dict[str, int]] = {}
+        """Phase -> the same at the moment of the phase at which they were the most together."""
+        self._label, self._phase = "other", ""
+        self.enter("forward")
+
+    def enter(self, phase: str) -> None:
+        """What follows is another phase, with a peak of its own."""
+        self._phase = phase
+        self.peaks[phase] = dict(self.now)
+
+    @contextmanager
+    def label(self, name: str) -> Iterator[None]:
+        """What is made inside is counted under this name."""
+        before, self._label = self._label, name
+        try:
+            yield
+        finally:
+            self._label = before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, then count what is new."""
+        if func is torch.ops.aten._grouped_mm.default:
+            out = _grouped(*args)
+        else:
+            out = func(*args, **(kwargs or {}))
+        cast = func is torch.ops.aten._to_copy.default and args[0].untyped_storage()._cdata in self._weights
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage(), COPIES if cast else self._label)
+        return out
+
+    def _count(self, storage: torch.UntypedStorage, label: str) -> None:
+        key = storage._cdata
+        if key in self._alive or key in self._weights:
+            return
+        size = storage.nbytes()
+        self._alive[key] = label
+        self.now[label] = self.now.get(label, 0) + size
+        if sum(self.now.values()) > sum(self.peaks[self._phase].values()):
+            self.peaks[self._phase] = dict(self.now)
+        weakref.finalize(storage, self._drop, key, size)
+
+    def _drop(self, key: int, size: int) -> None:
+        self.now[self._alive.pop(key)] -= size
+
+
+def _grouped(a: Tensor, b: Tensor, offsets: Tensor | None = None, *_: Any) -> Tensor:
+    """The shape of ``torch._grouped_mm``, whose own shape rule knows bfloat16 only."""
+    if a.dim() == 2 and b.dim() == 2:
+        assert offsets is not None
+        return a.new_empty(offsets.shape[0], a.shape[0], b.shape[1])
+    return a.new_empty(*a.shape[:-1], b.shape[-1]) if a.dim() == 2 else a.new_empty(a.shape[1], b.shape[1])
