@@ -57,6 +57,7 @@ class ColdStart:
         Raises:
             UserError: the prompt set has no demonstrations.
         """
+        adapted, settings = settings, dataclasses.replace(settings, lora=None)  # adapters come on top of it
         target = root.resolve() / "cold_start" / self.key(settings)
         if not (target / "config.json").is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +66,7 @@ class ColdStart:
                     self._make(settings, target)
         else:
             log.info("cold start: found in %s", target)
-        return dataclasses.replace(settings, name_or_path=str(target), config_overrides={}, revision=None)
+        return dataclasses.replace(adapted, name_or_path=str(target), config_overrides={}, revision=None)
 
     def key(self, settings: ModelSettings) -> str:
         """Hash of everything that decides the weights, packages included."""

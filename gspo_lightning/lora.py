@@ -21,7 +21,11 @@ from gspo_lightning.randomness import Purpose, stream
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["LoRA", "adapters_off", "add_adapters", "has_adapters", "merge_adapters"]
+__all__ = ["LoRA", "adapters_off", "add_adapters", "add_frozen", "has_adapters", "keep_adapters", "merge_adapters"]
+
+
+MARK = ".lora_"
+"""What names of adapter weights contain."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +108,40 @@ def merge_adapters(model: nn.Module) -> None:
         setattr(model.get_submodule(parent), last, layer.get_base_layer())
 
 
+def keep_adapters(checkpoint: dict[str, Any], policy: nn.Module) -> None:
+    """Take out of a checkpoint what is frozen, and leave a number that tells another base from this one."""
+    checkpoint["state_dict"] = {name: w for name, w in checkpoint["state_dict"].items() if MARK in name}
+    checkpoint["gspo_base_norm"] = _norm(policy)
+
+
+def add_frozen(checkpoint: dict[str, Any], module: nn.Module, policy: nn.Module) -> None:
+    """Put the frozen weights of this run into a checkpoint of adapters, which then is loaded like any other.
+
+    Raises:
+        UserError: the adapters belong to other weights.
+    """
+    before, now = checkpoint.get("gspo_base_norm"), _norm(policy)
+    if before is None or abs(before - now) > 1e-6 * max(before, now):
+        raise UserError(
+            "model.name_or_path",
+            "holds other weights than those the adapters of this checkpoint were trained on"
+            if before is not None
+            else "trains adapters (model.lora), but this checkpoint holds all weights",
+            fix="resume with the model and the model.lora of the run that wrote it",
+        )
+    state = checkpoint["state_dict"]
+    state.update({name: weight for name, weight in module.state_dict().items() if MARK not in name})
+
+
+@torch.no_grad()
+def _norm(policy: nn.Module) -> float:
+    """Of all frozen weights together."""
+    parts = [p.detach().double().norm() ** 2 for name, p in policy.named_parameters() if MARK not in name]
+    return float(torch.stack(parts).sum().sqrt())
+
+
 def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    if not any("lora_A" in name for name, _ in model.named_parameters()):
+    if not any(MARK in name for name, _ in model.named_parameters()):
         return
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -25,6 +25,7 @@ from gspo_lightning.data import PromptDataModule
 from gspo_lightning.distributed import all_sum, largest, rank_and_world
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience import record
+from gspo_lightning.lora import LoRA, add_frozen, keep_adapters
 from gspo_lightning.metrics.evaluation import EvaluationMetrics
 from gspo_lightning.metrics.meter import UpdateMeter
 from gspo_lightning.metrics.sums import Level, MetricSums
@@ -64,6 +65,7 @@ class GSPOModule(LightningModule):
         trust_remote_code: run Python code that a model repository ships.
         revision: branch, tag or commit of a hub id.
         config_overrides: fields of the model's config to change before it is built.
+        lora: train low-rank adapters and keep the weights as they are (``{r: 16}``); None trains all weights.
         segment_delimiters: texts that end a segment, for ``Segment`` with ``by: given`` (for example a line feed).
         allow_unusual_clip: accept a clip range of the wrong scale for the objective's level.
         histogram_every: optimizer steps between two histograms of s_i.
@@ -92,6 +94,7 @@ class GSPOModule(LightningModule):
         trust_remote_code: bool = False,
         revision: str | None = None,
         config_overrides: dict[str, Any] | None = None,
+        lora: LoRA | None = None,
         segment_delimiters: list[str] | None = None,
         allow_unusual_clip: bool = False,
         histogram_every: int = 1,
@@ -103,7 +106,7 @@ class GSPOModule(LightningModule):
         super().__init__()
         self.settings = ModelSettings(
             name_or_path, dtype, attn_implementation, gradient_checkpointing, trust_remote_code, revision,
-            config_overrides or {}, seed, layout,
+            config_overrides or {}, seed, layout, lora,
         )  # fmt: skip
         self.objective = objective if objective is not None else GSPO()
         self.old_policy = old_policy if old_policy is not None else CachedLogProbs()
@@ -151,7 +154,8 @@ class GSPOModule(LightningModule):
 
     def _start(self) -> ModelSettings:
         """The model to load: the configured one, or what its cold start has made of it."""
-        if self.cold_start is None or (self.weights_from_checkpoint and not self._keeps_reference):
+        loaded = self.weights_from_checkpoint and not self._keeps_reference and self.settings.lora is None
+        if self.cold_start is None or loaded:
             return self.settings
         return self.cold_start.ensure(self.settings, Path(self.trainer.default_root_dir))
 
@@ -163,7 +167,7 @@ class GSPOModule(LightningModule):
         """Load the policy, and check its weights, its output head and how its rows can be laid out."""
         if hasattr(self, "policy"):
             return
-        settings = self._start()
+        settings = self._started = self._start()
         self.policy = load_policy(settings)
         self.policy.train()
         self.meter.watch(self.policy)
@@ -201,9 +205,12 @@ class GSPOModule(LightningModule):
         if snapshot and isinstance(self.old_policy, ResidentSnapshot):
             self.configure_model()
             self.old_policy.materialise(self.policy)
-            return
-        for name in snapshot:
-            del state[name]
+        else:
+            for name in snapshot:
+                del state[name]
+        if self.settings.lora is not None:
+            self.configure_model()
+            add_frozen(checkpoint, self, self.policy)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say which model this is (for ``gspo export``), and flush the loggers.
@@ -211,6 +218,9 @@ class GSPOModule(LightningModule):
         Loggers then hold at least what the checkpoint has seen: a resume neither loses nor doubles a step.
         """
         checkpoint["gspo_lightning"] = {"model": dataclasses.asdict(self.settings), "objective": repr(self.objective)}
+        if self.settings.lora is not None:
+            checkpoint["gspo_lightning"]["model"] = dataclasses.asdict(self._started)
+            keep_adapters(checkpoint, self.policy)
         checkpoint["gspo_run"] = self.provenance
         checkpoint["gspo_skipped"] = self.guard.skipped
         checkpoint["gspo_meter"] = self.meter.state_dict()

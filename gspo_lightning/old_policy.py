@@ -19,7 +19,7 @@ from gspo_lightning.policy import Policy
 from gspo_lightning.sharding import copy_weights, in_step
 from gspo_lightning.types import MicroBatch, MiniBatch
 
-__all__ = ["CachedLogProbs", "OldPolicy", "ResidentSnapshot", "with_logprobs"]
+__all__ = ["CachedLogProbs", "OffloadedSnapshot", "OldPolicy", "ResidentSnapshot", "with_logprobs"]
 
 
 class OldPolicy(nn.Module):
@@ -100,9 +100,7 @@ class CachedLogProbs(OldPolicy):
 
     def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
         """The cached values."""
-        if batch.old_logprobs is None:
-            raise ValueError("a micro-batch without old_logprobs reached training: prepare() was not called")
-        return batch.old_logprobs
+        return _cached(batch)
 
 
 class ResidentSnapshot(OldPolicy):
@@ -143,3 +141,39 @@ class ResidentSnapshot(OldPolicy):
         """Make room for a snapshot, which a checkpoint may be about to fill."""
         if "snapshot" not in self._modules:
             self._copy(policy)
+
+
+class OffloadedSnapshot(ResidentSnapshot):
+    """A second, frozen copy of the weights in the machine's memory; on the device only while it samples.
+
+    Its log-probabilities are kept from then on, as those of :class:`CachedLogProbs`. Allows ``refresh_every`` above 1.
+    """
+
+    def sampling_policy(self, policy: Policy) -> Policy:
+        """The snapshot, on the policy's device."""
+        self._move(policy, policy.device)
+        return self.snapshot
+
+    def prepare(self, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
+        """Evaluate every micro-batch with the snapshot, then let go of the device's memory."""
+        self._move(policy, policy.device)
+        found = with_logprobs("old_logprobs", self.snapshot, batches, temperature)
+        self._move(policy, torch.device("cpu"))
+        return found
+
+    def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
+        """The cached values."""
+        return _cached(batch)
+
+    def _move(self, policy: Policy, device: torch.device) -> None:
+        """What the snapshot shares with the policy (weights under adapters) stays where it is."""
+        shared = {id(p) for p in policy.parameters()}
+        for tensor in (*self.snapshot.parameters(), *self.snapshot.buffers()):
+            if id(tensor) not in shared:
+                tensor.data = tensor.data.to(device)
+
+
+def _cached(batch: MicroBatch) -> Tensor:
+    if batch.old_logprobs is None:
+        raise ValueError("a micro-batch without old_logprobs reached training: prepare() was not called")
+    return batch.old_logprobs

@@ -22,7 +22,7 @@ from transformers import (
 from gspo_lightning.attention import PackedLayout, PrefixPlan, with_plan
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.logprobs import token_logprobs
-from gspo_lightning.lora import LoRA
+from gspo_lightning.lora import LoRA, add_adapters, has_adapters, merge_adapters
 from gspo_lightning.tiny import TINY_CONTEXT, TINY_MODELS, build_tiny_model, character_tokenizer
 from gspo_lightning.types import MicroBatch
 
@@ -177,18 +177,23 @@ class Policy(nn.Module):
         return tuple(sorted(ids))
 
     def frozen_copy(self, memo: dict[int, Any] | None = None) -> Policy:
-        """The same weights and layout once more, without gradients.
+        """The same weights and layout once more, without gradients; weights that are never trained are shared.
 
         Args:
             memo: as in ``copy.deepcopy``: what stands in the place of an object of this identity.
         """
-        twin = Policy(copy.deepcopy(self.model, memo), self.tokenizer)
+        shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
+        twin = Policy(copy.deepcopy(self.model, shared | (memo or {})), self.tokenizer)
         twin.packed = self.packed
         return twin.requires_grad_(False)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Model, tokenizer and generation config in transformers format."""
-        self.model.save_pretrained(folder)
+        """Model, tokenizer and generation config in transformers format; adapters are merged into the weights."""
+        model = self.model
+        if has_adapters(model):
+            model = copy.deepcopy(model)
+            merge_adapters(model)
+        model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         if getattr(self.model, "generation_config", None) is not None:
             self.model.generation_config.save_pretrained(folder)
@@ -279,6 +284,8 @@ def load_policy(settings: ModelSettings) -> Policy:
         model = _load_pretrained(settings)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if settings.lora is not None:
+        add_adapters(model, settings.lora, settings.seed)
     return Policy(model, tokenizer)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.lora import adapters_off, has_adapters
 from gspo_lightning.old_policy import with_logprobs
 from gspo_lightning.packing import cut_micro_batches
 from gspo_lightning.policy import Policy
@@ -20,12 +22,20 @@ class ReferencePolicy:
     """A frozen copy of the initial policy, kept only where a KL term needs it (``kl_coef``, ``kl_in_reward``).
 
     It is not part of the module tree: neither the optimizer, nor DDP, nor a checkpoint, nor an export sees it. A
-    resumed run makes it again from the same start. One more copy of the weights in memory.
+    resumed run makes it again from the same start. One more copy of the weights in memory, unless the policy trains
+    adapters: then the reference is the policy with its adapters off.
     """
 
     def __init__(self, policy: Policy, shard: Callable[[Policy], Policy] | None = None) -> None:
-        copy = policy.frozen_copy().eval()
-        self.policy = copy if shard is None else shard(copy)
+        self.adapted = has_adapters(policy.model)
+        if self.adapted:
+            self.policy = policy
+        else:
+            copy = policy.frozen_copy().eval()
+            self.policy = copy if shard is None else shard(copy)
+
+    def _as_it_was(self) -> AbstractContextManager[None]:
+        return adapters_off(self.policy.model) if self.adapted else nullcontext()
 
     @torch.no_grad()
     def penalise(
@@ -43,7 +53,8 @@ class ReferencePolicy:
             batch = part.to(device)
             if batch.behaviour_logprobs is None:
                 raise UserError("data.kl_in_reward", "needs a rollout source that reports log-probabilities")
-            ratio = batch.behaviour_logprobs - self.policy(batch, temperature)[0]
+            with self._as_it_was():
+                ratio = batch.behaviour_logprobs - self.policy(batch, temperature)[0]
             sums = torch.where(batch.response_mask, ratio, 0.0).sum(-1).tolist()
             for rollout, value in zip(rows[done : done + len(sums)], sums, strict=done < len(rows)):
                 rollout.kl_penalty = coef * value
@@ -52,8 +63,9 @@ class ReferencePolicy:
     def fill(self, batches: Sequence[MiniBatch], temperature: float, device: torch.device) -> list[MiniBatch]:
         """The mini-batches with ``ref_logprobs``, evaluated once per rollout batch in the training layout."""
         self._to(device)
-        return with_logprobs("ref_logprobs", self.policy, batches, temperature)
+        with self._as_it_was():
+            return with_logprobs("ref_logprobs", self.policy, batches, temperature)
 
     def _to(self, device: torch.device) -> None:
-        if not is_sharded(self.policy):  # shards are where they belong
+        if not self.adapted and not is_sharded(self.policy):  # shards are where they belong
             self.policy.to(device)

@@ -8,7 +8,7 @@ from model_families import build_policy
 from torch import Tensor
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.old_policy import CachedLogProbs, OldPolicy, ResidentSnapshot
+from gspo_lightning.old_policy import CachedLogProbs, OffloadedSnapshot, OldPolicy, ResidentSnapshot
 from gspo_lightning.packing import make_mini_batches
 from gspo_lightning.policy import Policy
 from gspo_lightning.types import FinishReason, MiniBatch, Prompt, Rollout
@@ -48,10 +48,12 @@ def same(first: list[Tensor], second: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
-def test_both_forms_give_the_same_bits_before_and_after_the_policy_moves(family: str) -> None:
+def test_all_forms_give_the_same_bits_before_and_after_the_policy_moves(family: str) -> None:
     policy = build_policy(family).train()
     prepared, found = {}, {}
-    forms: dict[str, OldPolicy] = {"cached": CachedLogProbs(), "resident": ResidentSnapshot()}
+    forms: dict[str, OldPolicy] = {
+        "cached": CachedLogProbs(), "resident": ResidentSnapshot(), "offloaded": OffloadedSnapshot(),
+    }  # fmt: skip
     for name, old in forms.items():
         old.refresh(policy, 0)
         prepared[name] = old.prepare(policy, batches(), TEMPERATURE)

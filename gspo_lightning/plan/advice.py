@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from gspo_lightning.errors import UserError
@@ -34,20 +34,27 @@ def options_that_fit(job: Job, device: Device) -> list[tuple[str, int]]:
         UserError: nothing helps, because a single sequence or the model itself is too large for a device.
     """
     singles = list(_options(job))
+    everything = [o for o in singles if not o.eight_bit] if any(o.shards for o in singles) else singles
+    if memory_of(_all(everything, job), device).peak > device.memory:
+        raise UserError(
+            "data.max_response_tokens",
+            f"training {job.model.name_or_path} on sequences of {job.longest:,} tokens does not fit into "
+            f"{device.memory >> 30} GiB x {job.world} by all options together that are known here",
+            fix="shorten data.max_response_tokens, or take more or larger devices, or a smaller model; a sequence or "
+            "the experts of a layer are not split over devices here (no context or expert parallelism)",
+        )
     found: list[tuple[str, int]] = []
-    for together in (1, 2, 3):
+    for together in range(1, len(everything) + 1):
         found += itertools.islice(_fitting(job, device, singles, together, found), 2 - len(found))
         if len(found) == 2 or (found and together > 1):
-            return found
-    if found:
-        return found
-    raise UserError(
-        "data.max_response_tokens",
-        f"training {job.model.name_or_path} on sequences of {job.longest:,} tokens does not fit into "
-        f"{device.memory >> 30} GiB x {job.world} by any option that is known here",
-        fix="shorten data.max_response_tokens, or take more or larger devices, or a smaller model; a sequence or the "
-        "experts of a layer are not split over devices here (no context or expert parallelism)",
-    )
+            break
+    return found
+
+
+def _all(options: Iterable[Option], job: Job) -> Job:
+    for option in options:
+        job = option.change(job)
+    return job
 
 
 def _fitting(
@@ -59,10 +66,7 @@ def _fitting(
             continue  # bitsandbytes does not know sharded parameters
         if any(all(part in words for part in w.split(" and ")) for w, _ in known):
             continue  # fewer changes are enough
-        changed = job
-        for option in chosen:
-            changed = option.change(changed)
-        peak = memory_of(changed, device).peak
+        peak = memory_of(_all(chosen, job), device).peak
         if peak <= device.memory:
             yield words, peak
 

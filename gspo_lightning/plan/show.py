@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
-from gspo_lightning.plan.devices import Device
+from gspo_lightning.plan.devices import GIB, Device
 from gspo_lightning.plan.job import Job
 from gspo_lightning.plan.memory import SAMPLING, STEPPING, TRAINING, Memory, counts_of
 from gspo_lightning.plan.work import equation, work_of
 
 __all__ = ["show"]
-
-GIB = 1 << 30
 
 
 def show(job: Job, device: Device, memory: Memory, options: list[tuple[str, int]]) -> None:
@@ -39,7 +37,7 @@ def _head(job: Job, device: Device) -> Iterator[str]:
 
 
 def _table(memory: Memory) -> Table:
-    table = Table(title="memory of one device, GiB", title_justify="left")
+    table = Table(title="memory of one device", title_justify="left")
     table.add_column("item")
     moments = [m for m in (SAMPLING, TRAINING, STEPPING) if m != SAMPLING or "keys and values" in memory.items]
     for moment in moments:
@@ -53,17 +51,17 @@ def _table(memory: Memory) -> Table:
 
 def _verdict(device: Device, memory: Memory, options: list[tuple[str, int]]) -> Iterator[str]:
     for item, size in memory.host.items():
-        yield f"in the machine's own memory, per device: {item}, {_size(size)} GiB"
+        yield f"in the machine's own memory, per device: {item}, {_size(size)}"
     peak, room = _size(memory.peak), _size(device.memory)
     if memory.peak <= device.memory:
         share = memory.peak / device.memory
-        yield f"fits: {peak} of {room} GiB ({share:.0%}), the most during the {memory.fullest}"
+        yield f"fits: {peak} of {room} ({share:.0%}), the most during the {memory.fullest}"
         return
     over = _size(memory.peak - device.memory)
     largest = max(memory.items, key=lambda item: memory.items[item].get(memory.fullest, 0))
-    yield f"does not fit: {peak} GiB during the {memory.fullest}, {over} more than {room}; most: {largest}"
+    yield f"does not fit: {peak} during the {memory.fullest}, {over} more than {room}; most: {largest}"
     for number, (words, size) in enumerate(options, 1):
-        yield f"  option {number}: {words} ({_size(size)} GiB)"
+        yield f"  option {number}: {words} ({_size(size)})"
 
 
 def _work(job: Job, device: Device) -> Iterator[str]:
@@ -93,7 +91,9 @@ def _optimizer(job: Job) -> str:
 
 
 def _size(size: float) -> str:
-    return f"{size / GIB:.2f}" if size >= GIB / 100 else f"{size / GIB:.1g}"
+    if size < GIB / 20:
+        return f"{size / (1 << 20):.1f} MiB" if size else "-"
+    return f"{size / GIB:.2f} GiB"
 
 
 def _time(seconds: float) -> str:

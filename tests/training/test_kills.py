@@ -20,6 +20,7 @@ CASES: dict[str, tuple[list[str], int]] = {
     "resident snapshot": (
         [*runs.UNTAUGHT, "--model.old_policy=ResidentSnapshot", "--model.old_policy.refresh_every=2"], 1
     ),
+    "adapters": ([*runs.UNTAUGHT, "--model.lora={r: 4}", "--model.old_policy=OffloadedSnapshot"], 1),
     "two passes": ([*runs.UNTAUGHT, "--data.epochs_per_rollout=2"], 1),
     "cold start": ([*runs.UNTAUGHT[1:], "--model.cold_start.steps=30"], 1),
 }  # fmt: skip
