@@ -161,10 +161,33 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
         )
     check_precision(str(trainer.precision))
     check_ranks(data, trainer.world_size)
+    _check_adapters(module, trainer)
     if data.updates_per_iteration == 1:
         log.warning(
             "one update per rollout batch: the policy equals the old policy at every update, so no ratio can leave 1 "
             "and clipping cannot bind (data.minibatches_per_rollout: 4 is the GSPO paper's setting)"
+        )
+
+
+def _check_adapters(module: GSPOModule, trainer: Trainer) -> None:
+    lora, sharded = module.settings.lora, "FSDP" in type(trainer.strategy).__name__
+    if lora is not None and lora.base == "4bit":
+        raise UserError(
+            "model.lora.base",
+            "is 4bit, which gspo plan counts, but training on 4-bit weights is not done yet",
+            fix="use as_loaded, with model.dtype: bfloat16",
+        )
+    if lora is not None and sharded:
+        raise UserError(
+            "model.lora",
+            "and sharded weights do not go together yet",
+            fix="use trainer.strategy: ddp, or no model.lora",
+        )
+    if sharded and type(module.old_policy).__name__ == "OffloadedSnapshot":
+        raise UserError(
+            "model.old_policy",
+            "is OffloadedSnapshot, but sharded weights stay on their devices",
+            fix="use CachedLogProbs or ResidentSnapshot",
         )
 
 
