@@ -43,12 +43,14 @@ class PromptDataModule(LightningDataModule):
     """Rolls out, scores and cuts; one Lightning epoch is one iteration, one batch is one mini-batch.
 
     Args:
-        train: prompts to train on: a prompt set such as ``ChainTask``, a ``.jsonl`` or ``.parquet`` file, or a hub id.
+        train: prompts to train on: a prompt set such as ``ChainTask``, a ``.jsonl`` or ``.parquet`` file, or a hub id
+            (``id``, ``id:name`` or ``id:name:split``).
         val: held-out prompts, evaluated before the first update and every ``trainer.check_val_every_n_epoch``
             iterations.
         test: prompts of ``gspo test``; None takes ``val``.
         predict: prompts of ``gspo predict``; None takes ``val``.
-        columns: our word -> the data's (``{prompt: question, answer: solution}``).
+        columns: our word -> the data's (``{prompt: question, answer: solution}``). A dot reaches into a column
+            (``reward_model.ground_truth``), a list takes several as one mapping.
         rewards: name -> reward; the total is their weighted sum.
         reward_weights: name -> weight; 1 where not given.
         reward_workers: worker processes for rewards; None leaves one core to the trainer.
@@ -94,7 +96,7 @@ class PromptDataModule(LightningDataModule):
         val: PromptSet | str | None = None,
         test: PromptSet | str | None = None,
         predict: PromptSet | str | None = None,
-        columns: dict[str, str] | None = None,
+        columns: dict[str, str | list[str]] | None = None,
         reward_weights: dict[str, float] | None = None,
         reward_workers: int | None = None,
         reward_deadline_s: float = 3.0,

@@ -17,6 +17,11 @@ Completion = str | Sequence[Message]
 """What a demonstration answers: a text, or a conversation that begins with the policy's (``assistant``) first turn."""
 
 
+Columns = Mapping[str, str | list[str]]
+"""Our word -> the data's, or several of the data's."""
+_ABSENT = object()
+
+
 class PromptSet(ABC):
     """A finite list of records."""
 
@@ -33,11 +38,31 @@ class PromptSet(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no demonstrations")
 
 
-def map_columns(record: Record, columns: Mapping[str, str]) -> dict[str, Any]:
+def map_columns(record: Record, columns: Columns) -> dict[str, Any]:
     """Rename columns: ``columns`` maps our word to theirs (``{"prompt": "question"}``).
+
+    A dot reaches into a column (``reward_model.ground_truth``); a list takes several columns as one mapping.
 
     >>> map_columns({"question": "1+1", "level": 3}, {"prompt": "question"})
     {'level': 3, 'prompt': '1+1'}
+    >>> map_columns({"q": "1+1", "meta": {"gold": "2"}}, {"prompt": "q", "answer": "meta.gold"})["answer"]
+    '2'
+    >>> map_columns({"q": "f?", "tests": [], "kind": "stdin"}, {"prompt": "q", "answer": ["tests", "kind"]})["answer"]
+    {'tests': [], 'kind': 'stdin'}
     """
     kept = {k: v for k, v in record.items() if k not in columns.values()}
-    return kept | {ours: record[theirs] for ours, theirs in columns.items() if theirs in record}
+    found = {ours: _column(record, theirs) for ours, theirs in columns.items()}
+    return kept | {ours: value for ours, value in found.items() if value is not _ABSENT}
+
+
+def _column(record: Record, theirs: str | list[str]) -> Any:
+    if isinstance(theirs, list):
+        return {name: record[name] for name in theirs if name in record}
+    if theirs in record:
+        return record[theirs]
+    value: Any = record
+    for part in theirs.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return _ABSENT
+        value = value[part]
+    return value

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.prompts.base import PromptSet, Record, map_columns
+from gspo_lightning.prompts.base import Columns, PromptSet, Record, map_columns
 from gspo_lightning.registry import components
 
 __all__ = ["HubPrompts", "PromptFile", "open_prompts"]
@@ -22,7 +22,7 @@ class PromptFile(PromptSet):
         columns: our word -> the file's (``{prompt: question, answer: solution}``); other columns keep their names.
     """
 
-    def __init__(self, path: str, columns: Mapping[str, str] | None = None) -> None:
+    def __init__(self, path: str, columns: Columns | None = None) -> None:
         self.path, self.columns = path, dict(columns or {})
         if not Path(path).is_file():
             raise UserError("data", f"the prompt file {path!r} does not exist")
@@ -52,7 +52,7 @@ class HubPrompts(PromptSet):
     """
 
     def __init__(
-        self, path: str, name: str | None = None, split: str = "train", columns: Mapping[str, str] | None = None
+        self, path: str, name: str | None = None, split: str = "train", columns: Columns | None = None
     ) -> None:
         self.path, self.name, self.split, self.columns = path, name, split, dict(columns or {})
 
@@ -81,15 +81,16 @@ class HubPrompts(PromptSet):
         return [_checked(map_columns(dict(r), self.columns), f"{where}, record {i}") for i, r in enumerate(rows, 1)]
 
 
-def open_prompts(source: PromptSet | str, columns: Mapping[str, str]) -> PromptSet:
-    """A prompt set as it is, a path with a known suffix as a file, anything else as a hub id."""
+def open_prompts(source: PromptSet | str, columns: Columns) -> PromptSet:
+    """A prompt set as it is, a path with a known suffix as a file, anything else as a hub id (``id:name:split``)."""
     if isinstance(source, PromptSet):
         return source
     if Path(source).suffix in (".jsonl", ".parquet", ".json", ".csv") or Path(source).is_file():
         return PromptFile(source, columns)
     if source.isidentifier() and (near := did_you_mean(source, components("prompts"))).startswith("did you mean"):
         raise UserError("data", f"{source!r} is neither a file nor a registered prompt set; {near}")
-    return HubPrompts(source, columns=columns)
+    path, name, split = [*source.split(":"), "", ""][:3]
+    return HubPrompts(path, name or None, split or "train", columns)
 
 
 def _read_jsonl(path: str) -> list[dict[str, Any]]:

@@ -56,7 +56,7 @@ class MathVerifier(Reward):
         """Compare; why there was nothing to compare is in ``detail``."""
         if isinstance(answer, bool) or not isinstance(answer, str | int | float):
             return Score.missing(f"the answer must be text or a number, not {type(answer).__name__}")
-        gold = str(answer).strip()
+        gold = str(answer).rsplit("####", 1)[-1].strip()  # GSM8K's answers end so
         if not gold:
             return Score.missing("the answer is empty")
         found = extract(completion, require_box=self.require_box, max_characters=self.max_characters)
