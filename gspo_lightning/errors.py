@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["GSPOError", "InfrastructureError", "NonFiniteError", "UserError", "did_you_mean"]
+__all__ = ["CollapseError", "GSPOError", "InfrastructureError", "NonFiniteError", "UserError", "did_you_mean"]
 
 
 class GSPOError(Exception):
@@ -46,6 +46,10 @@ class InfrastructureError(GSPOError, RuntimeError):
 
 class NonFiniteError(GSPOError, ArithmeticError):
     """A NaN or infinity was about to reach the optimizer."""
+
+
+class CollapseError(GSPOError, RuntimeError):
+    """The run shows a signature of collapse, and was told to stop there."""
 
 
 def _rebuild_user_error(field: str, problem: str, fix: str | None) -> UserError:

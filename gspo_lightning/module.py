@@ -315,7 +315,7 @@ class GSPOModule(LightningModule):
         gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
         norm = total_norm(gradients, sharded=is_sharded(self.policy), device=self.device)
         values = {"loss": self._pending["loss"], "gradient norm": norm, "largest ratio": self._pending["ratio/max"]}
-        if self.guard.skips(values, self.global_step + 1, self.device, lambda: self._dump(values)):
+        if self.guard.skips(values, self.global_step + 1, self.device, lambda: self.dump_update(values)):
             optimizer.zero_grad(set_to_none=True)  # a step without gradients changes nothing
         self._pending |= self.meter.before_step(self.policy, norm)
         self._pending["optim/gradient_norm"] = norm
@@ -339,8 +339,8 @@ class GSPOModule(LightningModule):
         self.data.loader.mark_trained()
         self._log_update(self.global_step + 1)  # Lightning counts the step after this hook
 
-    def _dump(self, values: dict[str, float]) -> Path:
-        """Write down what this update saw."""
+    def dump_update(self, values: dict[str, float]) -> Path:
+        """Write down what this update saw, with the weights as they are now; returns the path."""
         loader, batch = self.data.loader, self._batch
         dump = make_dump(
             batch, self.policy, self.old_policy, self.objective, self.data.temperature,

@@ -155,7 +155,7 @@ class TrainingCLI(LightningCLI):
         kwargs["logger"] = _loggers(chosen.get("logger"), config, fit, self.resumption)
         own = [callbacks.PredictionWriter()] if self.subcommand == "predict" else []
         if fit:
-            own += [callbacks.Dashboard(), callbacks.RunSummary()]
+            own += [callbacks.Collapse(), callbacks.Dashboard(), callbacks.RunSummary()]
             own += [callbacks.NewOptimizerSettings()] if self.resumption.optimizer_changed else []
         if chosen.get("enable_progress_bar") is not False:
             own += [callbacks.RunProgress()]

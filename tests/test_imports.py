@@ -25,6 +25,7 @@ ROOMS = [
     "packing",
     "attention",
     "metrics",
+    "collapse",
     "rewards",
     "environments",
     "prompts",

@@ -1,6 +1,7 @@
 """Callbacks: what a run shows and keeps."""
 
 from gspo_lightning.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint
+from gspo_lightning.callbacks.collapse import Collapse
 from gspo_lightning.callbacks.dashboard import Dashboard
 from gspo_lightning.callbacks.interrupts import Interrupts, Terminated
 from gspo_lightning.callbacks.optimizer import NewOptimizerSettings
@@ -9,6 +10,6 @@ from gspo_lightning.callbacks.progress import RunProgress
 from gspo_lightning.callbacks.summary import RunSummary, show_evaluation, versions
 
 __all__ = [
-    "AtomicCheckpointIO", "Dashboard", "Interrupts", "LastCheckpoint", "NewOptimizerSettings", "PredictionWriter",
-    "RunProgress", "RunSummary", "Terminated", "show_evaluation", "versions",
+    "AtomicCheckpointIO", "Collapse", "Dashboard", "Interrupts", "LastCheckpoint", "NewOptimizerSettings",
+    "PredictionWriter", "RunProgress", "RunSummary", "Terminated", "show_evaluation", "versions",
 ]  # fmt: skip

@@ -104,6 +104,8 @@ class LastCheckpoint(Checkpoint):
         self.every_n_iterations, self.keep_last = every_n_iterations, keep_last
         self.keep_best, self.best_by = keep_best, best_by
         self._folder = Path()
+        self.protected: set[int] = set()
+        """Updates whose checkpoints are kept whatever comes after: someone may want to go back to them."""
         self._saved = -1
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -157,6 +159,7 @@ class LastCheckpoint(Checkpoint):
         kept = {path for path, _ in there[: self.keep_last]} | {
             path for path, _ in scored[len(scored) - self.keep_best :]
         }
+        kept |= {path for path, m in there if m.step in self.protected}
         for path, _ in manifests(self._folder):
             if path not in kept:
                 trainer.strategy.remove_checkpoint(path)

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from gspo_lightning.callbacks.dashboard_layout import GUIDE, LAYOUT
 from gspo_lightning.metrics.sums import RATIO_EDGES
 
-__all__ = ["Dashboard", "sample_table"]
+__all__ = ["Dashboard", "sample_table", "write_ratios"]
 
 DISTRIBUTIONS = {
     "reward/histogram": "reward",
@@ -45,7 +45,7 @@ class Dashboard(Callback):
         for writer in _writers(trainer):
             if pl_module.histogram_every and step % pl_module.histogram_every == 0:
                 for tag, counts in pl_module.meter.histograms.items():
-                    _write_ratios(writer, tag, counts, step)
+                    write_ratios(writer, tag, counts, step)
             if first:
                 for tag, name in DISTRIBUTIONS.items():
                     values = np.asarray(loader.experience.distributions.get(name, ()))
@@ -59,7 +59,7 @@ def _writers(trainer: Trainer) -> list[Any]:
     return [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
 
 
-def _write_ratios(writer: Any, tag: str, counts: Sequence[float], step: int) -> None:
+def write_ratios(writer: Any, tag: str, counts: Sequence[float], step: int) -> None:
     """Counts per bin of a log-ratio as a histogram of the ratio."""
     limits = np.exp(np.append(RATIO_EDGES.numpy(), RATIO_EDGES[-1] + 1.0))
     filled = np.asarray(counts)

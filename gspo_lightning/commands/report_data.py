@@ -22,7 +22,7 @@ from gspo_lightning.errors import UserError
 
 __all__ = ["Run", "Series", "labels", "read_run"]
 
-EVENTS, SUMMARY, CONFIG = "events.out.tfevents.", "summary.json", "config.yaml"
+EVENTS, SUMMARY, CONFIG, ALARMS = "events.out.tfevents.", "summary.json", "config.yaml", "alarms.json"
 SEARCH_DEPTH, SEARCH_FOLDERS = 4, 2000
 """How far below a wrong folder run folders are looked for, in levels and in folders."""
 
@@ -55,6 +55,8 @@ class Run:
     scalars: dict[str, Series] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
+    alarms: list[dict[str, Any]] = field(default_factory=list)
+    """Signatures of collapse that were recognised: ``signature``, ``since``, ``update``, ``what``, ``action`` ..."""
     started: float | None = None
     last_event: float | None = None
     problems: list[str] = field(default_factory=list)
@@ -168,6 +170,7 @@ def read_run(folder: Path) -> Run:
     _read_events(run)
     _read_json(run)
     _read_config(run)
+    _read_alarms(run)
     if run.updates > (number(run.summary.get("updates")) or math.inf):
         run.problems.append(
             f"{SUMMARY} was written at update {run.summary['updates']:.0f}, before the run went on; "
@@ -263,6 +266,17 @@ def _read_json(run: Run) -> None:
         run.summary, run.finished = content, True
     else:
         run.problems.append(f"{SUMMARY} holds a {type(content).__name__}, not a table of values")
+
+
+def _read_alarms(run: Run) -> None:
+    path = run.folder / ALARMS
+    if not path.is_file():
+        return  # no alarm, or a run from before there were any
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        run.alarms = [{**alarm, "since": int(alarm["since"]), "update": int(alarm["update"])} for alarm in content]
+    except (ValueError, TypeError, KeyError) as error:
+        run.problems.append(f"{ALARMS} is damaged ({error})")
 
 
 def _read_config(run: Run) -> None:

@@ -21,6 +21,7 @@ from gspo_lightning.commands.report_style import (
     dress,
     label_ends,
     lines_of,
+    mark_alarms,
     say_not_logged,
     say_what_is_missing,
     short,
@@ -57,24 +58,42 @@ PANELS = (
     Panel("response/terminated", "Responses that end by themselves", "fraction of responses", whole=True),
     Panel("reward/dead_groups", "Dead groups (all rewards equal)", "fraction of groups", whole=True),
 )
+EXTRA = (
+    Panel("moe/changed_choices", "Expert choices changed per update", "fraction of (token, layer)"),
+    Panel("moe/changed_over_iteration", "Expert choices changed per iteration", "fraction of (token, layer)"),
+    Panel("staleness/mean_age", "Age of rollouts", "updates"),
+    Panel("ratio/effective_sample_size", "Effective sample size", "fraction of samples", whole=True),
+    Panel("update/relative_norm", "Size of an update", "L2, relative to the weights"),
+    Panel("response/repetition", "Repetition", "fraction of 4-grams"),
+    Panel("noise/sampler_sequence_gap", "Sampler against trainer", "|mean log-ratio| (nats per token)"),
+)
+"""A fourth row: the first four of these that a run logs."""
 PLACES = ((0, 2), (0, 3), (1, 2), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3))
 
 
 def draw(runs: Sequence[Run]) -> Figure:
     """The picture of a report; touches no global state of matplotlib."""
-    figure = Figure(figsize=(15, 9.4), dpi=120, facecolor="white")
+    extra = [panel for panel in EXTRA if any(panel.tag in run.scalars for run in runs)][:4]
+    rows = 4 if extra else 3
+    figure = Figure(figsize=(15, 9.4 if rows == 3 else 12.2), dpi=120, facecolor="white")
     FigureCanvasAgg(figure)
     lines = lines_of(runs)
-    top = 0.875 - 0.024 * max(0, (len(runs) + 1) // 2 - 2)  # room for the legend, two runs to a row
-    grid = figure.add_gridspec(3, 4, left=LEFT, right=RIGHT, top=top, bottom=0.082, wspace=0.42, hspace=0.36)
+    scale = 9.4 / float(figure.get_figheight())  # heads and feet are as high in inches on a higher picture
+    top = 1 - scale * (0.125 + 0.024 * max(0, (len(runs) + 1) // 2 - 2))  # room for the legend, two runs to a row
+    grid = figure.add_gridspec(
+        rows, 4, left=LEFT, right=RIGHT, top=top, bottom=0.082 * scale, wspace=0.42, hspace=0.36 if rows == 3 else 0.42
+    )
     _draw_learning(figure, grid[0:2, 0:2], lines)
-    for panel, (row, column) in zip(PANELS, PLACES, strict=True):
+    places = (*PLACES, *((3, column) for column in range(len(extra))))
+    for panel, (row, column) in zip((*PANELS, *extra), places, strict=True):
         axes = figure.add_subplot(grid[row, column])
         _draw_panel(axes, panel, lines)
-        if row == 2:
+        if row == rows - 1:
             axes.set_xlabel("optimizer updates", color=GREY, fontsize=9)
-    _draw_header(figure, lines)
-    _draw_footer(figure, runs)
+    for axes in figure.axes:
+        mark_alarms(axes, lines)
+    _draw_header(figure, lines, scale)
+    _draw_footer(figure, runs, scale)
     return figure
 
 
@@ -211,13 +230,13 @@ def _mark_largest(axes: Any, drawn: Sequence[tuple[Line, Series]]) -> None:
 # header and footer -----------------------------------------------------------------------------------------------
 
 
-def _draw_header(figure: Figure, lines: Sequence[Line]) -> None:
+def _draw_header(figure: Figure, lines: Sequence[Line], scale: float) -> None:
     runs = [line.run for line in lines]
     if len(runs) == 1:
         run = runs[0]
         title = f"{run.objective}  ·  seed {run.seed}  ·  {run.model}  ·  {run.date}"
         words = headline(run)
-        figure.text(LEFT, 0.938, words[:1].upper() + words[1:], fontsize=12, color=INK)
+        figure.text(LEFT, 1 - 0.062 * scale, words[:1].upper() + words[1:], fontsize=12, color=INK)
     else:
         objectives, models = dict.fromkeys(r.objective for r in runs), dict.fromkeys(r.model for r in runs)
         seeds, dates = dict.fromkeys(r.seed for r in runs), sorted({r.date for r in runs})
@@ -230,18 +249,18 @@ def _draw_header(figure: Figure, lines: Sequence[Line]) -> None:
             for line in lines
         ]
         figure.legend(
-            handles=handles, loc="upper left", bbox_to_anchor=(LEFT - 0.004, 0.962), ncols=2, frameon=False,
+            handles=handles, loc="upper left", bbox_to_anchor=(LEFT - 0.004, 1 - 0.038 * scale), ncols=2, frameon=False,
             fontsize=10, labelcolor=INK, borderaxespad=0, columnspacing=3,
         )  # fmt: skip
-    figure.text(LEFT, 0.968, title, fontsize=15, fontweight="bold", color=INK)
+    figure.text(LEFT, 1 - 0.032 * scale, title, fontsize=15, fontweight="bold", color=INK)
 
 
-def _draw_footer(figure: Figure, runs: Sequence[Run]) -> None:
+def _draw_footer(figure: Figure, runs: Sequence[Run], scale: float) -> None:
     widths = sorted({window(run, run.updates) for run in runs if run.updates})
     span = " to ".join(str(w) for w in dict.fromkeys(widths[:1] + widths[-1:]))
     text = f"Light: every update. Bold: running mean over {span} updates; its last value is at the right edge. "
-    figure.text(LEFT, 0.018, f"{text if span else ''}Definitions: docs/metrics.md", fontsize=9, color=GREY)
+    figure.text(LEFT, 0.018 * scale, f"{text if span else ''}Definitions: docs/metrics.md", fontsize=9, color=GREY)
     unfinished = [run.label for run in runs if not run.finished]
     if unfinished:
         names = ": " + "; ".join(unfinished) if len(runs) > 1 else ""
-        figure.text(RIGHT, 0.018, f"not finished, or stopped{names}", fontsize=9, color=ALARM, ha="right")
+        figure.text(RIGHT, 0.018 * scale, f"not finished, or stopped{names}", fontsize=9, color=ALARM, ha="right")

@@ -12,7 +12,17 @@ from numpy.typing import NDArray
 
 from gspo_lightning.commands.report_data import Run, Series
 
-__all__ = ["Line", "draw_series", "dress", "label_ends", "lines_of", "say_not_logged", "say_what_is_missing", "short"]
+__all__ = [
+    "Line",
+    "draw_series",
+    "dress",
+    "label_ends",
+    "lines_of",
+    "mark_alarms",
+    "say_not_logged",
+    "say_what_is_missing",
+    "short",
+]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's, which people with any colour vision tell apart; without their yellow, which vanishes on white."""
@@ -112,6 +122,22 @@ def short(value: float) -> str:
         mantissa, exponent = f"{value:.1e}".split("e")
         return f"{mantissa}e{int(exponent)}"
     return f"{value:.2g}" if abs(value) < 0.1 else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def mark_alarms(axes: Any, lines: Sequence[Line]) -> None:
+    """A dotted line where each signature of collapse began; its name on the learning panels, where there is room."""
+    for line in lines:
+        starts: dict[int, list[str]] = {}
+        for alarm in line.run.alarms:
+            starts.setdefault(alarm["since"], []).append(str(alarm.get("signature", "?")).replace("_", " "))
+        for since, names in starts.items():
+            colour = ALARM if len(lines) == 1 else line.colour
+            axes.axvline(since, color=colour, lw=1.1, ls=(0, (1, 2)), zorder=1.5)
+            if axes.get_title(loc="left").startswith("Training reward"):
+                axes.text(
+                    since, 0.98, " " + ", ".join(names), transform=axes.get_xaxis_transform(), ha="left", va="top",
+                    fontsize=8.5, color=colour, zorder=7, bbox={"fc": "white", "ec": "none", "alpha": 0.75, "pad": 1},
+                )  # fmt: skip
 
 
 def say_not_logged(axes: Any) -> None:

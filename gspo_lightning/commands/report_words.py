@@ -20,6 +20,12 @@ RESTLESS, SPIKY = 10.0, 20.0
 (GSPO and GRPO, seeds 1 to 3); the median is low where most of a batch is clipped or has nothing to teach."""
 TOKEN_LEVEL_CLIPS = 0.05
 """Above this fraction a token-level objective clips far more than in the paper (0.0013)."""
+EXTRA_ROWS = {
+    "update/relative_norm": "size of an update relative to the weights",
+    "response/repetition": "repeated 4-grams",
+}
+EXTRA_ROOMS = ("moe/changed", "mismatch/", "staleness/")
+"""Further rows of the table, for runs that log them: tags with their words, and every tag that begins like these."""
 LOW_ENTROPY = 0.01
 """Nats per token: below it nearly every token is certain."""
 
@@ -98,12 +104,15 @@ def table(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
         ("response length (tokens)", _pair("response/length")),
         ("responses that end by themselves", _pair("response/terminated")),
         ("dead groups", _pair("reward/dead_groups")),
+        ("alarms of collapse", lambda r: str(len(r.alarms)) if r.alarms or "collapse/alarms" in r.scalars else "-"),
         ("entropy (nats)", _pair("policy/entropy")),
         ("clipped tokens, mean", lambda r: _statistic(r, "clip/tokens", np.mean, "clip_fraction_tokens")),
         ("spread of sequence ratios, largest (nats)", lambda r: _statistic(r, "ratio/log_sequence_std", np.max)),
         ("KL old to new, largest (k3, nats)", lambda r: _statistic(r, "kl/old_new_k3", np.max)),
         ("gradient norm, median", lambda r: _statistic(r, "optim/gradient_norm", np.median)),
         ("gradient norm, largest", lambda r: _statistic(r, "optim/gradient_norm", np.max)),
+        ("effective sample size, smallest", lambda r: _statistic(r, "ratio/effective_sample_size", np.min)),
+        *[(words, _pair(tag)) for tag, words in _extra_rows(runs).items()],
         ("generated tokens/s, median", lambda r: _statistic(r, "throughput/generated_tokens_per_s", np.median)),
         ("iterations / updates", lambda r: f"{'?' if r.iterations is None else r.iterations} / {r.updates}"),
         ("time", lambda r: "-" if r.seconds is None else _duration(r.seconds)),
@@ -121,6 +130,12 @@ def _pass_tags(runs: Sequence[Run]) -> list[str]:
     return sorted(tags, key=lambda tag: (len(tag), tag))
 
 
+def _extra_rows(runs: Sequence[Run]) -> dict[str, str]:
+    logged = sorted({tag for run in runs for tag in run.scalars})
+    named = {tag: words for tag, words in EXTRA_ROWS.items() if tag in logged}
+    return named | {tag: tag for tag in logged if tag.startswith(EXTRA_ROOMS)}
+
+
 def _statistic(run: Run, tag: str, reduce: Callable[..., float], summary: str = "") -> str:
     series = run.get(tag)
     if series is None:
@@ -131,8 +146,24 @@ def _statistic(run: Run, tag: str, reduce: Callable[..., float], summary: str = 
 
 def verdicts(run: Run) -> list[Verdict]:
     """What the numbers say, one line per topic; topics without numbers are left out."""
-    judges = (_finite, _learning, _stability, _clipping, _length, _entropy, _dead_groups, _noise)
+    judges = (_collapse, _finite, _learning, _stability, _clipping, _length, _entropy, _dead_groups, _noise)
     return [verdict for judge in judges if (verdict := judge(run)) is not None]
+
+
+def _collapse(run: Run) -> Verdict | None:
+    """What the alarms of the run say; nothing where nobody was watching."""
+    if not run.alarms:
+        watched = "collapse/alarms" in run.scalars
+        return Verdict("collapse", "none", "no signature of collapse was recognised") if watched else None
+    back = run.get("collapse/rollbacks")
+    rolled = f"; rolled back {_count(int(back.values[-1]), 'time')}" if back is not None and back.values[-1] else ""
+    found = [
+        f"{str(alarm.get('signature', '?')).replace('_', ' ')} since update {alarm['since']} "
+        f"({alarm.get('what', '?')}; {alarm.get('action', '?')} at {alarm['update']})"
+        for alarm in run.alarms[:4]
+    ]
+    more = f"; and {len(run.alarms) - 4} more in alarms.json" if len(run.alarms) > 4 else ""
+    return Verdict("collapse", "recognised", "; ".join(found) + more + rolled)
 
 
 def _finite(run: Run) -> Verdict | None:

@@ -265,6 +265,49 @@ def test_labels_are_the_shortest_that_tell_runs_apart(run_folder: Path, other_fo
     assert labels([second, again]) == ["GSPO, version_0", "GSPO, version_1"]
 
 
+def write_alarms(folder: Path, *names: str, since: int = 30) -> None:
+    found = [
+        {"signature": name, "since": since, "update": since + 6, "what": "seen", "action": "warned", "dump": ""}
+        for name in names
+    ]
+    (folder / "alarms.json").write_text(json.dumps(found))
+
+
+def test_alarms_are_in_the_verdict_the_table_and_on_every_panel(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    write_alarms(folder, "entropy_collapse", "length_collapse")
+    run = read_run(folder)
+    assert judged(run)["collapse"] == (
+        "recognised: entropy collapse since update 30 (seen; warned at 36); "
+        "length collapse since update 30 (seen; warned at 36)"
+    )
+    assert {name: cells[0] for name, cells in table([run])}["alarms of collapse"] == "2"
+    figure = draw([run])
+    for axes in figure.axes:
+        assert [30, 30] in [list(line.get_xdata()) for line in axes.lines]
+    assert texts(figure).count("entropy collapse, length collapse") == 1
+
+
+def test_a_watched_run_without_alarms_says_so_and_an_unwatched_one_says_nothing(tmp_path: Path) -> None:
+    assert judged(run_of(collapse__alarms=[0.0] * 8))["collapse"].startswith("none:")
+    assert "collapse" not in judged(run_of(loss=[0.0] * 8))
+    folder = write_run(tmp_path / "run", iterations=1)
+    (folder / "alarms.json").write_text("[{}]")
+    assert "alarms.json is damaged" in " ".join(read_run(folder).problems)
+
+
+def test_a_fourth_row_shows_what_only_some_runs_log(tmp_path: Path, run_folder: Path) -> None:
+    more = {"moe/changed_choices": np.full(80, 0.1), "ratio/effective_sample_size": np.full(80, 0.99)}
+    more["staleness/max_age"] = np.full(80, 3.0)
+    run = read_run(write_run(tmp_path / "run", changed=more))
+    figure = draw([read_run(run_folder), run])
+    said = texts(figure)
+    assert "Expert choices changed per update" in said
+    assert "Effective sample size" in said
+    assert max(a.get_position().y1 for a in figure.axes) < 0.91
+    assert dict(table([run]))["staleness/max_age"] == ["3 → 3"]
+
+
 # damaged and foreign folders ----------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from tests.training import runs
 
 OTHER_RUNS = {
     "val/pass@<k>", "reward/resampled_groups", "kl/policy_reference_k1", "kl/policy_reference_k3", "objective/<name>",
+    "alarms",
 }  # fmt: skip
 """Tags of options that the quickstart does not use: test_evaluation.py and test_options.py see them."""
 

@@ -1,0 +1,145 @@
+"""Each signature on numbers written by hand: when it rings, since when, and what is health and must not ring."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from gspo_lightning.collapse import SIGNATURES, Alarm, Watch
+
+HEALTHY = {
+    "policy/entropy": 0.3, "response/length": 20.0, "response/truncated": 0.0, "response/repetition": 0.02,
+    "reward/mean": 0.5, "reward/std": 0.5, "reward/min": 0.0, "reward/max": 1.0, "reward/dead_groups": 0.2,
+    "ratio/log_sequence_std": 0.02, "ratio/effective_sample_size": 0.99, "ratio/clamped": 0.0,
+    "optim/gradient_norm": 1.0, "optim/gradient_spike": 1.0, "loss": 0.0,
+}  # fmt: skip
+PER_ITERATION = 2
+
+
+def alarms(iterations: Sequence[Mapping[str, float]], watch: Watch | None = None) -> list[Alarm]:
+    """All alarms of a run of two updates an iteration, in which each update of an iteration shows the same numbers."""
+    watch = watch or Watch(kind() for kind in SIGNATURES.values())
+    found, update = [], 0
+    for changed in iterations:
+        for place in range(PER_ITERATION):
+            update += 1
+            found += watch.see(HEALTHY | changed, update, last=place == PER_ITERATION - 1)
+    return found
+
+
+CALM: list[dict[str, float]] = [{}] * 6
+SICK = {
+    "entropy_collapse": {"policy/entropy": 0.05},
+    "entropy_explosion": {"policy/entropy": 1.0},
+    "length_collapse": {"response/length": 5.0},
+    "length_runaway": {"response/length": 45.0},
+    "ratio_explosion": {"ratio/log_sequence_std": 0.4},
+    "reward_collapse": {"reward/mean": 0.05},
+    "repetition": {"response/repetition": 0.6},
+    "gradient_spikes": {"optim/gradient_spike": 15.0},
+    "non_finite": {"loss": float("nan")},
+    "dead_group_flood": {"reward/dead_groups": 0.95},
+}
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_rings_once_within_three_iterations_and_knows_since_when(name: str) -> None:
+    (alarm,) = alarms([*CALM, *[SICK[name]] * 5])
+    assert alarm.signature == name
+    assert alarm.since == 13  # the first update of iteration 6
+    assert alarm.update <= 13 + 3 * PER_ITERATION - 1
+    assert alarm.what
+    assert alarm.advice
+
+
+@pytest.mark.parametrize("name", sorted(set(SICK) - {"non_finite"}))
+def test_one_odd_update_or_iteration_is_not_enough(name: str) -> None:
+    watch = Watch(kind() for kind in SIGNATURES.values())
+    alarms([*CALM], watch)
+    found = watch.see(HEALTHY | SICK[name], 13, last=True)
+    assert not found
+    assert not watch.quiet
+    assert not watch.present
+
+
+def test_a_huge_gradient_is_enough_at_once() -> None:
+    watch = Watch(kind() for kind in SIGNATURES.values())
+    alarms(CALM, watch)
+    assert watch.see(HEALTHY | {"optim/gradient_spike": 500.0}, 13, last=False)[0].signature == "gradient_spikes"
+
+
+def test_every_signature_has_a_case() -> None:
+    assert set(SICK) == set(SIGNATURES)
+
+
+@pytest.mark.parametrize(
+    ("what", "iterations"),
+    [
+        ("a skill that is learned: longer and surer while the reward rises",
+         [{"policy/entropy": 0.3 * 0.8**i, "response/length": 8 + 2.0 * i, "reward/mean": min(0.3 + 0.06 * i, 0.98)}
+          for i in range(20)]),
+        ("a sudden insight",
+         [*CALM, *[{"policy/entropy": 0.05, "response/length": 60.0, "reward/mean": 0.9}] * 4]),
+        ("a shorter way to the same answer that pays more",
+         [*CALM, *[{"response/length": 5.0, "reward/mean": 0.8}] * 4]),
+        ("solved prompts: certain, and all groups equal",
+         [*CALM, *[{"reward/mean": 0.97, "reward/dead_groups": 0.96, "policy/entropy": 0.1}] * 2,
+          *[{"reward/mean": 0.98, "reward/dead_groups": 1.0, "policy/entropy": 0.01}] * 6]),
+        ("a rare reward that comes and goes",
+         [{"reward/mean": r, "reward/std": 0.14} for r in (0.0, 0.02, 0.03, 0.02, 0.0, 0.0, 0.01, 0.0, 0.0)]),
+        ("texts that repeat themselves from the start", [{"response/repetition": 0.4}] * 10),
+        ("entropy that doubles from nothing", [*[{"policy/entropy": 0.02}] * 6, *[{"policy/entropy": 0.05}] * 4]),
+        ("two single spikes far apart", [*CALM, {"optim/gradient_spike": 26.0}, *CALM]),
+    ],
+)  # fmt: skip
+def test_health_does_not_ring(what: str, iterations: list[dict[str, float]]) -> None:
+    found = alarms(iterations)
+    assert not [a for a in found if not (what.startswith("two") and a.signature != "gradient_spikes")], what
+
+
+def test_nothing_ever_right_rings_after_three_iterations() -> None:
+    nothing = {"reward/mean": 0.0, "reward/max": 0.0, "reward/std": 0.0, "reward/dead_groups": 1.0}
+    (alarm,) = alarms([nothing] * 6)
+    assert (alarm.signature, alarm.since, alarm.update) == ("dead_group_flood", 1, 6)
+
+
+def test_what_a_run_does_not_measure_is_not_missed() -> None:
+    watch = Watch(kind() for kind in SIGNATURES.values())
+    for update in range(1, 20):
+        assert watch.see({"loss": 0.0, "reward/mean": 0.5}, update, last=True) == []
+
+
+def test_an_episode_ends_and_the_next_one_rings_again() -> None:
+    sick = [SICK["entropy_collapse"]] * 3
+    watch = Watch(kind() for kind in SIGNATURES.values())
+    found = alarms([*CALM, *sick, *CALM, *sick], watch)
+    assert [a.since for a in found] == [13, 31]
+    assert watch.present == ["entropy_collapse"]
+    alarms([{}, {}], watch)
+    assert watch.present == []
+
+
+def test_sick_iterations_do_not_become_the_new_normal() -> None:
+    watch = Watch(kind() for kind in SIGNATURES.values())
+    alarms([*CALM, *[SICK["length_runaway"]] * 20], watch)
+    assert watch.history.usual("response/length") == 20.0
+    assert watch.present == ["length_runaway"]
+
+
+def test_state_goes_through_json_and_raises_the_same_alarms() -> None:
+    run = [*CALM, *[SICK["repetition"] | SICK["entropy_explosion"]] * 4]
+    whole = Watch(kind() for kind in SIGNATURES.values())
+    expected = alarms(run, whole)
+    for cut in range(1, len(run) * PER_ITERATION):
+        watch, found = Watch(kind() for kind in SIGNATURES.values()), []
+        for update in range(1, len(run) * PER_ITERATION + 1):
+            look = HEALTHY | run[(update - 1) // PER_ITERATION]
+            found += watch.see(look, update, last=update % PER_ITERATION == 0)
+            if update == cut:
+                state = json.loads(json.dumps(watch.state_dict()))
+                watch = Watch(kind() for kind in SIGNATURES.values())
+                watch.load_state_dict(state)
+        assert found == expected
+        assert watch.state_dict() == whole.state_dict()
