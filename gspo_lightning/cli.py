@@ -24,7 +24,7 @@ COMMANDS = {
     "score": "score recorded completions without training",
     "report": "curves of runs as report.png and a one-page summary",
     "export": "write a checkpoint in transformers format",
-    "replay": "do an update again that was not finite, from its dump",
+    "replay": "do an update again from its dump: one that was not finite, or that raised an alarm",
     "doctor": "versions, devices, and a self-test of the sandbox",
 }
 """Commands of their own: each is ``main(argv) -> int`` in ``gspo_lightning.commands.<name>``, or in a

@@ -1,4 +1,4 @@
-"""``gspo replay``: do an update again that was not finite, and say where the first NaN or infinity is."""
+"""``gspo replay``: do an update again that was dumped; say where the first NaN is, or what it measures."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+SHOWN = ("loss", "optim/gradient_norm", "ratio/log_sequence_std", "clip/tokens", "policy/entropy")
+"""What is printed of an update that is finite."""
+
 
 def main(argv: Sequence[str]) -> int:
     """Replay a dump and print what is found; no run is needed.
@@ -22,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: the file is no dump, or its objective is not registered.
     """
-    parser = argparse.ArgumentParser("gspo replay", description="Do an update again that was not finite.")
+    parser = argparse.ArgumentParser("gspo replay", description="Do an update again that was dumped.")
     parser.add_argument("dump", type=Path, help="a file from the folder dumps/ of a run")
     parser.add_argument("--plugins", nargs="*", default=[], help="files, folders or modules to import first")
     options = parser.parse_args(list(argv))
@@ -33,16 +36,22 @@ def main(argv: Sequence[str]) -> int:
     dump = Dump.read(options.dump)
     print(f"update {dump.update}: " + ", ".join(f"{name} {value:g}" for name, value in dump.values.items()))
     print(f"draws: seed {dump.rng['seed']}, iteration {dump.rng['iteration']}")
-    lines = replay(dump)
+    lines, values = replay(dump)
     print("\n".join(lines) if lines else "not reproduced: everything is finite here")
+    if not lines:
+        print("done again: " + ", ".join(f"{name} {value:g}" for name, value in values.items()))
     return 0
 
 
-def replay(dump: Dump) -> list[str]:
-    """What is not finite, in the order of the computation: one line each."""
+def replay(dump: Dump) -> tuple[list[str], dict[str, float]]:
+    """What is not finite, in the order of the computation, one line each; and what the update measures here.
+
+    With several ranks a dump has the rows of one, and so have its numbers.
+    """
     import torch
 
     from gspo_lightning.metrics.sums import MetricSums
+    from gspo_lightning.metrics.update import update_scalars
     from gspo_lightning.old_policy import CachedLogProbs
     from gspo_lightning.policy import load_policy
     from gspo_lightning.registry import component
@@ -55,6 +64,7 @@ def replay(dump: Dump) -> list[str]:
     found = [f"weight {name}" for name, value in dump.weights.items() if not _finite(value)]
     parts = dump.mini_batch.micro_batches
     denominator = mini_batch_count(objective, parts)
+    sums, gradient = MetricSums(), {name: torch.zeros_like(p) for name, p in policy.named_parameters()}
     for number, (part, segments) in enumerate(zip(parts, dump.segments, strict=True)):
         found += _rows(dump, number, part, "old log-probabilities", part.old_logprobs)
         found += _rows(dump, number, part, "advantages", part.advantages)
@@ -62,7 +72,7 @@ def replay(dump: Dump) -> list[str]:
         policy.zero_grad(set_to_none=True)
         loss = micro_batch_loss(
             part, policy=policy, old_policy=CachedLogProbs(), objective=objective, temperature=dump.temperature,
-            denominator=denominator, sums=MetricSums(), segments=segments,
+            denominator=denominator, sums=sums, segments=segments,
         )  # fmt: skip
         if not bool(torch.isfinite(loss)):
             found.append(f"micro-batch {number}: loss {float(loss)}")
@@ -70,7 +80,11 @@ def replay(dump: Dump) -> list[str]:
         bad = [name for name, p in policy.named_parameters() if p.grad is not None and not _finite(p.grad)]
         if bad:
             found.append(f"micro-batch {number}: gradients of {len(bad)} weights, first {bad[0]}")
-    return found
+        for name, p in policy.named_parameters():
+            gradient[name] += p.grad if p.grad is not None else 0.0
+    values = update_scalars(sums.reduce()[0])
+    values["optim/gradient_norm"] = float(torch.nn.utils.get_total_norm(list(gradient.values())))
+    return found, {name: values[name] for name in SHOWN if name in values}
 
 
 def _finite(value: Tensor) -> bool:

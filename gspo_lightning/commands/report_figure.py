@@ -65,7 +65,7 @@ EXTRA = (
     Panel("ratio/effective_sample_size", "Effective sample size", "fraction of samples", whole=True),
     Panel("update/relative_norm", "Size of an update", "L2, relative to the weights"),
     Panel("response/repetition", "Repetition", "fraction of 4-grams"),
-    Panel("noise/sampler_sequence_gap", "Sampler against trainer", "|mean log-ratio| (nats per token)"),
+    Panel("noise/sampler_sequence_gap", "Sampler against trainer", "nats per token"),
 )
 """A fourth row: the first four of these that a run logs."""
 PLACES = ((0, 2), (0, 3), (1, 2), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3))
@@ -169,7 +169,7 @@ def _explain_marks(axes: Any, line: Line) -> None:
         Line2D([], [], color=line.colour, lw=2.2, label=reward),
         Line2D([], [], color=ALARM, lw=1.3, ls=":", marker="o", mfc="white", mew=1.8, label=accuracy),
     ]
-    axes.legend(handles=handles, loc="lower right", frameon=False, fontsize=10, labelcolor=INK)
+    axes.legend(handles=handles, loc="lower right", fontsize=10, labelcolor=INK, edgecolor="none", framealpha=0.8)
 
 
 # the small panels ------------------------------------------------------------------------------------------------
@@ -259,7 +259,10 @@ def _draw_footer(figure: Figure, runs: Sequence[Run], scale: float) -> None:
     widths = sorted({window(run, run.updates) for run in runs if run.updates})
     span = " to ".join(str(w) for w in dict.fromkeys(widths[:1] + widths[-1:]))
     text = f"Light: every update. Bold: running mean over {span} updates; its last value is at the right edge. "
-    figure.text(LEFT, 0.018 * scale, f"{text if span else ''}Definitions: docs/metrics.md", fontsize=9, color=GREY)
+    dotted = "Dotted: a signature of collapse begins. " if any(run.alarms for run in runs) else ""
+    figure.text(
+        LEFT, 0.018 * scale, f"{text if span else ''}{dotted}Definitions: docs/metrics.md", fontsize=9, color=GREY
+    )
     unfinished = [run.label for run in runs if not run.finished]
     if unfinished:
         names = ": " + "; ".join(unfinished) if len(runs) > 1 else ""
