@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.precision import check_device
+from gspo_lightning.strategies import check_strategy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +31,7 @@ __all__ = [
     "check_prompts",
     "check_ranks",
     "check_run",
+    "check_share",
     "check_writable",
 ]
 
@@ -160,6 +163,8 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
             fix="leave it out and set trainer.check_val_every_n_epoch (iterations between two evaluations)",
         )
     check_precision(str(trainer.precision))
+    check_device(str(trainer.precision), module.settings.dtype, trainer.strategy.root_device)
+    check_strategy(trainer.strategy)
     check_ranks(data, trainer.world_size)
     _check_adapters(module, trainer)
     if data.updates_per_iteration == 1:
@@ -200,6 +205,13 @@ def check_ranks(data: PromptDataModule, world: int) -> None:
             f"a mini-batch of {cut} groups cannot be dealt evenly to {world} ranks",
             fix=f"use a multiple of {world * data.minibatches_per_rollout}",
         )
+
+
+def check_share(field: str, prompts: int, ranks: int) -> None:
+    """Every rank has a prompt to answer."""
+    if prompts < ranks:
+        what = f"holds {prompts} prompts for {ranks} ranks"
+        raise UserError(field, what, fix="give more prompts, or use fewer devices")
 
 
 def check_writable(root: Path) -> None:

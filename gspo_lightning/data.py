@@ -177,6 +177,9 @@ class PromptDataModule(LightningDataModule):
             checks.check_run(self, module, trainer)
         for name in {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,)):
             self._read(name, module.tokenizer)
+            if name in self._prompts and name != "train":
+                count = len(self._prompts[name][: self.evaluation.limit])
+                checks.check_share(f"data.{name}", count, trainer.world_size)
         checks.check_context(self, context_length(module.settings))
         if stage == "fit":
             checks.check_prompts(self, self._prompts["train"])

@@ -35,11 +35,12 @@ from gspo_lightning.objectives import GSPO, Objective, segments_by_delimiter
 from gspo_lightning.old_policy import CachedLogProbs, OldPolicy, ResidentSnapshot
 from gspo_lightning.packing import filler
 from gspo_lightning.policy import DType, Layout, ModelSettings, Policy, load_policy, load_tokenizer
-from gspo_lightning.policy_checks import check_head, choose_layout
+from gspo_lightning.policy_checks import check_head, choose_layout, probe
+from gspo_lightning.precision import check_ratio_noise, warn_if_weights_stand_still
 from gspo_lightning.reference import ReferencePolicy
 from gspo_lightning.resume import Provenance, flush
 from gspo_lightning.sharding import clip_norm, gathered, is_sharded, total_norm, without_sync
-from gspo_lightning.strategies import FSDP2Strategy, FSDPStrategy
+from gspo_lightning.strategies import FSDP2Strategy, FSDPStrategy, check_optimizer
 from gspo_lightning.types import MicroBatch, MiniBatch, Prompt
 from gspo_lightning.update import micro_batch_loss, mini_batch_count
 
@@ -183,10 +184,17 @@ class GSPOModule(LightningModule):
             self.old_policy.shard(self.policy, shard)
             self.policy = shard(self.policy)
 
+    def on_fit_start(self) -> None:
+        """On the device, in the precision and under the strategy that will train: ratios of the same weights are 1."""
+        context = self.trainer.precision_plugin.forward_context
+        check_ratio_noise(self.policy, probe(self.policy).to(self.device), self.objective, context)
+
     def configure_optimizers(self) -> Any:
         """The optimizer over the policy's trainable parameters, and the scheduler stepped with it."""
         parameters = [p for p in self.policy.parameters() if p.requires_grad]
         optimizer = self.build_optimizer(parameters)
+        check_optimizer(optimizer, self.policy)
+        warn_if_weights_stand_still(self.policy, optimizer)
         if self.build_scheduler is None:
             return optimizer
         return {

@@ -12,7 +12,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.policy import Layout, Policy
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["check_head", "choose_layout"]
+__all__ = ["check_head", "choose_layout", "probe"]
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def _why_not_packed(policy: Policy, longest: int, device: torch.device) -> str |
         return str(error)
     if any(window < longest for window in windows(policy.backbone)):
         return f"a sliding window of {min(windows(policy.backbone))} tokens and rows of up to {longest}"
-    batch = _probe(policy)
+    batch = probe(policy)
     padded, _ = policy(batch)
     policy.packed = True
     try:
@@ -92,7 +92,7 @@ def _is_exact(policy: Policy) -> bool:
     return next(policy.parameters()).dtype in (torch.float32, torch.float64)
 
 
-def _probe(policy: Policy) -> MicroBatch:
+def probe(policy: Policy) -> MicroBatch:
     """Two prompts with two responses each, all of different lengths."""
     prompts, responses = torch.tensor([5, 5, 3, 3]), torch.tensor([4, 1, 6, 2])
     vocabulary = policy.model.config.get_text_config().vocab_size

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from gspo_lightning.distributed import gather_rows, largest
+from gspo_lightning.distributed import all_sum, gather_rows, largest
 from gspo_lightning.policy import Policy
 
 __all__ = [
@@ -91,10 +91,13 @@ class Gathering:
         policy: before it is sharded.
         device: that computes.
         dtype: of parameters in forward passes; None keeps each parameter's own.
+        lockstep: never put it together: compute from the shards, all ranks in step.
     """
 
-    def __init__(self, policy: Policy, device: torch.device, dtype: torch.dtype | None) -> None:
-        self.device, self.dtype = device, dtype
+    def __init__(
+        self, policy: Policy, device: torch.device, dtype: torch.dtype | None, *, lockstep: bool = False
+    ) -> None:
+        self.device, self.dtype, self.lockstep = device, dtype, lockstep
         blank = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), False) for p in policy.model.parameters()}
         self.twin = policy.frozen_copy(dict(blank))
         self.twin.eval()
@@ -135,10 +138,37 @@ def gathered(policy: Policy) -> Iterator[Policy]:
         yield policy
         return
     gathering: Gathering = policy.gathering
+    if gathering.lockstep:
+        with _lockstep(policy):
+            yield policy
+        return
     try:
         yield gathering.fill(full_weights(policy, gathering.device, gathering.dtype))
     finally:
         gathering.clear()
+
+
+@contextlib.contextmanager
+def _lockstep(policy: Policy) -> Iterator[None]:
+    """Every forward pass of the backbone waits for the other ranks; one that has finished computes along with them.
+
+    The parameters outside the layers (embedding, head) stay gathered for the while.
+    """
+    running = torch.ones((), device=policy.device)
+    policy.unshard()  # type: ignore[operator]
+
+    def tell(*_: object) -> None:
+        all_sum(running)
+
+    handle = policy.backbone.register_forward_pre_hook(tell)
+    try:
+        yield
+    finally:
+        handle.remove()
+        with torch.no_grad():
+            while float(all_sum(torch.zeros_like(running))) > 0:
+                policy.backbone(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=policy.device), use_cache=False)
+        policy.reshard()  # type: ignore[operator]
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import contextlib
 import functools
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -32,9 +32,39 @@ from gspo_lightning.distributed import fail_together
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy import Policy
 from gspo_lightning.resume import save_folder
-from gspo_lightning.sharding import Gathering
+from gspo_lightning.sharding import Gathering, is_sharded
 
-__all__ = ["FSDP2Strategy", "FSDPStrategy", "decoder_layers"]
+__all__ = ["FSDP2Strategy", "FSDPStrategy", "check_optimizer", "check_strategy", "decoder_layers"]
+
+
+def check_strategy(strategy: object) -> None:
+    """Refuse Lightning's own sharding strategies, which gather weights only inside a forward pass.
+
+    Raises:
+        UserError: it is one of them, or its name.
+    """
+    named = isinstance(strategy, str) and strategy.startswith("fsdp")
+    if named or (isinstance(strategy, LightningFSDP | ModelParallelStrategy) and not isinstance(strategy, _Sharding)):
+        name = strategy if isinstance(strategy, str) else f"Lightning's {type(strategy).__name__}"
+        raise UserError(
+            "trainer.strategy",
+            f"{name} cannot sample from sharded weights",
+            fix="add --config configs/fsdp2.yaml (class_path: gspo_lightning.strategies.FSDP2Strategy), or fsdp.yaml",
+        )
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, policy: nn.Module) -> None:
+    """Refuse bitsandbytes on shards: its 8-bit state belongs to blocks of whole tensors.
+
+    Raises:
+        UserError: the policy is sharded and the optimizer is one of bitsandbytes.
+    """
+    if is_sharded(policy) and type(optimizer).__module__.startswith("bitsandbytes"):
+        raise UserError(
+            "model.optimizer",
+            f"{type(optimizer).__name__} of bitsandbytes cannot step or save sharded weights",
+            fix="use torch.optim.AdamW (every rank keeps only its share of the state), or strategy: ddp",
+        )
 
 
 def decoder_layers(policy: Policy) -> list[nn.Module]:
@@ -186,6 +216,9 @@ class FSDP2Strategy(_Sharding, ModelParallelStrategy):
         save_distributed_checkpoint: each rank writes its shards, to a folder; false: rank 0 writes one file.
         reshard_after_forward: drop a layer's parameters after its forward pass and gather them again for the backward
             pass; false needs the memory of all parameters and saves a third of the communication.
+        rollouts: ``gathered``: sample from a plain copy of all parameters in the dtype that computes, every rank at its
+            own pace; ``lockstep``: from the shards, layer by layer, where that copy does not fit. All ranks then wait
+            for the longest response at every step.
         timeout_minutes: after which a collective that some rank does not join fails; a rollout may take this long.
     """
 
@@ -194,12 +227,14 @@ class FSDP2Strategy(_Sharding, ModelParallelStrategy):
         cpu_offload: bool = False,
         save_distributed_checkpoint: bool = True,
         reshard_after_forward: bool = True,
+        rollouts: Literal["gathered", "lockstep"] = "gathered",
         timeout_minutes: float = 30.0,
     ) -> None:
         super().__init__(
             save_distributed_checkpoint=save_distributed_checkpoint, timeout=timedelta(minutes=timeout_minutes)
         )
         self.cpu_offload, self.reshard_after_forward = cpu_offload, reshard_after_forward
+        self.rollouts = rollouts
 
     def _setup_distributed(self) -> None:
         super()._setup_distributed()
@@ -208,7 +243,7 @@ class FSDP2Strategy(_Sharding, ModelParallelStrategy):
     def shard(self, policy: Policy) -> Policy:
         """Shard a policy in place."""
         dtype = compute_dtype(str(self.precision_plugin.precision))
-        policy.gathering = Gathering(policy, self.root_device, dtype)
+        policy.gathering = Gathering(policy, self.root_device, dtype, lockstep=self.rollouts == "lockstep")
         options: dict[str, Any] = {
             "mesh": self.device_mesh["data_parallel"],
             "mp_policy": MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False),

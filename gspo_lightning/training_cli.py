@@ -25,6 +25,7 @@ from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.module import GSPOModule
 from gspo_lightning.registry import import_plugins
 from gspo_lightning.resume import Resumption
+from gspo_lightning.strategies import check_strategy
 
 __all__ = ["TrainingCLI", "run"]
 
@@ -120,7 +121,10 @@ class TrainingCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuse what Lightning would silently replace, and find the checkpoint that ``last`` means."""
         config = self.config[self.subcommand]
+        if str(config.trainer.precision) == "bf16-true":  # the same weights, but inputs stay as they are
+            config.trainer.precision, config.model.dtype = "32-true", "bfloat16"
         check_precision(str(config.trainer.precision))
+        check_strategy(config.trainer.strategy)
         folder = Path(config.trainer.default_root_dir or DEFAULT_ROOT) / run_name(config)
         self.resumption = Resumption.of(config.get("ckpt_path"), folder, may_start_over=self.subcommand == "fit")
         config.ckpt_path = self.resumption.path

@@ -35,6 +35,7 @@ ROOMS = [
     "policy_checks",
     "sharding",
     "strategies",
+    "precision",
     "rollouts",
     "old_policy",
     "reference",

@@ -1,4 +1,4 @@
-"""``gspo doctor``: what is installed, what it runs on, and whether model-written programs can be run safely."""
+"""``gspo doctor``: versions, devices, and self-tests: of the sandbox for programs, of how exact ratios are."""
 
 from __future__ import annotations
 
@@ -92,13 +92,27 @@ def sandbox() -> Iterator[Finding]:
             yield Finding("note", name, trial.reason, INSTALL if chosen is None else "none needed: there is another")
 
 
-CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {"versions": versions, "devices": devices, "sandbox": sandbox}
+def precision() -> Iterator[Finding]:
+    """Ratios of a tiny model to itself in every precision, against GSPO's clip range."""
+    from gspo_lightning.commands.doctor_precision import findings
+
+    return findings()
+
+
+CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {
+    "versions": versions,
+    "devices": devices,
+    "sandbox": sandbox,
+    "precision": precision,
+}
 """Name -> check; each yields the lines of its table."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Print a table per check; 1 if anything is a problem, else 0."""
-    parser = argparse.ArgumentParser("gspo doctor", description="Versions, devices, and a self-test of the sandbox.")
+    parser = argparse.ArgumentParser(
+        "gspo doctor", description="Versions, devices, and self-tests of the sandbox and of ratios."
+    )
     parser.add_argument("check", nargs="*", help=f"only these: {', '.join(CHECKS)}")
     options = parser.parse_args(list(argv))
     for name in options.check:
