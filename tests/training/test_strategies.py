@@ -48,7 +48,12 @@ class Case:
 DENSE = ["--model.old_policy=ResidentSnapshot"]
 MOE = ["--model.name_or_path=tiny-qwen3-moe", "--model.gradient_checkpointing=true"]
 CASES = {"fsdp": Case("fsdp", DENSE), "fsdp2": Case("fsdp2", MOE)}
-LONG = {"fsdp MoE": Case("fsdp", MOE), "fsdp2 resident": Case("fsdp2", DENSE), "ddp MoE": Case("ddp", MOE)}
+LONG = {
+    "fsdp MoE": Case("fsdp", MOE),
+    "fsdp2 resident": Case("fsdp2", DENSE),
+    "fsdp2 lockstep": Case("fsdp2", ["--trainer.strategy.init_args.rollouts=lockstep"]),
+    "ddp MoE": Case("ddp", MOE),
+}
 
 
 def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
