@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.precision import check_device
+from gspo_lightning.rollouts import RolloutSource
 from gspo_lightning.strategies import check_strategy
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def check_data_settings(data: PromptDataModule) -> None:
         if value < 1:
             raise UserError(f"data.{name}", f"is {value}; it must be at least 1")
     _check_groups(data)
+    _check_flight(data)
     _check_rewards(data)
     _check_evaluation(data)
     if data.kl_in_reward < 0:
@@ -85,6 +87,31 @@ def _check_groups(data: PromptDataModule) -> None:
             f"{prompts} prompts x {data.group_size} responses cannot be cut into {cuts} mini-batches of whole groups",
             fix=f"use {near} prompts, or a divisor of {prompts} for data.minibatches_per_rollout",
         )
+
+
+def _check_flight(data: PromptDataModule) -> None:
+    for name in ("prompts_in_flight", "max_carry", "max_staleness"):
+        if getattr(data, name) < 0:
+            raise UserError(f"data.{name}", f"is {getattr(data, name)}; it must be 0 or above")
+    flying, prompts = data.prompts_in_flight, data.prompts_per_rollout
+    if flying and flying < prompts:
+        raise UserError(
+            "data.prompts_in_flight",
+            f"is {flying}, fewer than data.prompts_per_rollout = {prompts}",
+            fix=f"use more than {prompts}, or 0 for no partial rollouts",
+        )
+    if flying > prompts:
+        for name, value in (("resample_dead_groups", data.resample_dead_groups), ("max_staleness", data.max_staleness)):
+            if value:
+                raise UserError(f"data.{name}", "cannot be joined with partial rollouts (data.prompts_in_flight)")
+        if type(data.rollouts).extend is RolloutSource.extend:
+            raise UserError(
+                "data.prompts_in_flight",
+                f"needs a rollout source that can go on with a response; {type(data.rollouts).__name__} cannot",
+                fix="use GroupedSampler or VLLMServer, or 0 for no partial rollouts",
+            )
+    if data.max_staleness and data.resample_dead_groups:
+        raise UserError("data.resample_dead_groups", "cannot be joined with asynchronous rollouts (data.max_staleness)")
 
 
 def _check_rewards(data: PromptDataModule) -> None:
@@ -167,6 +194,8 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
     check_strategy(trainer.strategy)
     check_ranks(data, trainer.world_size)
     _check_adapters(module, trainer)
+    if data.max_staleness:
+        _check_ahead(data, module, trainer)
     if data.updates_per_iteration == 1:
         log.warning(
             "one update per rollout batch: the policy equals the old policy at every update, so no ratio can leave 1 "
@@ -196,6 +225,21 @@ def _check_adapters(module: GSPOModule, trainer: Trainer) -> None:
         )
 
 
+def _check_ahead(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> None:
+    if (strategy := type(trainer.strategy).__name__) not in ("SingleDeviceStrategy", "DDPStrategy"):
+        raise UserError(
+            "data.max_staleness",
+            f"is {data.max_staleness}, but {strategy} has no whole copy of the weights to give",
+            fix="use a single device or ddp, or max_staleness: 0",
+        )
+    if module.objective.correction == "none":
+        log.warning(
+            "rollouts are %d iterations older than the policy that trains on them, and nothing corrects for it: "
+            "consider model.objective.correction: sequence",
+            data.max_staleness,
+        )
+
+
 def check_ranks(data: PromptDataModule, world: int) -> None:
     """Every rank gets the same number of groups of every mini-batch."""
     cut = data.prompts_per_rollout // data.minibatches_per_rollout
@@ -205,6 +249,8 @@ def check_ranks(data: PromptDataModule, world: int) -> None:
             f"a mini-batch of {cut} groups cannot be dealt evenly to {world} ranks",
             fix=f"use a multiple of {world * data.minibatches_per_rollout}",
         )
+    if data.prompts_in_flight % world:
+        raise UserError("data.prompts_in_flight", f"is {data.prompts_in_flight}, which {world} ranks cannot share")
 
 
 def check_share(field: str, prompts: int, ranks: int) -> None:
@@ -248,6 +294,12 @@ def check_prompts(data: PromptDataModule, prompts: Sequence[Prompt]) -> None:
             f"holds {len(prompts)} usable prompts, fewer than one rollout batch "
             f"(data.prompts_per_rollout = {data.prompts_per_rollout})",
             fix="give more prompts, or lower data.prompts_per_rollout",
+        )
+    if len(prompts) < data.prompts_in_flight:
+        raise UserError(
+            "data.prompts_in_flight",
+            f"is {data.prompts_in_flight}, but data.train holds {len(prompts)} usable prompts",
+            fix="give more prompts, or lower it",
         )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,20 +13,23 @@ from lightning.pytorch import LightningDataModule
 
 from gspo_lightning import checks
 from gspo_lightning.advantages import Advantages, GroupNormalised
+from gspo_lightning.ahead import Ahead, Job
 from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience import Experience, Groups, collect, deal, resample, respond
 from gspo_lightning.loader import ExperienceLoader, PromptLoader
 from gspo_lightning.memory import MemoryLimit
 from gspo_lightning.metrics.evaluation import Evaluation
+from gspo_lightning.metrics.rollouts import measure_staleness
 from gspo_lightning.patience import Patient
-from gspo_lightning.policy import context_length
+from gspo_lightning.policy import Policy, context_length
 from gspo_lightning.prompts import PromptSet, open_prompts
 from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.randomness import Purpose, permutation, stream
 from gspo_lightning.resume import fingerprint
 from gspo_lightning.rewards import EnvironmentReward, Reward, RewardRunner
 from gspo_lightning.rollouts import Draws, EnvironmentRollouts, GroupedSampler, RolloutSource
+from gspo_lightning.rollouts.partial import PartialRollouts
 from gspo_lightning.shaping import CombineRewards, Shaping, TruncatedResponses, TurnCredit, mask_truncated
 from gspo_lightning.sharding import gathered
 from gspo_lightning.types import MiniBatch, Prompt, SamplingParams
@@ -73,6 +77,12 @@ class PromptDataModule(LightningDataModule):
             whole response; 0 needs no reference. As a loss term instead: model.objective.kl_coef.
         group_size: responses per prompt (G).
         prompts_per_rollout: prompts per iteration over all ranks (P).
+        prompts_in_flight: prompts that are sampled at the same time, over all ranks; above prompts_per_rollout
+            responses are cut as soon as prompts_per_rollout groups are complete, and go on in the next iteration
+            (partial rollouts). 0 samples every group to its end.
+        max_carry: iterations through which a group may be carried in partial rollouts.
+        max_staleness: iterations that sampling runs ahead of training, in a thread of its own and with a copy of the
+            weights; 0 samples and trains in turn. Only then does a resumed run repeat the interrupted one exactly.
         minibatches_per_rollout: optimizer steps per pass over a rollout batch; the GSPO paper uses 4.
         epochs_per_rollout: passes over each rollout batch.
         max_tokens_per_micro_batch: tokens, padding included, that go through the model at once; memory only, never
@@ -112,6 +122,9 @@ class PromptDataModule(LightningDataModule):
         kl_in_reward: float = 0.0,
         group_size: int = 8,
         prompts_per_rollout: int = 32,
+        prompts_in_flight: int = 0,
+        max_carry: int = 4,
+        max_staleness: int = 0,
         minibatches_per_rollout: int = 4,
         epochs_per_rollout: int = 1,
         max_tokens_per_micro_batch: int = 16384,
@@ -154,6 +167,10 @@ class PromptDataModule(LightningDataModule):
         self.resample_dead_groups, self.kl_in_reward = resample_dead_groups, kl_in_reward
         self.loader = ExperienceLoader(self.roll_out, minibatches_per_rollout, epochs_per_rollout, seed)
         self.memory = MemoryLimit(max_tokens_per_micro_batch)
+        self.prompts_in_flight, self.max_carry, self.max_staleness = prompts_in_flight, max_carry, max_staleness
+        self.partial: PartialRollouts | None = None
+        self._ahead: Ahead[tuple[Groups, dict[str, float]]] | None = Ahead(max_staleness) if max_staleness else None
+        self._sampling = threading.Lock()  # a source answers one question at a time
         self._runner: RewardRunner | None = None
         self._prompts: dict[str, list[Prompt]] = {}
         checks.check_data_settings(self)
@@ -183,6 +200,15 @@ class PromptDataModule(LightningDataModule):
         checks.check_context(self, context_length(module.settings))
         if stage == "fit":
             checks.check_prompts(self, self._prompts["train"])
+            if self.prompts_in_flight > self.prompts_per_rollout:
+                world = trainer.world_size
+                self.partial = PartialRollouts(
+                    self._patient_rollouts,
+                    self._in_order,
+                    in_flight=self.prompts_in_flight // world,
+                    groups=self.prompts_per_rollout // world,
+                    max_carry=self.max_carry,
+                )
         if self._runner is None:
             runner = self.runner  # the workers start now: their import time hides behind the model's
             for prompts in self._prompts.values():
@@ -194,6 +220,8 @@ class PromptDataModule(LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Stop the reward workers and the rollout source."""
+        if self._ahead is not None:
+            self._ahead.close()
         if self._runner is not None:
             self._runner.close()
             self._runner = None
@@ -221,7 +249,10 @@ class PromptDataModule(LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Iteration, position and the whole buffer of every rank: a resume continues inside a rollout batch."""
-        return {"ranks": all_gather_objects(self.loader.position())}
+        position = self.loader.position()
+        if self.partial is not None:
+            position["partial"] = self.partial.state_dict()
+        return {"ranks": all_gather_objects(position)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore this rank's part.
@@ -232,13 +263,17 @@ class PromptDataModule(LightningDataModule):
         ranks = state_dict["ranks"]
         rank, world = rank_and_world()
         spent = all(s["trained"] >= len(s["experience"]["mini_batches"]) * s["epochs"] for s in ranks)
+        spent = spent and not any(s.get("partial", {}).get("groups") for s in ranks)
         if len(ranks) != world and not spent:
             raise UserError(
                 "trainer.devices",
                 f"the checkpoint was written by {len(ranks)} ranks in the middle of an iteration, this run has {world}",
                 fix=f"resume with {len(ranks)} ranks, or from a checkpoint at the end of an iteration",
             )
-        self.loader.go_to(ranks[min(rank, len(ranks) - 1)])
+        mine = ranks[min(rank, len(ranks) - 1)]
+        self.loader.go_to(mine)
+        if self.partial is not None and "partial" in mine:
+            self.partial.load_state_dict(mine["partial"], {p.id: p for p in self._prompts["train"]})
 
     # what the module and the callbacks use -----------------------------------------------------------------------
 
@@ -298,17 +333,18 @@ class PromptDataModule(LightningDataModule):
     def answer(self, prompts: Sequence[Prompt]) -> Groups:
         """Scored responses of the live policy to held-out prompts, ``evaluation.samples`` each."""
         module = self._module
-        groups, _ = respond(
-            self._patient_rollouts,
-            module.evaluated_policy,
-            prompts,
-            self.runner,
-            group_size=self.evaluation.samples,
-            sampling=self.evaluation_sampling(module.policy.eos_token_ids),
-            draws=Draws.of(self.seed, Purpose.EVAL_SAMPLING, 0),
-            version=module.global_step,
-            context=self.trainer.precision_plugin.forward_context,
-        )
+        with self._sampling:
+            groups, _ = respond(
+                self._patient_rollouts,
+                module.evaluated_policy,
+                prompts,
+                self.runner,
+                group_size=self.evaluation.samples,
+                sampling=self.evaluation_sampling(module.policy.eos_token_ids),
+                draws=Draws.of(self.seed, Purpose.EVAL_SAMPLING, 0),
+                version=module.global_step,
+                context=self.trainer.precision_plugin.forward_context,
+            )
         return groups
 
     def roll_out(self, iteration: int) -> Experience:
@@ -316,24 +352,16 @@ class PromptDataModule(LightningDataModule):
         module = self._module
         old, context = module.old_policy, self.trainer.precision_plugin.forward_context
         old.refresh(module.policy, iteration)
-        prompts = self._prompts["train"]
         order = self._order(iteration)
 
         def sample(indices: Sequence[int]) -> tuple[Groups, dict[str, float]]:
-            return respond(
-                self._patient_rollouts,
-                sampler,
-                [prompts[i] for i in indices],
-                self.runner,
-                group_size=self.group_size,
-                sampling=self.sampling(module.policy.eos_token_ids),
-                draws=Draws.of(self.seed, Purpose.TRAIN_SAMPLING, iteration),
-                version=module.global_step,
-                context=context,
-            )
+            return self._sample(iteration, indices, sampler, module.global_step)
 
         with fail_together(), gathered(old.sampling_policy(module.policy)) as sampler:
-            groups, seconds = sample(deal(order, self.minibatches_per_rollout))
+            if self._ahead is not None:
+                groups, seconds = self._ahead.take(iteration, self.trainer.max_epochs, self._job)
+            else:
+                groups, seconds = sample(deal(order, self.minibatches_per_rollout))
             mask_truncated([r for g in groups for r in g], self.shaping)
             if self.resample_dead_groups:
                 resample(groups, seconds, sample, self._spare(iteration, order), self.shaping)
@@ -357,12 +385,65 @@ class PromptDataModule(LightningDataModule):
             device=module.device,
             packed=module.policy.packed,
             distributions=module.meter.level == "full",
+            version=module.global_step,
         )
+        if self.partial is not None or self._ahead is not None:
+            rollouts = [r for g in groups for r in g]
+            experience.metrics |= measure_staleness(rollouts, module.global_step, module.device)
         with context():
-            batches = old.prepare(module.policy, experience.mini_batches, self.temperature)
+            if self.partial is not None and not module.old_logprobs.from_source(experience.mini_batches):
+                with gathered(module.policy) as plain:  # ranks hold different numbers of responses
+                    self.partial.recompute(plain, self.temperature, module.global_step, self.token_budget)
+            batches = module.old_logprobs.fill(
+                old,
+                module.policy,
+                experience.mini_batches,
+                self.temperature,
+                first_is_free=self.epochs_per_rollout == 1 and old.due(iteration),
+            )
             if module.reference is not None:
                 batches = module.reference.fill(batches, self.temperature, module.device)
         return dataclasses.replace(experience, mini_batches=batches)
+
+    def _sample(
+        self,
+        iteration: int,
+        indices: Sequence[int],
+        policy: Policy,
+        version: int,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> tuple[Groups, dict[str, float]]:
+        """Scored groups for some training prompts, and the seconds it took."""
+        with self._sampling:
+            return respond(
+                self._patient_rollouts if self.partial is None else self.partial,
+                policy,
+                [self._prompts["train"][i] for i in indices],
+                self.runner,
+                group_size=self.group_size,
+                sampling=self.sampling(policy.eos_token_ids),
+                draws=Draws.of(self.seed, Purpose.TRAIN_SAMPLING, iteration),
+                version=version,
+                context=self.trainer.precision_plugin.forward_context,
+                progress=progress,
+            )
+
+    def _job(self, iteration: int) -> Job[tuple[Groups, dict[str, float]]]:
+        """The rollouts of an iteration to come, with a copy of the weights of now."""
+        module = self._module
+        policy, version = module.policy.frozen_copy().eval(), module.global_step
+        indices = deal(self._order(iteration), self.minibatches_per_rollout)
+
+        def job(check: Callable[[], None]) -> tuple[Groups, dict[str, float]]:
+            return self._sample(iteration, indices, policy, version, lambda *_: check())
+
+        return job
+
+    def _in_order(self, place: int) -> Prompt:
+        """This rank's prompt at a place of the training order, for partial rollouts."""
+        share = self.prompts_per_rollout // rank_and_world()[1]
+        block, inside = divmod(place, share)
+        return self._prompts["train"][deal(self._order(block), self.minibatches_per_rollout)[inside]]
 
     def _order(self, iteration: int) -> list[int]:
         """Indices of the prompts of an iteration: a fresh permutation for every pass over the set.

@@ -19,7 +19,8 @@ from gspo_lightning.packing import make_mini_batches
 from gspo_lightning.policy import Policy
 from gspo_lightning.rewards import RewardRunner, Sample, SampleScore
 from gspo_lightning.rewards.runner import Pending
-from gspo_lightning.rollouts import Draws, RolloutSource
+from gspo_lightning.rollouts import Draws
+from gspo_lightning.rollouts.base import Generator, Progress
 from gspo_lightning.shaping import Shaping, assign_advantages, is_dead, mask_truncated
 from gspo_lightning.types import MiniBatch, Prompt, Rollout, SamplingParams
 
@@ -81,7 +82,7 @@ def deal(order: Sequence[int], mini_batches: int) -> list[int]:
 
 
 def respond(
-    source: RolloutSource,
+    source: Generator,
     policy: Policy,
     prompts: Sequence[Prompt],
     rewards: Scorer,
@@ -91,6 +92,7 @@ def respond(
     draws: Draws,
     version: int,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    progress: Progress | None = None,
 ) -> tuple[Groups, dict[str, float]]:
     """Groups of scored rollouts, and the seconds that generation took and scoring went on after it.
 
@@ -110,7 +112,13 @@ def respond(
     try:
         with context():
             groups = source.generate(
-                policy, prompts, group_size=group_size, sampling=sampling, draws=draws, version=version
+                policy,
+                prompts,
+                group_size=group_size,
+                sampling=sampling,
+                draws=draws,
+                version=version,
+                progress=progress,
             )
     finally:
         source.on_group = None
@@ -206,6 +214,7 @@ def collect(
     iteration: int,
     device: torch.device,
     packed: bool = False,
+    version: int | None = None,
     examples: int = 8,
     distributions: bool = True,
 ) -> Experience:
@@ -224,7 +233,7 @@ def collect(
     tokens = float(all_sum(torch.tensor(generated, dtype=torch.float64, device=device)))
     metrics["throughput/generated_tokens_per_s"] = tokens / max(seconds["time/rollout_s"], 1e-9)
     batches = make_mini_batches(
-        groups, mini_batches=mini_batches, max_tokens=max_tokens, iteration=iteration, packed=packed
+        groups, mini_batches=mini_batches, max_tokens=max_tokens, iteration=iteration, packed=packed, version=version
     )
     shown = [_example(r) for g in groups for r in g[:2]][:examples]
     if distributions:

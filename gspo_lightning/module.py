@@ -32,6 +32,7 @@ from gspo_lightning.metrics.sums import Level, MetricSums
 from gspo_lightning.metrics.update import update_scalars
 from gspo_lightning.nonfinite import NonFiniteGuard, OnNonFinite, check_weights, make_dump
 from gspo_lightning.objectives import GSPO, Objective, segments_by_delimiter
+from gspo_lightning.old_logprobs import OldLogProbs, OldLogProbsChoice
 from gspo_lightning.old_policy import CachedLogProbs, OldPolicy, ResidentSnapshot
 from gspo_lightning.packing import filler
 from gspo_lightning.policy import DType, Layout, ModelSettings, Policy, load_policy, load_tokenizer
@@ -55,6 +56,8 @@ class GSPOModule(LightningModule):
             ``tiny-qwen3-moe``).
         objective: turns log-probabilities and advantages into a loss.
         old_policy: how the frozen snapshot is kept.
+        old_logprobs: ``auto`` takes those of the rollout source where their measured noise is below a tenth of the clip
+            range and else recomputes them in the training layout; ``source`` and ``recompute`` always do one of it.
         optimizer: built from the policy's trainable parameters.
         lr_scheduler: stepped once per optimizer step; None keeps the learning rate constant.
         cold_start: supervised steps before reinforcement learning, made once and cached; None starts from the model.
@@ -85,6 +88,7 @@ class GSPOModule(LightningModule):
         name_or_path: str = "tiny-qwen3",
         objective: Objective | None = None,
         old_policy: OldPolicy | None = None,
+        old_logprobs: OldLogProbsChoice = "auto",
         optimizer: OptimizerCallable = torch.optim.AdamW,
         lr_scheduler: LRSchedulerCallable | None = None,
         cold_start: ColdStart | None = None,
@@ -111,6 +115,7 @@ class GSPOModule(LightningModule):
         )  # fmt: skip
         self.objective = objective if objective is not None else GSPO()
         self.old_policy = old_policy if old_policy is not None else CachedLogProbs()
+        self.old_logprobs = OldLogProbs(old_logprobs, self.objective)
         self.build_optimizer, self.build_scheduler = optimizer, lr_scheduler
         self.cold_start = cold_start
         self.segment_delimiters = segment_delimiters or []
@@ -150,6 +155,7 @@ class GSPOModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Make the cold start if there is none yet: in :meth:`configure_model` Lightning watches every operation."""
+        self.old_logprobs.ahead = self.data.max_staleness > 0
         if not hasattr(self, "policy"):
             self._start()
 
@@ -208,6 +214,7 @@ class GSPOModule(LightningModule):
         self.last_evaluation = dict(self.evaluations[-1][1]) if self.evaluations else {}
         self.guard.skipped = int(checkpoint.get("gspo_skipped", 0))
         self.meter.load_state_dict(checkpoint.get("gspo_meter", {}))
+        self.old_logprobs.noise = checkpoint.get("gspo_noise")
         state = checkpoint.get("state_dict", {})  # of sharded ones, the strategy has loaded the weights
         snapshot = [name for name in state if name.startswith("old_policy.")]
         if snapshot and isinstance(self.old_policy, ResidentSnapshot):
@@ -232,6 +239,7 @@ class GSPOModule(LightningModule):
         checkpoint["gspo_run"] = self.provenance
         checkpoint["gspo_skipped"] = self.guard.skipped
         checkpoint["gspo_meter"] = self.meter.state_dict()
+        checkpoint["gspo_noise"] = self.old_logprobs.noise
         checkpoint["gspo_evaluations"] = [[step, dict(values)] for step, values in self.evaluations]
         flush(self.loggers)
 
@@ -283,8 +291,15 @@ class GSPOModule(LightningModule):
             denominator=denominator,
             segments=self._segments(part),
             sums=sums,
+            on_policy=self._on_policy,
         )
         return loss * rank_and_world()[1]
+
+    @property
+    def _on_policy(self) -> bool:
+        """Whether this update is the first on its rollouts, and the snapshot they come from is the policy of now."""
+        first = self._batch.index == 0 and self.old_policy.due(self._batch.iteration)
+        return first and not self.old_logprobs.as_behaviour
 
     def _segments(self, part: MicroBatch) -> Tensor | None:
         """[N, T] segment numbers where the objective is over delimited segments."""
@@ -351,7 +366,7 @@ class GSPOModule(LightningModule):
         """Write down what this update saw, with the weights as they are now; returns the path."""
         loader, batch = self.data.loader, self._batch
         dump = make_dump(
-            batch, self.policy, self.old_policy, self.objective, self.data.temperature,
+            batch, self.policy, self.old_policy, self.objective, self.data.temperature, on_policy=self._on_policy,
             update=self.global_step + 1, values=values, rewards=loader.experience.rewards, model=self.settings,
             rng={"seed": self.data.seed, "iteration": loader.iteration},
             segments=[self._segments(part) for part in batch.micro_batches],
@@ -362,7 +377,11 @@ class GSPOModule(LightningModule):
 
     def _measure(self, batch: MiniBatch, sums: MetricSums, start: float) -> None:
         pairs, vectors, maxima = sums.reduce()
-        self._pending = self.data.loader.experience.metrics | update_scalars(pairs) | maxima
+        scalars, iteration = update_scalars(pairs), self.data.loader.experience.metrics
+        if self._on_policy:
+            self.old_logprobs.note(pairs)
+            iteration |= {tag: value for tag, value in scalars.items() if tag.startswith("noise/")}
+        self._pending = iteration | scalars | maxima
         self._pending |= self.meter.of_ratios(self._pending, vectors, batch.index)
         self._pending["data/mini_batch"] = float(batch.index)
         tokens = all_sum(torch.tensor(batch.num_tokens, dtype=torch.float64, device=self.device))

@@ -101,7 +101,8 @@ class NonFiniteGuard:
         """A forward hook: objectives bound log-ratios, so an infinite log-probability need not show in the loss."""
         if torch.is_grad_enabled():
             batch, found = arguments[0], [output[0].detach()]
-            found += [batch.old_logprobs] if batch.old_logprobs is not None else []
+            old = batch.behaviour_logprobs if batch.old_from_source else batch.old_logprobs
+            found += [old] if old is not None else []
             self._bad += [(~torch.isfinite(values) & batch.response_mask).sum() for values in found]
 
     def bad_logprobs(self) -> float:
@@ -161,13 +162,22 @@ def check_weights(policy: Policy, after: str) -> None:
 
 @torch.no_grad()
 def make_dump(
-    batch: MiniBatch, policy: Policy, old_policy: OldPolicy, objective: Objective, temperature: float, **rest: Any
+    batch: MiniBatch,
+    policy: Policy,
+    old_policy: OldPolicy,
+    objective: Objective,
+    temperature: float,
+    *,
+    on_policy: bool = False,
+    **rest: Any,
 ) -> Dump:
     """A dump of an update that has not happened; ``rest`` are the fields that are known already."""
     logprobs, parts = [], []
     for part in in_step(policy, batch.micro_batches, policy.device):
-        logprobs.append(policy(part, temperature)[0].cpu())
-        parts.append(dataclasses.replace(part, old_logprobs=old_policy.logprobs(part, temperature)).to("cpu"))
+        current = policy(part, temperature)[0]
+        old = old_policy.logprobs(part, temperature, current if on_policy else None)
+        logprobs.append(current.cpu())
+        parts.append(dataclasses.replace(part, old_logprobs=old).to("cpu"))
     parts, logprobs = parts[: len(batch.micro_batches)], logprobs[: len(batch.micro_batches)]
     kind, known = type(objective), dataclasses.fields(objective)
     settings = {f.name: getattr(objective, f.name) for f in known if f.init}

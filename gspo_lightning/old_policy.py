@@ -21,6 +21,8 @@ from gspo_lightning.types import MicroBatch, MiniBatch
 
 __all__ = ["CachedLogProbs", "OffloadedSnapshot", "OldPolicy", "ResidentSnapshot", "with_logprobs"]
 
+UNPREPARED = "a micro-batch without old_logprobs reached training: prepare() was not called"
+
 
 class OldPolicy(nn.Module):
     """The policy of the last refresh. ``refresh_every`` counts iterations (rollout batches)."""
@@ -41,11 +43,30 @@ class OldPolicy(nn.Module):
 
     @abstractmethod
     def prepare(self, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
-        """Called once after each rollout, before the first update on it."""
+        """Called once after each rollout, before the first update on it, with the mini-batches that need it."""
 
     @abstractmethod
-    def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
-        """Old log-probabilities [N, T] of a micro-batch while it is trained on."""
+    def evaluate(self, batch: MicroBatch, temperature: float) -> Tensor:
+        """Log-probabilities [N, T] of the snapshot for a micro-batch that has none yet."""
+
+    def logprobs(self, batch: MicroBatch, temperature: float, current: Tensor | None = None) -> Tensor:
+        """Old log-probabilities [N, T] of a micro-batch while it is trained on.
+
+        Args:
+            batch: N rows.
+            temperature: the one responses were sampled at.
+            current: the policy's own log-probabilities [N, T], given where no update has been made since the snapshot:
+                they are the old ones.
+        """
+        if current is not None:
+            old = current.detach()
+        elif batch.old_from_source and batch.behaviour_logprobs is not None:
+            return batch.behaviour_logprobs
+        else:
+            old = batch.old_logprobs if batch.old_logprobs is not None else self.evaluate(batch, temperature)
+        if batch.stale is not None and batch.behaviour_logprobs is not None:
+            old = torch.where(batch.stale, batch.behaviour_logprobs, old)
+        return old
 
     def shard(self, policy: Policy, shard: Callable[[Policy], Policy]) -> None:
         """Called once with the policy before it is sharded: a form that keeps weights keeps them sharded, too."""
@@ -61,6 +82,8 @@ def with_logprobs(name: str, policy: Policy, batches: Sequence[MiniBatch], tempe
 
     They are computed on the policy's device and stay with the micro-batch.
     """
+    if not batches:
+        return []
     device = policy.device
 
     def fill(part: MicroBatch) -> MicroBatch:
@@ -98,9 +121,9 @@ class CachedLogProbs(OldPolicy):
         """Evaluate every micro-batch with the weights that sampled it."""
         return with_logprobs("old_logprobs", policy, batches, temperature)
 
-    def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
-        """The cached values."""
-        return _cached(batch)
+    def evaluate(self, batch: MicroBatch, temperature: float) -> Tensor:
+        """Too late: the weights have changed."""
+        raise ValueError(UNPREPARED)
 
 
 class ResidentSnapshot(OldPolicy):
@@ -128,7 +151,7 @@ class ResidentSnapshot(OldPolicy):
         return list(batches)
 
     @torch.no_grad()
-    def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
+    def evaluate(self, batch: MicroBatch, temperature: float) -> Tensor:
         """A forward of the snapshot through the same path as the policy's."""
         logprobs: Tensor = self.snapshot(batch, temperature)[0]
         return logprobs
@@ -161,9 +184,9 @@ class OffloadedSnapshot(ResidentSnapshot):
         self._move(policy, torch.device("cpu"))
         return found
 
-    def logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
-        """The cached values."""
-        return _cached(batch)
+    def evaluate(self, batch: MicroBatch, temperature: float) -> Tensor:
+        """Too late: the snapshot has left the device."""
+        raise ValueError(UNPREPARED)
 
     def _move(self, policy: Policy, device: torch.device) -> None:
         """What the snapshot shares with the policy (weights under adapters) stays where it is."""
@@ -171,9 +194,3 @@ class OffloadedSnapshot(ResidentSnapshot):
         for tensor in (*self.snapshot.parameters(), *self.snapshot.buffers()):
             if id(tensor) not in shared:
                 tensor.data = tensor.data.to(device)
-
-
-def _cached(batch: MicroBatch) -> Tensor:
-    if batch.old_logprobs is None:
-        raise ValueError("a micro-batch without old_logprobs reached training: prepare() was not called")
-    return batch.old_logprobs

@@ -28,6 +28,7 @@ def make_mini_batches(
     iteration: int = 0,
     first_index: int = 0,
     packed: bool = False,
+    version: int | None = None,
 ) -> list[MiniBatch]:
     """Deal whole groups to ``mini_batches`` mini-batches of equal numbers of groups.
 
@@ -39,6 +40,7 @@ def make_mini_batches(
         iteration: number of the rollout batch, recorded in each mini-batch.
         first_index: index of the first mini-batch (later epochs over the same rollouts go on counting).
         packed: for a policy that shares prompts and needs no padding (``Policy.packed``).
+        version: of the policy now, see :func:`make_micro_batch`.
 
     Raises:
         UserError: P is not a multiple of ``mini_batches``.
@@ -53,7 +55,9 @@ def make_mini_batches(
     size = len(groups) // mini_batches
     return [
         MiniBatch(
-            cut_micro_batches(list(chain.from_iterable(ordered[i * size : (i + 1) * size])), max_tokens, packed),
+            cut_micro_batches(
+                list(chain.from_iterable(ordered[i * size : (i + 1) * size])), max_tokens, packed, version
+            ),
             index=first_index + i,
             iteration=iteration,
         )
@@ -61,7 +65,9 @@ def make_mini_batches(
     ]
 
 
-def cut_micro_batches(rollouts: Sequence[Rollout], max_tokens: int, packed: bool = False) -> list[MicroBatch]:
+def cut_micro_batches(
+    rollouts: Sequence[Rollout], max_tokens: int, packed: bool = False, version: int | None = None
+) -> list[MicroBatch]:
     """Cut rows into micro-batches of at most ``max_tokens``.
 
     Args:
@@ -69,6 +75,7 @@ def cut_micro_batches(rollouts: Sequence[Rollout], max_tokens: int, packed: bool
         max_tokens: budget. Padded: rows x the longest row. Packed: tokens of the distinct prompts and of all responses.
         packed: keep the rows of a prompt together, which pay for it once; only a group that is larger than the budget
             is split. Loads are balanced. Otherwise rows of similar length stand together.
+        version: of the policy now, see :func:`make_micro_batch`.
 
     Raises:
         UserError: a single row is longer than the budget: it could never be trained on.
@@ -81,7 +88,7 @@ def cut_micro_batches(rollouts: Sequence[Rollout], max_tokens: int, packed: bool
             fix=f"use at least max_prompt_tokens + max_response_tokens (here {longest} or more)",
         )
     cuts = _cut_groups(rollouts, max_tokens) if packed else _cut_rows(rollouts, max_tokens)
-    return [make_micro_batch(cut) for cut in cuts]
+    return [make_micro_batch(cut, version) for cut in cuts]
 
 
 def _cut_rows(rollouts: Sequence[Rollout], max_tokens: int) -> list[list[Rollout]]:
@@ -140,8 +147,11 @@ def _length(rollout: Rollout) -> int:
     return len(rollout.prompt.token_ids) + int(rollout.token_ids.shape[0])
 
 
-def make_micro_batch(rollouts: Sequence[Rollout]) -> MicroBatch:
-    """Left-aligned rows: prompt, response, padding (id 0, masked by length, so its value is never read)."""
+def make_micro_batch(rollouts: Sequence[Rollout], version: int | None = None) -> MicroBatch:
+    """Left-aligned rows: prompt, response, padding (id 0, masked by length, so its value is never read).
+
+    ``version`` is the policy's now; tokens of responses in pieces that an earlier one sampled are marked as stale.
+    """
     prompts = torch.tensor([len(r.prompt.token_ids) for r in rollouts])
     responses = torch.tensor([r.token_ids.shape[0] for r in rollouts])
     width = int((prompts + responses).max())
@@ -150,6 +160,8 @@ def make_micro_batch(rollouts: Sequence[Rollout]) -> MicroBatch:
     mask = torch.zeros(len(rollouts), steps, dtype=torch.bool)
     has_logprobs = all(r.logprobs is not None for r in rollouts)
     behaviour = torch.zeros(len(rollouts), steps, dtype=torch.float32) if has_logprobs else None
+    pieces = any(r.versions is not None for r in rollouts)
+    stale = torch.zeros(len(rollouts), steps, dtype=torch.bool) if pieces else None
     for i, rollout in enumerate(rollouts):
         start, count = int(prompts[i]), int(responses[i])
         input_ids[i, :start] = torch.tensor(rollout.prompt.token_ids)
@@ -158,10 +170,14 @@ def make_micro_batch(rollouts: Sequence[Rollout]) -> MicroBatch:
             mask[i, :count] = rollout.response_mask
         if behaviour is not None and rollout.logprobs is not None:
             behaviour[i, :count] = rollout.logprobs
+        if stale is not None and version is not None and rollout.versions is not None:
+            stale[i, :count] = rollout.versions < version
     advantages = _advantages(rollouts, steps)
     numbers = {id_: i for i, id_ in enumerate(dict.fromkeys(r.prompt.id for r in rollouts))}
     index = torch.tensor([numbers[r.prompt.id] for r in rollouts])
-    return MicroBatch(input_ids, prompts, responses, mask, advantages, behaviour_logprobs=behaviour, prompt_index=index)
+    return MicroBatch(
+        input_ids, prompts, responses, mask, advantages, behaviour_logprobs=behaviour, prompt_index=index, stale=stale
+    )
 
 
 def _advantages(rollouts: Sequence[Rollout], steps: int) -> Tensor:
@@ -190,4 +206,6 @@ def filler(like: MicroBatch) -> MicroBatch:
         None if like.ref_logprobs is None else like.ref_logprobs[row],
         weight=0.0,
         prompt_index=None if like.prompt_index is None else like.prompt_index[row],
+        stale=None if like.stale is None else like.stale[row],
+        old_from_source=like.old_from_source,
     )

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from gspo_lightning.errors import InfrastructureError
 from gspo_lightning.policy import Policy
-from gspo_lightning.rollouts import RolloutSource
+from gspo_lightning.rollouts import Beginning, RolloutSource
 from gspo_lightning.types import Prompt, Rollout
 
 __all__ = ["Patient"]
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Patient(RolloutSource):
@@ -36,9 +38,20 @@ class Patient(RolloutSource):
             InfrastructureError: it failed every time.
         """
         self.source.on_group = self.on_group
+        return self._ask(lambda: self.source.generate(policy, prompts, **options))
+
+    def extend(self, policy: Policy, beginnings: Sequence[Beginning], **options: Any) -> list[Rollout]:
+        """As the source's.
+
+        Raises:
+            InfrastructureError: it failed every time.
+        """
+        return self._ask(lambda: self.source.extend(policy, beginnings, **options))
+
+    def _ask(self, question: Callable[[], T]) -> T:
         for attempt in range(self.retries + 1):
             try:
-                return self.source.generate(policy, prompts, **options)
+                return question()
             except (InfrastructureError, OSError) as error:  # connections and timeouts are OSErrors
                 name, last = type(self.source).__name__, error
                 if attempt < self.retries:

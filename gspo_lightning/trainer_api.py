@@ -31,6 +31,7 @@ from gspo_lightning.metrics.sums import MetricSums, ratio_percentiles
 from gspo_lightning.metrics.update import update_scalars
 from gspo_lightning.objectives import GSPO, Objective
 from gspo_lightning.objectives.options import check_number
+from gspo_lightning.old_logprobs import OldLogProbs
 from gspo_lightning.old_policy import CachedLogProbs
 from gspo_lightning.policy import Policy
 from gspo_lightning.policy_checks import check_head, choose_layout
@@ -179,6 +180,7 @@ class GSPOTrainer:
         )
         self.objective: Objective = GSPO(self.config.left_clip_range, self.config.right_clip_range)
         self.old_policy = CachedLogProbs()
+        self.old_logprobs = OldLogProbs("auto", self.objective)
         self.advantages: Advantages = GroupNormalised()
         self.rollouts: RolloutSource = GroupedSampler(max_rows=self.config.max_rows)
         self.iteration = 0
@@ -230,6 +232,7 @@ class GSPOTrainer:
                 trained.append(batch)
         self.examples = loader.experience.examples
         pairs, vectors, maxima = sums.reduce()
+        self.old_logprobs.note(pairs)
         statistics = loader.experience.metrics | update_scalars(pairs) | maxima | ratio_percentiles(vectors["ratio"])
         updates, tokens = len(trained), sum(b.num_tokens for b in trained)
         return statistics | {
@@ -312,7 +315,13 @@ class GSPOTrainer:
             device=policy.device,
             packed=policy.packed,
         )
-        experience.mini_batches = self.old_policy.prepare(policy, experience.mini_batches, config.temperature)
+        experience.mini_batches = self.old_logprobs.fill(
+            self.old_policy,
+            policy,
+            experience.mini_batches,
+            config.temperature,
+            first_is_free=config.epochs == 1,
+        )
         self.iteration = iteration + 1
         return experience
 
@@ -329,6 +338,7 @@ class GSPOTrainer:
                 temperature=self.config.temperature,
                 denominator=denominator,
                 sums=sums,
+                on_policy=batch.index == 0,
             ).backward()
         parameters: list[Tensor] = self.optimizer.param_groups[0]["params"]
         clip = math.inf if self.config.gradient_clip is None else self.config.gradient_clip

@@ -93,8 +93,9 @@ class Rollout:
 
     ``token_ids`` [T] int64 with the end token where the policy wrote one; ``logprobs`` [T] float32, the sampler's own
     log-probabilities at the training temperature (nats), or None where a source has none; ``response_mask`` [T] bool;
-    ``policy_version`` counts optimizer steps at sampling time. ``reward`` None means *missing* and ``masked`` that the
-    run leaves such responses out: the sample then takes no part in statistics, loss or denominator. ``kl_penalty`` is
+    ``policy_version`` counts optimizer steps when the newest token was sampled; ``versions`` [T] int64 says it token by
+    token where a response came in pieces. ``reward`` None means *missing* and ``masked`` that the run leaves such
+    responses out: the sample then takes no part in statistics, loss or denominator. ``kl_penalty`` is
     subtracted from the reward for the comparison within a group; ``reward`` itself is never overwritten.
 
     Of a conversation ``text`` is what the policy said and ``messages`` is all of it; ``turn_ends`` are the places in
@@ -122,6 +123,7 @@ class Rollout:
     turn_rewards: tuple[float, ...] = ()
     token_advantages: Tensor | None = None
     lost: str = ""
+    versions: Tensor | None = None
 
     def __post_init__(self) -> None:
         shape = tuple(self.token_ids.shape)
@@ -129,8 +131,10 @@ class Rollout:
             raise ValueError(f"a response needs one token or more, got token_ids of shape {shape}")
         if self.response_mask.dtype != torch.bool or tuple(self.response_mask.shape) != shape:
             raise ValueError(f"response_mask must be bool of shape {shape}, got {tuple(self.response_mask.shape)}")
-        if self.logprobs is not None and tuple(self.logprobs.shape) != shape:
-            raise ValueError(f"logprobs must have shape {shape}, got {tuple(self.logprobs.shape)}")
+        for name in ("logprobs", "versions"):
+            value = getattr(self, name)
+            if value is not None and tuple(value.shape) != shape:
+                raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
 
     @property
     def truncated(self) -> bool:
@@ -161,7 +165,9 @@ class MicroBatch:
 
     ``input_ids`` [N, S]; ``prompt_lengths`` [N] and ``response_lengths`` [N] int64; ``response_mask`` [N, T];
     ``advantages`` [N] or [N, T] float32; ``old_logprobs``, ``behaviour_logprobs`` and ``ref_logprobs`` [N, T] float32
-    or None. Rows with the same ``prompt_index`` [N] int64 have the same prompt (None: nobody said so).
+    or None; with ``old_from_source`` the old ones are ``behaviour_logprobs``. So they are for tokens that ``stale``
+    [N, T] bool marks: pieces of partial rollouts that an earlier version sampled. Rows with the same ``prompt_index``
+    [N] int64 have the same prompt (None: nobody said so).
     ``weight`` is 1, or 0 for a filler that only keeps ranks in step.
     """
 
@@ -175,6 +181,8 @@ class MicroBatch:
     ref_logprobs: Tensor | None = None
     weight: float = 1.0
     prompt_index: Tensor | None = None
+    stale: Tensor | None = None
+    old_from_source: bool = False
 
     def __post_init__(self) -> None:
         rows, width = self.response_mask.shape

@@ -36,6 +36,7 @@ def micro_batch_loss(
     denominator: Tensor,
     sums: MetricSums,
     segments: Tensor | None = None,
+    on_policy: bool = False,
 ) -> Tensor:
     """The share of one micro-batch in the loss of its mini-batch, a scalar with gradient.
 
@@ -49,9 +50,10 @@ def micro_batch_loss(
             independent of how the mini-batch was cut.
         sums: what is measured is added here.
         segments: [N, T] int64, for objectives over given segments.
+        on_policy: no update has been made since the snapshot, so that its log-probabilities are the policy's own.
     """
     logprobs, entropy = policy(part, temperature)
-    old_logprobs = old_policy.logprobs(part, temperature)
+    old_logprobs = old_policy.logprobs(part, temperature, logprobs if on_policy else None)
     out = objective(
         logprobs,
         old_logprobs,
@@ -64,7 +66,10 @@ def micro_batch_loss(
         denominator=denominator,
     )
     no_count = torch.zeros_like(denominator)  # shares of a loss add up; there is nothing to divide them by
-    sums.add(out.sums | {"loss": (out.loss, no_count)} | measure_mismatch(part, old_logprobs))
+    measured = out.sums | {"loss": (out.loss, no_count)} | measure_mismatch(part, old_logprobs)
+    if old_logprobs is part.behaviour_logprobs:  # 0 without a measurement
+        measured = {name: pair for name, pair in measured.items() if not name.startswith("kl_behaviour_old")}
+    sums.add(measured)
     log_ratios = sequence_log_ratios(logprobs.detach(), old_logprobs, part.response_mask)
     sums.add_vector("ratio", ratio_histogram(log_ratios))
     if sums.level == "full":

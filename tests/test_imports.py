@@ -38,6 +38,8 @@ ROOMS = [
     "precision",
     "rollouts",
     "old_policy",
+    "old_logprobs",
+    "ahead",
     "reference",
     "shaping",
     "update",

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from gspo_lightning.distributed import all_sum
+from gspo_lightning.distributed import all_sum, largest
 from gspo_lightning.types import Rollout
 
-__all__ = ["measure_rollouts"]
+__all__ = ["measure_rollouts", "measure_staleness"]
 
 
 def measure_rollouts(rollouts: Sequence[Rollout], device: torch.device) -> dict[str, float]:
@@ -51,3 +51,19 @@ def _distinct(rollouts: Sequence[Rollout]) -> list[bool]:
         new.append(key not in seen)
         seen.add(key)
     return new
+
+
+def measure_staleness(rollouts: Sequence[Rollout], version: int, device: torch.device) -> dict[str, float]:
+    """How many optimizer steps lie between the weights that sampled a token and those of now, ``version``."""
+    total = stale = steps = oldest = 0
+    for rollout in rollouts:
+        ages = version - (rollout.versions if rollout.versions is not None else torch.tensor([rollout.policy_version]))
+        ages = ages.expand(len(rollout.token_ids))
+        total, stale, steps = total + len(ages), stale + int((ages > 0).sum()), steps + int(ages.sum())
+        oldest = max(oldest, int(ages.max()))
+    sums = all_sum(torch.tensor([total, stale, steps], dtype=torch.float64, device=device)).tolist()
+    return {
+        "staleness/stale_tokens": sums[1] / max(sums[0], 1),
+        "staleness/mean_age": sums[2] / max(sums[0], 1),
+        "staleness/max_age": float(largest(oldest, device)),
+    }

@@ -34,6 +34,10 @@ _TAGS = {
     "sampler_sequence_gap": "noise/sampler_sequence_gap",
 }
 """Name in the sums -> tag. Names that are not listed are logged as ``objective/<name>``."""
+_ROOTS = {
+    "sampler_logprob_gap_squared": "noise/sampler_logprob_rms",
+    "sampler_sequence_gap_squared": "noise/sampler_sequence_rms",
+}
 _SQUARES = {
     "ratio_squared": ("ratio", "ratio/std"),
     "log_ratio_sequence_squared": ("log_ratio_sequence", "ratio/log_sequence_std"),
@@ -51,17 +55,21 @@ def sequence_log_ratios(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) ->
 def measure_mismatch(batch: MicroBatch, old_logprobs: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     """How far the sampler's log-probabilities are from the trainer's for the same weights, as sums and counts.
 
-    The second number is the mean over sequences of |mean log-ratio|: what a sequence-level clip range is up against.
+    Per token, and per sequence the |mean log-ratio|: what a sequence-level clip range is up against. Tokens of an older
+    version are left out; there is nothing to measure where the old log-probabilities *are* the sampler's.
     """
-    if batch.behaviour_logprobs is None:
+    if batch.behaviour_logprobs is None or old_logprobs is batch.behaviour_logprobs:
         return {}
-    mask = batch.response_mask
+    mask = batch.response_mask if batch.stale is None else batch.response_mask & ~batch.stale
     gap = torch.where(mask, old_logprobs - batch.behaviour_logprobs, 0.0).double()
     lengths = mask.sum(-1)
     sequences = (gap.sum(-1) / lengths.clamp(min=1)).abs()
+    tokens, rows = mask.sum(), (lengths > 0).sum()
     return {
-        "sampler_logprob_gap": (gap.abs().sum(), mask.sum()),
-        "sampler_sequence_gap": (sequences.sum(), (lengths > 0).sum()),
+        "sampler_logprob_gap": (gap.abs().sum(), tokens),
+        "sampler_logprob_gap_squared": (gap.square().sum(), tokens),
+        "sampler_sequence_gap": (sequences.sum(), rows),
+        "sampler_sequence_gap_squared": (sequences.square().sum(), rows),
     }
 
 
@@ -72,7 +80,9 @@ def update_scalars(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
         if name == "loss":
             continue
         mean = total / count if count else 0.0
-        if name in _SQUARES:
+        if name in _ROOTS:
+            scalars[_ROOTS[name]] = mean**0.5
+        elif name in _SQUARES:
             base, tag = _SQUARES[name]
             first, n = sums[base]
             scalars[tag] = max(mean - (first / n if n else 0.0) ** 2, 0.0) ** 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,18 @@ from gspo_lightning.policy import Policy
 from gspo_lightning.randomness import Purpose, stream, uniforms
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
-__all__ = ["Beginning", "Draws", "Enough", "RolloutSource", "cut", "finish", "has_ended", "sample_tokens"]
+__all__ = [
+    "Beginning",
+    "Draws",
+    "Enough",
+    "Generator",
+    "OnGroup",
+    "RolloutSource",
+    "cut",
+    "finish",
+    "has_ended",
+    "sample_tokens",
+]
 
 BLOCK = 64
 """Tokens of the vocabulary that are looked at together when a token is drawn."""
@@ -23,6 +35,7 @@ BELOW_ONE = 1 - 2.0**-40
 
 Progress = Callable[[int, int], None]
 """Called with (finished responses, all responses) while a source works."""
+OnGroup = Callable[[Sequence[Rollout]], None]
 Enough = Callable[[Collection[int]], bool]
 """Called with the indices of the responses that have ended, now and then; True cuts all others where they are."""
 
@@ -66,6 +79,25 @@ class Beginning:
         return [cls(p, k, p.token_ids, 0, room) for p in prompts for k in range(group_size)]
 
 
+class Generator(Protocol):
+    """What the loop asks for groups: a source, or something in front of one."""
+
+    on_group: OnGroup | None
+
+    def generate(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        progress: Progress | None = None,
+    ) -> list[list[Rollout]]:
+        """See :meth:`RolloutSource.generate`."""
+
+
 class RolloutSource(ABC):
     """Turns prompts into groups of responses, token ids in, token ids out.
 
@@ -74,7 +106,7 @@ class RolloutSource(ABC):
     response that is cut at the limit says so.
     """
 
-    on_group: Callable[[Sequence[Rollout]], None] | None = None
+    on_group: OnGroup | None = None
     """Called with the G responses to a prompt as soon as all are there, in any order, so that their scoring can begin;
     a source that does not know before the end need not call it."""
 

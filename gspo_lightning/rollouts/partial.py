@@ -1,0 +1,202 @@
+"""Partial rollouts: an iteration trains on complete groups only, and the longest responses hold nobody up.
+
+More prompts are sampled than an iteration needs. As soon as enough groups are complete, all other responses are cut
+where they are, and go on first in the next iteration: with its weights, but with the log-probabilities of the weights
+that sampled each token (Kimi k1.5, arXiv 2501.12599, section 2.6.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.packing import make_micro_batch
+from gspo_lightning.policy import Policy
+from gspo_lightning.rollouts.base import Beginning, Draws, OnGroup, Progress, RolloutSource
+from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
+
+__all__ = ["PartialRollouts"]
+
+
+@dataclass(slots=True)
+class _Group:
+    """A prompt, its G responses as far as they are, and the rollouts it has been carried through."""
+
+    prompt: Prompt
+    responses: list[Rollout]
+    carried: int = 0
+
+    @property
+    def open(self) -> list[Rollout]:
+        return [r for r in self.responses if r.finish_reason is FinishReason.CUT]
+
+
+class PartialRollouts:
+    """Keeps the responses that were cut, and has a source go on with them.
+
+    Args:
+        source: samples.
+        order: place in the training order -> prompt.
+        in_flight: prompts that are sampled at the same time.
+        groups: complete groups that a call returns.
+        max_carry: calls through which a group may be carried; then a call waits for it. Bounds the age of a token.
+    """
+
+    on_group: OnGroup | None = None
+    """Not called: which of the complete groups are taken is known at the end."""
+
+    def __init__(
+        self, source: RolloutSource, order: Callable[[int], Prompt], *, in_flight: int, groups: int, max_carry: int
+    ) -> None:
+        self.source, self.order = source, order
+        self.wanted, self.groups, self.max_carry = in_flight, groups, max_carry
+        self.in_flight: list[_Group] = []
+        self.place = 0
+        """Prompts of the training order that have joined, or were passed over because they were in flight."""
+
+    def generate(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt] = (),
+        *,
+        group_size: int,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        progress: Progress | None = None,
+    ) -> list[list[Rollout]]:
+        """``groups`` complete groups, those first that have waited longest; nothing changes where it raises.
+
+        ``prompts`` are not needed: they come from the training order.
+        """
+        fresh, place = self._fresh()
+        pool = self.in_flight + [_Group(p, [_nothing(p, k, version) for k in range(group_size)]) for p in fresh]
+        rows = [(g, r) for g, group in enumerate(pool) for r in group.open]
+        total = sum(len(group.responses) for group in pool)
+
+        def enough(ended: Collection[int]) -> bool:
+            left = set(range(len(rows))) - set(ended)
+            unfinished = {rows[i][0] for i in left}
+            if progress is not None:
+                progress(total - len(left), total)
+            waited_for = any(pool[g].carried >= self.max_carry for g in unfinished)
+            return not waited_for and len(pool) - len(unfinished) >= self.groups
+
+        if not enough(()):
+            pieces = self.source.extend(
+                policy,
+                [_beginning(r, sampling.max_response_tokens) for _, r in rows],
+                sampling=sampling,
+                draws=draws,
+                version=version,
+                enough=enough,
+            )
+            grown = {id(r): _grown(r, piece, policy) for (_, r), piece in zip(rows, pieces, strict=True)}
+            pool = [_Group(g.prompt, [grown.get(id(r), r) for r in g.responses], g.carried) for g in pool]
+        complete = [i for i, group in enumerate(pool) if not group.open]
+        taken = set(complete[: self.groups])
+        self.in_flight = [_Group(g.prompt, g.responses, g.carried + 1) for i, g in enumerate(pool) if i not in taken]
+        self.place = place
+        return [group.responses for i, group in enumerate(pool) if i in taken]
+
+    def _fresh(self) -> tuple[list[Prompt], int]:
+        """The next prompts, until as many are in flight as there should be, and the place after them."""
+        busy, place = {group.prompt.id for group in self.in_flight}, self.place
+        found: list[Prompt] = []
+        while len(busy) < self.wanted:
+            prompt = self.order(place)
+            place += 1
+            if prompt.id not in busy:
+                busy.add(prompt.id)
+                found.append(prompt)
+        return found, place
+
+    @torch.no_grad()
+    def recompute(self, policy: Policy, temperature: float, version: int, max_tokens: int) -> None:
+        """Put the trainer's own log-probabilities in the place of the sampler's, for tokens of this version.
+
+        For responses that will be trained on later: this is the last moment at which the weights that sampled them are
+        there.
+        """
+        rows = [r for g in self.in_flight for r in g.responses if r.policy_version == version and len(r.token_ids)]
+        rows.sort(key=lambda r: len(r.prompt.token_ids) + len(r.token_ids), reverse=True)
+        while rows:
+            width = len(rows[0].prompt.token_ids) + len(rows[0].token_ids)
+            now, rows = rows[: max(1, max_tokens // width)], rows[max(1, max_tokens // width) :]
+            found = policy(make_micro_batch(now).to(policy.device), temperature)[0].to("cpu", torch.float32)
+            for row, values in zip(now, found, strict=True):
+                assert row.versions is not None
+                assert row.logprobs is not None
+                own = row.versions == version
+                row.logprobs = torch.where(own, values[: len(own)], row.logprobs)
+
+    @property
+    def open_responses(self) -> int:
+        """Responses that were cut and will go on."""
+        return sum(len(group.open) for group in self.in_flight)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and primitives only."""
+        groups = [
+            {"prompt": g.prompt.id, "carried": g.carried, "responses": [_state(r) for r in g.responses]}
+            for g in self.in_flight
+        ]
+        return {"place": self.place, "groups": groups}
+
+    def load_state_dict(self, state: Mapping[str, Any], prompts: Mapping[int, Prompt]) -> None:
+        """The inverse of :meth:`state_dict`; ``prompts`` by id."""
+        self.place, self.in_flight = int(state["place"]), []
+        for group in state["groups"]:
+            prompt = prompts[group["prompt"]]
+            responses = [
+                Rollout(prompt=prompt, **(r | {"finish_reason": FinishReason(r["finish_reason"])}))
+                for r in group["responses"]
+            ]
+            self.in_flight.append(_Group(prompt, responses, int(group["carried"])))
+
+
+def _state(response: Rollout) -> dict[str, Any]:
+    names = ("sample", "token_ids", "logprobs", "response_mask", "policy_version", "text", "versions")
+    return {name: getattr(response, name) for name in names} | {"finish_reason": str(response.finish_reason)}
+
+
+def _nothing(prompt: Prompt, sample: int, version: int) -> Rollout:
+    none = torch.zeros(0)
+    return Rollout(
+        prompt, sample, none.long(), none, none.bool(), FinishReason.CUT, version, versions=none.long()
+    )  # fmt: skip
+
+
+def _beginning(response: Rollout, limit: int) -> Beginning:
+    written = tuple(response.token_ids.tolist())
+    prompt = response.prompt
+    return Beginning(
+        prompt, response.sample, (*prompt.token_ids, *written), len(written), limit - len(written), written
+    )
+
+
+def _grown(response: Rollout, piece: Rollout, policy: Policy) -> Rollout:
+    """A response with one more piece at its end."""
+    if not len(piece.token_ids):
+        return response
+    assert response.versions is not None
+    assert response.logprobs is not None
+    if piece.logprobs is None:
+        raise ValueError("partial rollouts need a source that reports log-probabilities")
+    ids = torch.cat([response.token_ids, piece.token_ids])
+    ages: Tensor = torch.full_like(piece.token_ids, piece.policy_version)
+    return Rollout(
+        prompt=response.prompt,
+        sample=response.sample,
+        token_ids=ids,
+        logprobs=torch.cat([response.logprobs, piece.logprobs]),
+        response_mask=torch.ones(len(ids), dtype=torch.bool),
+        finish_reason=piece.finish_reason,
+        policy_version=piece.policy_version,
+        text=policy.tokenizer.decode(ids.tolist(), skip_special_tokens=True),
+        versions=torch.cat([response.versions, ages]),
+    )
