@@ -69,6 +69,8 @@ class GSPOModule(LightningModule):
         trust_remote_code: run Python code that a model repository ships.
         revision: branch, tag or commit of a hub id.
         config_overrides: fields of the model's config to change before it is built.
+        experts_implementation: ``grouped_mm``, ``batched_mm`` or ``eager``, for mixtures of experts; None takes what
+            transformers chooses, ``grouped_mm`` where the model can.
         lora: train low-rank adapters and keep the weights as they are (``{r: 16}``); None trains all weights.
         segment_delimiters: texts that end a segment, for ``Segment`` with ``by: given`` (for example a line feed).
         allow_unusual_clip: accept a clip range of the wrong scale for the objective's level.
@@ -99,6 +101,7 @@ class GSPOModule(LightningModule):
         trust_remote_code: bool = False,
         revision: str | None = None,
         config_overrides: dict[str, Any] | None = None,
+        experts_implementation: str | None = None,
         lora: LoRA | None = None,
         segment_delimiters: list[str] | None = None,
         allow_unusual_clip: bool = False,
@@ -111,7 +114,7 @@ class GSPOModule(LightningModule):
         super().__init__()
         self.settings = ModelSettings(
             name_or_path, dtype, attn_implementation, gradient_checkpointing, trust_remote_code, revision,
-            config_overrides or {}, seed, layout, lora,
+            config_overrides or {}, seed, layout, experts_implementation, lora,
         )  # fmt: skip
         self.objective = objective if objective is not None else GSPO()
         self.old_policy = old_policy if old_policy is not None else CachedLogProbs()

@@ -69,6 +69,9 @@ class ModelSettings:
     layout: Layout = "auto"
     """How rows go through the model: ``packed`` (a prompt once for all its responses, no padding), ``padded``, or
     ``auto``: packed where a check on the model itself shows the same log-probabilities."""
+    experts_implementation: str | None = None
+    """How the experts of a mixture are multiplied: ``grouped_mm``, ``batched_mm`` or ``eager``; None takes
+    ``grouped_mm`` where the model can (1.6 times faster than ``eager`` on a CPU)."""
     lora: LoRA | None = None
     """Train low-rank adapters and keep the weights as they are; None trains all weights."""
 
@@ -282,11 +285,24 @@ def load_policy(settings: ModelSettings) -> Policy:
             model.set_attn_implementation(settings.attn_implementation)
     else:
         model = _load_pretrained(settings)
+    if settings.experts_implementation is not None:
+        _choose_experts(model, settings.experts_implementation)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if settings.lora is not None:
         add_adapters(model, settings.lora, settings.seed)
     return Policy(model, tokenizer)
+
+
+def _choose_experts(model: PreTrainedModel, word: str) -> None:
+    try:
+        model.set_experts_implementation(word)
+    except (ValueError, ImportError) as error:
+        raise UserError(
+            "model.experts_implementation",
+            f"is {word!r}, which {type(model).__name__} does not take",
+            fix="use grouped_mm, batched_mm or eager with a mixture of experts, or leave it out",
+        ) from error
 
 
 def load_config(settings: ModelSettings) -> PretrainedConfig:
