@@ -30,9 +30,10 @@ from gspo_lightning.resume import fingerprint
 from gspo_lightning.rewards import EnvironmentReward, Reward, RewardRunner
 from gspo_lightning.rollouts import Draws, EnvironmentRollouts, GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.partial import PartialRollouts
+from gspo_lightning.rollouts.records import record, recording_file, write_records
 from gspo_lightning.shaping import CombineRewards, Shaping, TruncatedResponses, TurnCredit, mask_truncated
 from gspo_lightning.sharding import gathered
-from gspo_lightning.types import MiniBatch, Prompt, SamplingParams
+from gspo_lightning.types import MiniBatch, Prompt, Rollout, SamplingParams
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -63,6 +64,8 @@ class PromptDataModule(LightningDataModule):
         rollout_retries: how often a rollout source that failed (a server that restarts) is asked again; the draws are
             the same, so the responses are, too.
         rollout_retry_s: seconds before the first such attempt; four times longer before each further one.
+        record_rollouts: write every response that is sampled for training to ``rollouts/`` in the run folder, a file an
+            iteration; ``Recorded`` replays it.
         advantages: what a reward is worth within its group.
         combine_rewards: ``weighted_sum``, or ``normalised_separately`` (each reward compared within the group on its
             own scale, then added and standardised over the batch: GDPO, arXiv 2601.05242).
@@ -113,6 +116,7 @@ class PromptDataModule(LightningDataModule):
         rollouts: RolloutSource | None = None,
         rollout_retries: int = 3,
         rollout_retry_s: float = 1.0,
+        record_rollouts: bool = False,
         advantages: Advantages | None = None,
         combine_rewards: CombineRewards = "weighted_sum",
         turn_credit: TurnCredit = "conversation",
@@ -146,6 +150,7 @@ class PromptDataModule(LightningDataModule):
         self.reward_workers, self.reward_deadline_s = reward_workers, reward_deadline_s
         self.rollouts = rollouts if rollouts is not None else GroupedSampler()
         self.rollout_retries, self.rollout_retry_s = rollout_retries, rollout_retry_s
+        self.record_rollouts = record_rollouts
         self.advantages = advantages if advantages is not None else GroupNormalised()
         self.group_size, self.prompts_per_rollout = group_size, prompts_per_rollout
         self.minibatches_per_rollout, self.epochs_per_rollout = minibatches_per_rollout, epochs_per_rollout
@@ -181,8 +186,9 @@ class PromptDataModule(LightningDataModule):
         """See :meth:`prepare`; the command line has called it already, before anything was written."""
         self.prepare(stage, self._module, self.trainer)
         if stage == "fit":
-            self.memory.folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)
-            self.memory.resume(self.memory.folder)
+            self._run_folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)
+            self.memory.folder = self._run_folder
+            self.memory.resume(self._run_folder)
 
     def prepare(self, stage: str, module: GSPOModule, trainer: Trainer) -> None:
         """Read the prompts, start the reward workers, and check everything that can be checked without the model.
@@ -203,12 +209,14 @@ class PromptDataModule(LightningDataModule):
             if self.prompts_in_flight > self.prompts_per_rollout:
                 world = trainer.world_size
                 self.partial = PartialRollouts(
-                    self._patient_rollouts,
+                    self._patient(self.rollouts),
                     self._in_order,
                     in_flight=self.prompts_in_flight // world,
                     groups=self.prompts_per_rollout // world,
                     max_carry=self.max_carry,
                 )
+        source = self.rollouts if stage == "fit" else self.rollouts.for_evaluation()
+        source.open(self.max_prompt_tokens + max(self.max_response_tokens, self.evaluation.max_response_tokens or 0))
         if self._runner is None:
             runner = self.runner  # the workers start now: their import time hides behind the model's
             for prompts in self._prompts.values():
@@ -291,9 +299,8 @@ class PromptDataModule(LightningDataModule):
             self._runner.start()
         return self._runner
 
-    @property
-    def _patient_rollouts(self) -> RolloutSource:
-        return Patient(self.rollouts, self.rollout_retries, self.rollout_retry_s)
+    def _patient(self, source: RolloutSource) -> RolloutSource:
+        return Patient(source, self.rollout_retries, self.rollout_retry_s)
 
     @property
     def accuracy_reward(self) -> str:
@@ -335,7 +342,7 @@ class PromptDataModule(LightningDataModule):
         module = self._module
         with self._sampling:
             groups, _ = respond(
-                self._patient_rollouts,
+                self._patient(self.rollouts.for_evaluation()),
                 module.evaluated_policy,
                 prompts,
                 self.runner,
@@ -353,18 +360,26 @@ class PromptDataModule(LightningDataModule):
         old, context = module.old_policy, self.trainer.precision_plugin.forward_context
         old.refresh(module.policy, iteration)
         order = self._order(iteration)
+        sampling = self.sampling(module.policy.eos_token_ids)
+        sampled: list[Rollout] = []
 
         def sample(indices: Sequence[int]) -> tuple[Groups, dict[str, float]]:
-            return self._sample(iteration, indices, sampler, module.global_step)
+            groups, seconds = self._sample(iteration, indices, sampler, module.global_step)
+            sampled.extend(r for g in groups for r in g)
+            return groups, seconds
 
         with fail_together(), gathered(old.sampling_policy(module.policy)) as sampler:
             if self._ahead is not None:
                 groups, seconds = self._ahead.take(iteration, self.trainer.max_epochs, self._job)
+                sampled.extend(r for g in groups for r in g)
             else:
                 groups, seconds = sample(deal(order, self.minibatches_per_rollout))
             mask_truncated([r for g in groups for r in g], self.shaping)
             if self.resample_dead_groups:
                 resample(groups, seconds, sample, self._spare(iteration, order), self.shaping)
+            if self.record_rollouts:
+                file = recording_file(self._run_folder, iteration, rank_and_world()[0])
+                write_records(file, [record(rollout, sampling, iteration) for rollout in sampled])
         if self.kl_in_reward and module.reference is not None:
             with context():
                 module.reference.penalise(
@@ -416,7 +431,7 @@ class PromptDataModule(LightningDataModule):
         """Scored groups for some training prompts, and the seconds it took."""
         with self._sampling:
             return respond(
-                self._patient_rollouts if self.partial is None else self.partial,
+                self._patient(self.rollouts) if self.partial is None else self.partial,
                 policy,
                 [self._prompts["train"][i] for i in indices],
                 self.runner,

@@ -21,10 +21,11 @@ from gspo_lightning.rewards import RewardRunner, Sample, SampleScore
 from gspo_lightning.rewards.runner import Pending
 from gspo_lightning.rollouts import Draws
 from gspo_lightning.rollouts.base import Generator, Progress
+from gspo_lightning.rollouts.records import of_conversation
 from gspo_lightning.shaping import Shaping, assign_advantages, is_dead, mask_truncated
 from gspo_lightning.types import MiniBatch, Prompt, Rollout, SamplingParams
 
-__all__ = ["Experience", "Scorer", "collect", "deal", "record", "resample", "respond", "row_hash"]
+__all__ = ["Experience", "Scorer", "collect", "deal", "resample", "respond", "row_hash"]
 
 Groups = list[list[Rollout]]
 
@@ -111,6 +112,7 @@ def respond(
         )
     try:
         with context():
+            source.sync_weights(policy, version)
             groups = source.generate(
                 policy,
                 prompts,
@@ -143,25 +145,14 @@ def _sample(rollout: Rollout) -> Sample:
         prompt=rollout.prompt.text,
         completion=rollout.text,
         completion_ids=tuple(rollout.own_ids.tolist()),
-        columns={**rollout.prompt.columns, **_of_conversation(rollout)},
+        columns={**rollout.prompt.columns, **of_conversation(rollout)},
         truncated=rollout.truncated,
     )
 
 
-def _of_conversation(rollout: Rollout) -> dict[str, Any]:
-    """What rewards and readers can know of a conversation, on top of the record; nothing for a single response."""
-    if not rollout.turn_ends:
-        return {}
-    return {
-        "messages": list(rollout.messages),
-        "turn_rewards": list(rollout.turn_rewards),
-        "environment_reward": sum(rollout.turn_rewards),
-    }
-
-
 def _known(rollouts: Iterable[Rollout]) -> list[Rollout]:
-    """What can be scored; a conversation whose environment failed has no reward."""
-    return [r for r in rollouts if not r.lost]
+    """What can be scored: not a conversation whose environment failed, nor what brought its verdict with it."""
+    return [r for r in rollouts if not r.lost and not r.reward_statuses]
 
 
 def _fill(rollout: Rollout, score: SampleScore) -> None:
@@ -258,23 +249,4 @@ def _example(rollout: Rollout, shown_as: str = "sample") -> dict[str, Any]:
         "advantage": rollout.advantage,
         "tokens": rollout.length,
         "finish": str(rollout.finish_reason),
-    }
-
-
-def record(rollout: Rollout) -> dict[str, Any]:
-    """A rollout as plain data: token ids, mask and log-probabilities included, so that it can be trained on again."""
-    return {
-        "id": f"{rollout.prompt.id}/{rollout.sample}",
-        "prompt": rollout.prompt.text,
-        "completion": rollout.text,
-        **dict(rollout.prompt.columns),
-        **_of_conversation(rollout),
-        "prompt_ids": list(rollout.prompt.token_ids),
-        "completion_ids": rollout.token_ids.tolist(),
-        "response_mask": rollout.response_mask.tolist(),
-        "logprobs": None if rollout.logprobs is None else rollout.logprobs.tolist(),
-        "finish_reason": str(rollout.finish_reason),
-        "policy_version": rollout.policy_version,
-        "reward": rollout.reward,
-        "reward_parts": rollout.reward_parts,
     }

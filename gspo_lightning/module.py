@@ -24,7 +24,6 @@ from gspo_lightning.coldstart import ColdStart
 from gspo_lightning.data import PromptDataModule
 from gspo_lightning.distributed import all_sum, largest, rank_and_world
 from gspo_lightning.errors import UserError
-from gspo_lightning.experience import record
 from gspo_lightning.lora import LoRA, add_frozen, keep_adapters
 from gspo_lightning.metrics.evaluation import EvaluationMetrics
 from gspo_lightning.metrics.meter import UpdateMeter
@@ -40,6 +39,7 @@ from gspo_lightning.policy_checks import check_head, choose_layout, probe
 from gspo_lightning.precision import check_ratio_noise, warn_if_weights_stand_still
 from gspo_lightning.reference import ReferencePolicy
 from gspo_lightning.resume import Provenance, flush
+from gspo_lightning.rollouts.records import record
 from gspo_lightning.sharding import clip_norm, gathered, is_sharded, total_norm, without_sync
 from gspo_lightning.strategies import FSDP2Strategy, FSDPStrategy, check_optimizer
 from gspo_lightning.types import MicroBatch, MiniBatch, Prompt
@@ -465,7 +465,8 @@ class GSPOModule(LightningModule):
 
     def predict_step(self, batch: list[Prompt], batch_idx: int) -> list[dict[str, Any]]:
         """Scored responses to the prompts of a batch as plain data, one group after another."""
-        return [record(rollout) for group in self.data.answer(batch) for rollout in group]
+        sampling = self.data.evaluation_sampling(self.policy.eos_token_ids)
+        return [record(rollout, sampling) for group in self.data.answer(batch) for rollout in group]
 
     def forward(self, *_: Any, **__: Any) -> Any:
         """Not used: call ``module.policy``."""

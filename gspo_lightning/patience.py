@@ -31,6 +31,14 @@ class Patient(RolloutSource):
     def __init__(self, source: RolloutSource, retries: int, wait_s: float) -> None:
         self.source, self.retries, self.wait_s = source, retries, wait_s
 
+    def sync_weights(self, policy: Policy, version: int) -> None:
+        """As the source's.
+
+        Raises:
+            InfrastructureError: it failed every time.
+        """
+        self._ask(lambda: self.source.sync_weights(policy, version))
+
     def generate(self, policy: Policy, prompts: Sequence[Prompt], **options: Any) -> list[list[Rollout]]:
         """As the source's.
 

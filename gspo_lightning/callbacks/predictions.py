@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -13,6 +10,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 
 from gspo_lightning.callbacks.folder import run_folder
 from gspo_lightning.distributed import rank_and_world
+from gspo_lightning.rollouts.records import write_records
 
 __all__ = ["PredictionWriter"]
 
@@ -36,13 +34,3 @@ class PredictionWriter(BasePredictionWriter):
         write_records(path, [row for batch in predictions for row in batch])
         if trainer.is_global_zero:
             print(f"predictions: {path}")
-
-
-def write_records(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """One line a row, written beside the target and swapped in."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    with open(unfinished, "w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
-    os.replace(unfinished, path)

@@ -4,6 +4,7 @@ from gspo_lightning.environments import Environment
 from gspo_lightning.rollouts.base import Beginning, Draws, RolloutSource, sample_tokens
 from gspo_lightning.rollouts.environment import EnvironmentRollouts
 from gspo_lightning.rollouts.generate import TransformersGenerate
+from gspo_lightning.rollouts.recorded import Recorded
 from gspo_lightning.rollouts.sampler import GroupedSampler
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Environment",
     "EnvironmentRollouts",
     "GroupedSampler",
+    "Recorded",
     "RolloutSource",
     "TransformersGenerate",
     "sample_tokens",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -45,11 +45,13 @@ class Draws:
     """The random numbers of one rollout: a uniform per (prompt id, sample k, token position), whatever the batching."""
 
     base: int
+    iteration: int = field(default=0, kw_only=True)
+    """Of the run; part of ``base`` already."""
 
     @classmethod
     def of(cls, seed: int, purpose: Purpose, iteration: int) -> Draws:
         """The draws of one iteration."""
-        return cls(stream(seed, purpose, iteration))
+        return cls(stream(seed, purpose, iteration), iteration=iteration)
 
     def uniform(self, prompt_ids: Tensor, samples: Tensor, positions: Tensor | int) -> Tensor:
         """[rows] float64 in [0, 1); ``positions`` count the tokens of a response from 0."""
@@ -96,6 +98,9 @@ class Generator(Protocol):
         progress: Progress | None = None,
     ) -> list[list[Rollout]]:
         """See :meth:`RolloutSource.generate`."""
+
+    def sync_weights(self, policy: Policy, version: int) -> None:
+        """See :meth:`RolloutSource.sync_weights`."""
 
 
 class RolloutSource(ABC):
@@ -170,8 +175,24 @@ class RolloutSource(ABC):
             fix="use GroupedSampler or TransformersGenerate, or write extend() for this source",
         )
 
+    def open(self, longest: int) -> None:  # noqa: B027 (most sources have nothing to open)
+        """Called before the model is built: a file or a server that is not there says so now. May be called again.
+
+        Args:
+            longest: tokens of the longest sequence, prompt and response, that will be asked for; 0: nobody knows.
+        """
+
+    def for_evaluation(self) -> RolloutSource:
+        """What answers held-out prompts."""
+        return self
+
     def sync_weights(self, policy: Policy, version: int) -> None:  # noqa: B027 (in-process sources read the live weights)
-        """Hand new weights to a source that keeps its own copy."""
+        """Hand new weights to a source that keeps its own copy; called before every :meth:`generate`.
+
+        Args:
+            policy: the weights, gathered on this rank.
+            version: the ``version`` of the calls that follow.
+        """
 
     def close(self) -> None:  # noqa: B027
         """Release servers and processes."""

@@ -134,6 +134,10 @@ class PartialRollouts:
                 own = row.versions == version
                 row.logprobs = torch.where(own, values[: len(own)], row.logprobs)
 
+    def sync_weights(self, policy: Policy, version: int) -> None:
+        """As the source's."""
+        self.source.sync_weights(policy, version)
+
     @property
     def open_responses(self) -> int:
         """Responses that were cut and will go on."""

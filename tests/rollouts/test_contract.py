@@ -9,6 +9,7 @@ import model_families
 import pytest
 import torch
 from model_families import WINDOW
+from replayed import Replayed
 from transformers import PreTrainedTokenizerFast
 
 from gspo_lightning.packing import make_micro_batch
@@ -30,6 +31,8 @@ SOURCES: dict[str, RolloutSource] = {
     "grouped-compact-never": GroupedSampler(compact_at=1.0),
     "generate": TransformersGenerate(),
     "generate-small-batches": TransformersGenerate(batch_size=3),
+    "recorded": Replayed(".jsonl"),
+    "recorded-parquet": Replayed(".parquet"),
 }
 FAMILIES = ["qwen3", "qwen3-moe", "llama", "gemma2", "qwen3 padded", "llama padded"]
 """Gemma 2 caps its attention scores and is always padded; the others share prompts unless told otherwise."""
