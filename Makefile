@@ -6,6 +6,7 @@ PIP_ARGS ?=
 MUTANTS ?=
 BENCH_ARGS ?=
 GPU_CHECK_ARGS ?=
+TEST_PROCESSES ?= 2
 BIN := $(VENV)/bin
 
 .PHONY: help install sandbox bench-install bench gpu-check quickstart test test-quick test-long audit mutants check format \
@@ -60,8 +61,8 @@ gpu-check:  # with what is there: images with CUDA bring their own torch
 quickstart: install
 	$(BIN)/gspo fit --config configs/quickstart.yaml --seed_everything $(SEED)
 
-test: install
-	$(BIN)/python -m pytest
+test: install  # files of tests in two processes; every test is single-threaded
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 test-quick: install
 	$(BIN)/python -m pytest -m "not slow and not long"
