@@ -6,6 +6,7 @@ from gspo_lightning.rollouts.environment import EnvironmentRollouts
 from gspo_lightning.rollouts.generate import TransformersGenerate
 from gspo_lightning.rollouts.recorded import Recorded
 from gspo_lightning.rollouts.sampler import GroupedSampler
+from gspo_lightning.rollouts.vllm import VLLMServer
 
 __all__ = [
     "Beginning",
@@ -16,5 +17,6 @@ __all__ = [
     "Recorded",
     "RolloutSource",
     "TransformersGenerate",
+    "VLLMServer",
     "sample_tokens",
 ]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from model_families import WINDOW
 from replayed import Replayed
+from through_http import ThroughHTTP
 from transformers import PreTrainedTokenizerFast
 
 from gspo_lightning.packing import make_micro_batch
@@ -33,6 +34,7 @@ SOURCES: dict[str, RolloutSource] = {
     "generate-small-batches": TransformersGenerate(batch_size=3),
     "recorded": Replayed(".jsonl"),
     "recorded-parquet": Replayed(".parquet"),
+    "server": ThroughHTTP(),
 }
 FAMILIES = ["qwen3", "qwen3-moe", "llama", "gemma2", "qwen3 padded", "llama padded"]
 """Gemma 2 caps its attention scores and is always padded; the others share prompts unless told otherwise."""

@@ -1,0 +1,118 @@
+"""One inference server over HTTP: what it is asked, and what counts as its failure."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import aiohttp
+
+__all__ = ["Client", "ServerError", "UnsupportedError"]
+
+KEY = "VLLM_API_KEY"
+"""Environment variable with the key that a server asks for; vLLM itself reads the same."""
+
+
+class ServerError(Exception):
+    """A server does not answer, or answers with an error of its own: another one may do better."""
+
+
+class UnsupportedError(Exception):
+    """A server cannot do what is needed, now or later."""
+
+
+class Client:
+    """Calls to one server, each with a deadline.
+
+    Args:
+        url: ``http://host:port``.
+        timeout_s: seconds that a call may take.
+        health_timeout_s: seconds that a health check may take.
+    """
+
+    def __init__(self, url: str, timeout_s: float, health_timeout_s: float) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.timeout_s, self.health_timeout_s = timeout_s, health_timeout_s
+        key = os.environ.get(KEY)
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def healthy(self) -> bool:
+        """Whether it answers a health check in time."""
+        try:
+            await self._call("GET", "/health", timeout_s=self.health_timeout_s)
+        except (ServerError, UnsupportedError):
+            return False
+        return True
+
+    async def model(self) -> str:
+        """The name under which the model is served."""
+        reply = await self._call("GET", "/v1/models", timeout_s=self.health_timeout_s)
+        models = reply.get("data") if isinstance(reply, dict) else None
+        if not (isinstance(models, list) and models and isinstance(models[0], dict) and "id" in models[0]):
+            raise UnsupportedError("GET /v1/models does not name a model")
+        return str(models[0]["id"])
+
+    async def complete(self, body: dict[str, Any]) -> Any:
+        """``POST /v1/completions``."""
+        return await self._call("POST", "/v1/completions", body)
+
+    async def load(self, folder: str, tag: str) -> None:
+        """Take the weights of a folder, forget what was computed with other ones, and remember their tag.
+
+        Raises:
+            UnsupportedError: it has no such routes (vLLM has them with VLLM_SERVER_DEV_MODE=1).
+            ServerError: it failed.
+        """
+        await self._call(
+            "POST",
+            "/collective_rpc",
+            {"method": "reload_weights", "kwargs": {"weights_path": folder}},
+            needed_for_sync=True,
+        )
+        await self._call("POST", "/reset_prefix_cache", {}, needed_for_sync=True)
+        await self._call("POST", "/update_weight_version", {"new_version": tag}, needed_for_sync=True)
+
+    async def weights(self) -> str:
+        """The tag of the weights it has."""
+        reply = await self._call("GET", "/weight_info", timeout_s=self.health_timeout_s, needed_for_sync=True)
+        return str(reply.get("weight_version")) if isinstance(reply, dict) else ""
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+        needed_for_sync: bool = False,
+    ) -> Any:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(headers=self._headers, connector=aiohttp.TCPConnector(limit=0))
+        limit = aiohttp.ClientTimeout(total=timeout_s or self.timeout_s)
+        try:
+            async with self._session.request(method, self.url + path, json=body, timeout=limit) as reply:
+                text = await reply.text(errors="replace")
+                status = reply.status
+        except TimeoutError as error:
+            raise ServerError(f"{method} {path} took more than {limit.total:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ServerError(f"{method} {path}: {error or type(error).__name__}") from error
+        if status in (404, 405, 501):
+            why = "; start it with VLLM_SERVER_DEV_MODE=1" if needed_for_sync else ""
+            raise UnsupportedError(f"it has no {method} {path} (status {status}){why}")
+        if status >= 500 or status in (408, 409, 425, 429):
+            raise ServerError(f"{method} {path} gave status {status}: {text[:300]}")
+        if status >= 400:
+            raise UnsupportedError(f"it refuses {method} {path} (status {status}): {text[:300]}")
+        try:
+            return json.loads(text) if text.strip() else None
+        except ValueError as error:
+            raise ServerError(f"{method} {path} gave no JSON: {text[:100]!r}") from error

@@ -1,0 +1,85 @@
+"""Runs a server and ends it, with all its children, when the process that started this one is gone: however it went.
+
+``python guard.py FOLDER COMMAND ...``, with a pipe as standard input whose other end the owner holds. Nothing but the
+standard library is imported: it stays small beside the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+PR_SET_CHILD_SUBREAPER = 36
+GRACE_S = 5.0
+"""Seconds between asking and killing."""
+
+
+def main(folder: str, command: Sequence[str]) -> int:
+    """Run the command until it ends, standard input is closed, the owner is gone, or SIGTERM.
+
+    The folder is removed where the owner cannot do it any more; it may be empty.
+    """
+    owner = os.getppid()
+    # orphans of the server become children of this process, so that none is lost from sight
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    asked: list[int] = []
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, lambda number, _: asked.append(number))
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    while server.poll() is None and not asked and os.getppid() == owner:
+        try:
+            readable = select.select([sys.stdin], [], [], 0.2)[0]
+        except InterruptedError:
+            continue
+        if readable and not os.read(sys.stdin.fileno(), 64):
+            break
+    code = server.poll()
+    _end(server)
+    if folder and os.getppid() != owner:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 1 if code is None else code & 0xFF
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, then SIGKILL, to the server and everything that descends from it, until nothing is left."""
+    if server.poll() is None:
+        os.killpg(server.pid, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_S
+    while left := _descendants(os.getpid()):
+        if time.monotonic() > deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+        server.poll()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _descendants(root: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):  # it ended in this moment
+                with open(f"/proc/{entry}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+                children.setdefault(int(fields[1]), []).append(int(entry))
+    found, stack = [], [root]
+    while stack:
+        for pid in children.get(stack.pop(), []):
+            found.append(pid)
+            stack.append(pid)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,79 @@
+"""A few sampled tokens whose log-probabilities the trainer computes, too: the whole path from weights to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.packing import make_micro_batch
+from gspo_lightning.policy import Policy
+from gspo_lightning.rollouts.base import Beginning
+from gspo_lightning.rollouts.vllm.pool import Server
+from gspo_lightning.rollouts.vllm.protocol import Answer, parse, request
+from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
+
+__all__ = ["Probe"]
+
+TOKENS = 8
+TEMPERATURE = 1.5
+"""Another one than 1, so that a server that leaves the temperature out of its log-probabilities is found out."""
+
+
+class Probe:
+    """Asks a server for a response to a fixed prompt and compares log-probabilities with the policy's.
+
+    Args:
+        policy: with the weights that servers should have, gathered on this rank.
+        tolerance: nats, mean absolute difference; None: 1e-3 in float32, else 0.1.
+        dtype: of the servers' weights, if another one than the policy's.
+    """
+
+    def __init__(self, policy: Policy, tolerance: float | None, dtype: str | None) -> None:
+        self.policy = policy
+        self._vocabulary = int(policy.model.config.get_text_config().vocab_size)
+        step = max(1, self._vocabulary // TOKENS)
+        ids = tuple(i % self._vocabulary for i in range(step // 2, step * TOKENS, step))
+        self._row = Beginning(Prompt(0, "", ids), 0, ids, drawn=0, room=TOKENS)
+        exact = policy.model.dtype == torch.float32 and dtype in (None, "float32") and not torch.is_autocast_enabled()
+        self.tolerance = tolerance if tolerance is not None else 1e-3 if exact else 0.1
+
+    async def ask(self, server: Server) -> Answer:
+        """One response.
+
+        Raises:
+            BadReplyError: it cannot answer by token ids with log-probabilities.
+        """
+        sampling = SamplingParams(TOKENS, temperature=TEMPERATURE)
+        body: dict[str, Any] = request(server.model, self._row, 1, sampling, seed=1)
+        return parse(await server.client.complete(body), body, self._vocabulary)[0]
+
+    @torch.no_grad()
+    def check(self, urls: Sequence[str], answers: Sequence[Answer]) -> float:
+        """The largest of the servers' mean absolute differences, nats.
+
+        Raises:
+            UserError: it is above the tolerance.
+        """
+        rows = [self._rollout(i, answer) for i, answer in enumerate(answers)]
+        device = next(self.policy.parameters()).device
+        mine = self.policy(make_micro_batch(rows).to(device), TEMPERATURE)[0].float().cpu()
+        gaps = [float((row.logprobs - m).abs().mean()) for row, m in zip(rows, mine, strict=True)]
+        worst = max(gaps)
+        if not worst <= self.tolerance:
+            raise UserError(
+                "data.rollouts",
+                f"{urls[gaps.index(worst)]} gives log-probabilities that differ from the trainer's by {worst:.2g} nats "
+                f"on average (at most {self.tolerance:g}): another model, or log-probabilities without the temperature",
+                fix="serve the trainer's model with --logprobs-mode processed_logprobs; in another dtype than the "
+                "trainer's, raise data.rollouts.tolerance",
+            )
+        return worst
+
+    def _rollout(self, sample: int, answer: Answer) -> Rollout:
+        ids = torch.tensor(answer.token_ids)
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        logprobs = torch.tensor(answer.logprobs, dtype=torch.float32)
+        return Rollout(self._row.prompt, sample, ids, logprobs, mask, FinishReason.LENGTH, 0, reward=0.0)

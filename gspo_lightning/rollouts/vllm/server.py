@@ -1,0 +1,372 @@
+"""Responses from vLLM servers, on this machine or elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib.util
+import queue
+import secrets
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
+from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.policy import Policy
+from gspo_lightning.rollouts.base import Beginning, Draws, Enough, Progress, RolloutSource, cut
+from gspo_lightning.rollouts.vllm.client import Client, ServerError, UnsupportedError
+from gspo_lightning.rollouts.vllm.pool import Faults, Pool, Server, Weights
+from gspo_lightning.rollouts.vllm.probe import Probe
+from gspo_lightning.rollouts.vllm.process import LocalServer, command, free_port
+from gspo_lightning.rollouts.vllm.protocol import BadReplyError, parse, request, seed_of, to_rollouts
+from gspo_lightning.rollouts.vllm.weights import WeightFolders
+from gspo_lightning.types import Prompt, Rollout, SamplingParams
+
+__all__ = ["VLLMServer"]
+
+T = TypeVar("T")
+DEFAULTS: dict[str, Any] = {
+    "served_model_name": "policy",
+    "logprobs_mode": "processed_logprobs",  # at the sampling temperature
+    "generation_config": "vllm",  # the model's own would change what is sampled
+}
+CPU_DEFAULTS: dict[str, Any] = {"enforce_eager": True}
+CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+
+
+class VLLMServer(RolloutSource):
+    """Samples on vLLM servers over HTTP and hands them the new weights before every rollout.
+
+    Servers are started here (one on loopback by default) and end with the trainer, or are given by their URLs. Groups
+    go to the server with least to do; one that fails or hangs is left, its groups are asked for elsewhere, and it is
+    started anew or brought back. What servers send is checked: no group is short, no response foreign, no weights old.
+
+    Args:
+        urls: servers that run already (``http://host:8000``), started with ``VLLM_SERVER_DEV_MODE=1`` (routes that take
+            weights) and ``--logprobs-mode processed_logprobs``; None starts servers here.
+        start: servers to start where no URLs are given.
+        gpus: for each server that is started its ``CUDA_VISIBLE_DEVICES``; None leaves it as it is.
+        python: interpreter of the environment that has vLLM; None is the trainer's own.
+        host: address that started servers listen on; others than loopback are open to the network, and whoever reaches
+            a server can run code on it.
+        dtype: of the weights on started servers; None is the policy's.
+        options: further options of started servers (``{gpu_memory_utilization: 0.4}``).
+        environment: further environment variables of started servers.
+        weights_dir: folder through which weights are handed over, under the same path on every server; None is a
+            temporary one on this machine.
+        concurrency: groups that a server works on at a time; more wait here.
+        timeout_s: seconds that a group, or taking weights, may take.
+        start_timeout_s: seconds until a server that was started has to answer.
+        health_every_s: seconds between two health checks of working servers.
+        health_timeout_s: seconds that a health check may take.
+        retries: attempts after the first for each group, elsewhere where there is another server.
+        backoff_s: seconds before the first of them; twice as long before each further one.
+        tolerance: nats by which log-probabilities of a probe may differ from the trainer's, on average, after weights
+            were handed over; None is 1e-3 in float32, else 0.1.
+    """
+
+    def __init__(
+        self,
+        urls: list[str] | None = None,
+        start: int = 1,
+        gpus: list[str] | None = None,
+        python: str | None = None,
+        host: str = "127.0.0.1",
+        dtype: str | None = None,
+        options: dict[str, Any] | None = None,
+        environment: dict[str, str] | None = None,
+        weights_dir: str | None = None,
+        concurrency: int = 256,
+        timeout_s: float = 600.0,
+        start_timeout_s: float = 600.0,
+        health_every_s: float = 5.0,
+        health_timeout_s: float = 30.0,
+        retries: int = 4,
+        backoff_s: float = 1.0,
+        tolerance: float | None = None,
+    ) -> None:
+        if urls is None and start < 1:
+            raise UserError("data.rollouts.start", f"is {start}; it must be at least 1, or give urls")
+        if gpus is not None and len(gpus) != start:
+            raise UserError("data.rollouts.gpus", f"names {len(gpus)} devices for {start} servers", fix="one each")
+        for url in urls or ():
+            if not url.startswith(("http://", "https://")):
+                raise UserError("data.rollouts.urls", f"{url!r} is no URL", fix="http://host:port")
+        self.urls, self.count, self.gpus, self.python, self.host = urls, start, gpus, python or sys.executable, host
+        self.dtype, self.options, self.environment = dtype, dict(options or {}), dict(environment or {})
+        self.concurrency, self.tolerance = concurrency, tolerance
+        self.timeout_s, self.health_timeout_s = timeout_s, health_timeout_s
+        self.faults = Faults(retries, backoff_s, health_every_s, start_timeout_s)
+        self._folders = WeightFolders(weights_dir, in_memory=urls is None)
+        self._longest = 0
+        self._run = secrets.token_hex(4)
+        self._synced: tuple[weakref.ref[Policy], int] | None = None
+        self._pool: Pool | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._met = False
+
+    # life --------------------------------------------------------------------------------------------------------
+
+    def open(self, longest: int) -> None:
+        """Look whether vLLM, or a server, is there.
+
+        Raises:
+            UserError: it is not.
+        """
+        self._longest = max(self._longest, longest)
+        if self.urls is None:
+            _check_installed(self.python)
+        elif self._pool is None:
+            self._connect(self.urls)
+            self._wait(self._reach())
+
+    def close(self) -> None:
+        """End servers that were started here, and forget the weights."""
+        if self._pool is not None:
+            self._wait(self._pool.close())
+        if self._loop is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+        self._pool = self._loop = self._thread = self._synced = None
+        self._folders.close()
+
+    # weights -----------------------------------------------------------------------------------------------------
+
+    def sync_weights(self, policy: Policy, version: int) -> None:
+        """Rank 0 hands the weights to every server, and a probe shows that they arrived.
+
+        Raises:
+            InfrastructureError: no server took them.
+            UserError: a server cannot do what is needed, or serves another model.
+        """
+        if self._synced is not None and self._synced[0]() is policy and self._synced[1] == version:
+            return
+        self._synced = None
+        shared: list[Any] = [None]
+        with fail_together():
+            if rank_and_world()[0] == 0:
+                shared = [self._hand_over(policy, version)]
+        urls, weights = all_gather_objects(shared[0])[0]
+        if rank_and_world()[0] != 0:
+            if self._pool is None:
+                self._connect(urls)
+            self._wait(self._checked_pool.sync(weights))
+        self._synced = (weakref.ref(policy), version)
+
+    def _hand_over(self, policy: Policy, version: int) -> tuple[list[str], Weights]:
+        folder = self._folders.write(policy)
+        if self._pool is None:
+            self._connect(self.urls)
+            self._add_local(policy)
+        weights = Weights(folder, f"{self._run}-{version}-{folder.name}")
+        pool, probe = self._checked_pool, Probe(policy, self.tolerance, self.dtype)
+        try:
+            ready = self._wait(pool.sync(weights))
+            answers = [self._wait(probe.ask(server)) for server in ready]
+            probe.check([server.client.url for server in ready], answers)
+        except (ServerError, UnsupportedError, BadReplyError, UserError) as error:
+            for server in pool.servers:
+                server.ready = False
+            if self._met or isinstance(error, ServerError):  # it worked before, so it may again
+                raise InfrastructureError(f"a server failed while weights were handed over: {error}") from error
+            if isinstance(error, UserError):
+                raise
+            raise UserError("data.rollouts", f"cannot be used for training: {error}", fix=_FIX) from error
+        self._met = True
+        self._folders.keep_newest()
+        return [s.client.url for s in pool.servers], weights
+
+    # sampling ----------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        progress: Progress | None = None,
+    ) -> list[list[Rollout]]:
+        """See :meth:`RolloutSource.generate`; the weights are those of the last :meth:`sync_weights`.
+
+        Raises:
+            InfrastructureError: servers failed more often than is put up with.
+        """
+        rows = [Beginning(p, 0, p.token_ids, 0, sampling.max_response_tokens) for p in prompts]
+        groups: dict[int, list[Rollout]] = {}
+        for i, group in self._answers(policy, rows, range(group_size), sampling, draws, version):
+            groups[i] = group
+            if self.on_group is not None:
+                self.on_group(group)
+            if progress is not None:
+                progress(len(groups) * group_size, len(prompts) * group_size)
+        return [groups[i] for i in range(len(prompts))]
+
+    def extend(
+        self,
+        policy: Policy,
+        beginnings: Sequence[Beginning],
+        *,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        enough: Enough | None = None,
+    ) -> list[Rollout]:
+        """See :meth:`RolloutSource.extend`; what servers draw differs between a whole response and its pieces.
+
+        Responses that ``enough`` cuts come back without the tokens that they had got in this call.
+
+        Raises:
+            InfrastructureError: servers failed more often than is put up with.
+        """
+        found: dict[int, Rollout] = {}
+        for i, (rollout,) in self._answers(policy, beginnings, None, sampling, draws, version):
+            found[i] = rollout
+            if enough is not None and enough(found.keys()):
+                break
+        return [found.get(i) or cut(row, version) for i, row in enumerate(beginnings)]
+
+    def _answers(
+        self,
+        policy: Policy,
+        rows: Sequence[Beginning],
+        samples: Sequence[int] | None,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int,
+    ) -> Iterator[tuple[int, list[Rollout]]]:
+        """(index of the row, its rollouts), as they come; who stops listening cancels the rest."""
+        if self._synced is None or self._synced[1] != version:
+            raise RuntimeError(f"version {version} was not handed over by sync_weights()")
+        vocabulary = int(policy.model.config.get_text_config().vocab_size)
+
+        async def ask(row: Beginning, server: Server) -> list[Rollout]:
+            numbers = [row.sample] if samples is None else samples
+            body = request(server.model, row, len(numbers), sampling, seed_of(draws, row))
+            answers = parse(await server.client.complete(body), body, vocabulary)
+            return to_rollouts(answers, row, numbers, sampling, version, policy)
+
+        done: queue.SimpleQueue[tuple[int, list[Rollout]] | None] = queue.SimpleQueue()
+        future = asyncio.run_coroutine_threadsafe(self._all(rows, ask, done), self._running_loop)
+        try:
+            while (item := done.get()) is not None:
+                yield item
+            future.result()
+        finally:
+            future.cancel()
+
+    async def _all(self, rows: Sequence[Beginning], ask: Any, done: queue.SimpleQueue[Any]) -> None:
+        pool = self._checked_pool
+        slots = asyncio.Semaphore(self.concurrency * len(pool.servers))
+
+        async def one(i: int, row: Beginning) -> None:
+            async with slots:
+                done.put((i, await pool.ask(functools.partial(ask, row))))
+
+        watch = asyncio.ensure_future(pool.watch())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for i, row in enumerate(rows):
+                    group.create_task(one(i, row))
+            await pool.check_weights()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            watch.cancel()
+            done.put(None)
+
+    # servers -----------------------------------------------------------------------------------------------------
+
+    def _connect(self, urls: Sequence[str] | None) -> None:
+        self._pool = Pool([Server(self._client(url)) for url in urls or ()], self.faults)
+
+    def _client(self, url: str) -> Client:
+        return Client(url, self.timeout_s, self.health_timeout_s)
+
+    def _add_local(self, policy: Policy) -> None:
+        """The servers that are ours; they start when they are first needed."""
+        for number in range(self.count if self.urls is None else 0):
+            port = free_port(self.host)
+            start = functools.partial(self._start, port, number, policy.device.type, str(policy.model.dtype)[6:])
+            self._checked_pool.servers.append(Server(self._client(f"http://{self.host}:{port}"), start))
+
+    def _start(self, port: int, number: int, device: str, dtype: str, folder: Path) -> LocalServer:
+        options = {**DEFAULTS, "dtype": self.dtype or dtype}
+        environment = {"VLLM_SERVER_DEV_MODE": "1"}
+        if device == "cpu":
+            options |= CPU_DEFAULTS
+            environment |= CPU_ENVIRONMENT
+        if self._longest:
+            options["max_model_len"] = self._longest
+        if self.gpus is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = self.gpus[number]
+        line = command(self.python, folder, self.host, port, options | self.options)
+        return LocalServer(line, environment | self.environment, remove=self._folders.root)
+
+    async def _reach(self) -> None:
+        pool = self._checked_pool
+        healthy = await asyncio.gather(*(s.client.healthy() for s in pool.servers))
+        if not any(healthy):
+            raise UserError(
+                "data.rollouts.urls",
+                f"nothing answers a health check at {', '.join(s.client.url for s in pool.servers)}",
+                fix="start the servers first, or leave urls out: one is started here",
+            )
+
+    # the event loop ----------------------------------------------------------------------------------------------
+
+    @property
+    def _checked_pool(self) -> Pool:
+        assert self._pool is not None
+        return self._pool
+
+    @property
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        """A thread of its own: the caller's may have a loop already (a notebook)."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
+            self._thread.start()
+        return self._loop
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._running_loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+_FIX = (
+    "vLLM started with VLLM_SERVER_DEV_MODE=1 and --logprobs-mode processed_logprobs; or leave urls out: one is "
+    "started here"
+)
+
+
+def _check_installed(python: str) -> None:
+    """vLLM can be imported by that interpreter."""
+    if python == sys.executable:
+        found = importlib.util.find_spec("vllm") is not None
+    else:
+        code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+        try:
+            found = subprocess.run([python, "-c", code], check=False, capture_output=True).returncode == 0
+        except OSError as error:
+            raise UserError("data.rollouts.python", f"{python!r} cannot be run: {error.strerror}") from error
+    if not found:
+        raise UserError(
+            "data.rollouts",
+            f"vLLM is not installed for {python}",
+            fix="pip install 'gspo_lightning[vllm]'; name the interpreter that has it in data.rollouts.python; or give "
+            "data.rollouts.urls of servers that run",
+        )

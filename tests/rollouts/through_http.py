@@ -1,0 +1,30 @@
+"""``VLLMServer`` in front of a toy server that draws what the other sources draw, so that one contract fits all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+from toy_server import ToyServer
+
+from gspo_lightning.policy import Policy
+from gspo_lightning.rollouts import Draws, RolloutSource, VLLMServer
+from gspo_lightning.types import Prompt, Rollout, SamplingParams
+
+
+class ThroughHTTP(RolloutSource):
+    """Everything that travels does so: weights, token ids, log-probabilities, ends."""
+
+    def generate(
+        self, policy: Policy, prompts: Sequence[Prompt], *, group_size: int, sampling: SamplingParams, draws: Draws,
+        version: int = 0, **options: Any,
+    ) -> list[list[Rollout]]:  # fmt: skip
+        toy = ToyServer(prompts={p.token_ids: p for p in prompts})
+        with toy, closing(VLLMServer([toy.url])) as source:
+            source.open(0)
+            source.sync_weights(policy, version)
+            toy.draws = draws
+            return source.generate(
+                policy, prompts, group_size=group_size, sampling=sampling, draws=draws, version=version, **options
+            )

@@ -1,0 +1,149 @@
+"""A small inference server that speaks the routes that ``VLLMServer`` needs and really samples, with faults on request.
+
+``python tests/rollouts/toy_server.py --model FOLDER --port P ...`` is the same as a process, with vLLM's options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from gspo_lightning.policy import ModelSettings, Policy, load_policy
+from gspo_lightning.rollouts import Draws, GroupedSampler
+from gspo_lightning.types import Prompt, SamplingParams
+
+Reply = tuple[int, Any]
+"""Status, and what is sent as JSON (bytes are sent as they are; None closes the connection without a word)."""
+Fault = Callable[[str, dict[str, Any], Reply], Reply]
+"""(route, body, honest reply) -> what is sent instead."""
+
+
+@dataclass
+class ToyServer:
+    """Serves on a port of its own, in threads of this process."""
+
+    port: int = 0
+    draws: Draws | None = None
+    """The randomness of all answers; None: the seed of each request."""
+    prompts: dict[tuple[int, ...], Prompt] = field(default_factory=dict)
+    """Prompts with their ids, for the draws; others have id 0."""
+    fault: Fault | None = None
+    tag: str = "default"
+    loads: int = 0
+    asked: int = 0
+    """Completions asked for."""
+    delay_s: float = 0.0
+    """Before every answer, health checks included."""
+
+    def __enter__(self) -> ToyServer:
+        self._policy: Policy | None = None
+        self._lock = threading.Lock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler())
+        self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def load(self, folder: str) -> None:
+        self._policy = load_policy(ModelSettings(folder)).eval()
+        self.loads += 1
+
+    def answer(self, route: str, body: dict[str, Any]) -> Reply:
+        if route == "/health":
+            return 200, b""
+        if route == "/v1/models":
+            return 200, {"data": [{"id": "policy"}]}
+        if route == "/weight_info":
+            return 200, {"weight_version": self.tag}
+        if route == "/update_weight_version":
+            self.tag = body["new_version"]
+            return 200, {"success": True}
+        if route == "/reset_prefix_cache":
+            return 200, b""
+        if route == "/collective_rpc":
+            assert body["method"] == "reload_weights"
+            self.load(body["kwargs"]["weights_path"])
+            return 200, {"results": [None]}
+        if route == "/v1/completions":
+            self.asked += 1
+            return 200, {"choices": self._choices(body)}
+        return 404, {"detail": "Not Found"}
+
+    def _choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        assert self._policy is not None
+        ids = tuple(body["prompt"])
+        known = self.prompts.get(ids, Prompt(0, "", ids))
+        stops = (tuple(body["stop_token_ids"]), tuple(body["stop"]))
+        sampling = SamplingParams(body["max_tokens"], body["temperature"], body["top_p"], body["top_k"], *stops)
+        with self._lock:
+            (group,) = GroupedSampler().generate(
+                self._policy, [known], group_size=body["n"], sampling=sampling, draws=self.draws or Draws(body["seed"])
+            )
+        return [
+            {
+                "index": r.sample,
+                "text": r.text,
+                "token_ids": r.token_ids.tolist(),
+                "prompt_token_ids": list(ids),
+                "logprobs": {"token_logprobs": r.logprobs.tolist() if r.logprobs is not None else None},
+                "finish_reason": str(r.finish_reason),
+            }
+            for r in group
+        ]
+
+    def _handler(toy) -> type[BaseHTTPRequestHandler]:  # noqa: N805
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                self._respond({})
+
+            def do_POST(self) -> None:
+                length = int(self.headers.get("Content-Length") or 0)
+                self._respond(json.loads(self.rfile.read(length) or b"{}"))
+
+            def _respond(self, body: dict[str, Any]) -> None:
+                time.sleep(toy.delay_s)
+                status, content = toy.answer(self.path, body)
+                if toy.fault is not None:
+                    status, content = toy.fault(self.path, body, (status, content))
+                if content is None:
+                    self.close_connection = True
+                    return
+                data = content if isinstance(content, bytes) else json.dumps(content).encode()
+                with suppress(BrokenPipeError, ConnectionResetError):  # whoever asked waits no longer
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
+
+        return Handler
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model")
+    parser.add_argument("--port", type=int)
+    options, _ = parser.parse_known_args(sys.argv[1:])
+    with ToyServer(options.port) as server:
+        server.load(options.model)
+        threading.Event().wait()
