@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -286,8 +287,9 @@ def interpreter(tmp_path: Path) -> str:
 
 @pytest.mark.long
 def test_a_server_of_our_own_is_started_anew_and_ends_with_us(
-    interpreter: str, policy: Policy, prompts: list[Prompt]
+    interpreter: str, policy: Policy, prompts: list[Prompt], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     options = FAST | {"health_every_s": 0.2, "health_timeout_s": 5.0, "start_timeout_s": 300.0}
     source = VLLMServer(python=interpreter, **options)
     with closing(source):
@@ -301,7 +303,9 @@ def test_a_server_of_our_own_is_started_anew_and_ends_with_us(
         assert ids(ask(source, policy, prompts)) == wanted
         assert guard._descendants(server.process.process.pid) != guarded
         last = server.process.process.pid
-        folder = source._folders.root
+        folder, log = source._folders.root, server.process.log
+    (kept,) = tmp_path.glob("gspo-vllm-*.log")  # of the one that was killed
+    assert kept != log
     assert not Path(f"/proc/{last}").exists() or guard._descendants(last) == []
     assert folder is not None
     assert not folder.exists()

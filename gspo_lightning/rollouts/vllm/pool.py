@@ -147,7 +147,7 @@ class Pool:
         """Close connections and end the servers that were started here."""
         for server in self.servers:
             await server.client.close()
-        await asyncio.gather(*(asyncio.to_thread(s.process.close) for s in self.servers if s.process is not None))
+        await asyncio.gather(*(asyncio.to_thread(s.process.discard) for s in self.servers if s.process is not None))
 
     async def _pick(self, tried: Sequence[Server]) -> tuple[Server | None, str]:
         """The server with least to do, those before others that this group was not sent to yet."""
@@ -200,7 +200,9 @@ class Pool:
         if server.process is not None:
             if server.process.running and await server.client.healthy():
                 return
-            log.warning("%s does not answer any more; it is started anew", server.client.url)
+            log.warning(
+                "%s does not answer any more; it is started anew. Its log: %s", server.client.url, server.process.log
+            )
             await asyncio.to_thread(server.process.close)
         server.process = process = await asyncio.to_thread(server.start, weights.folder)
         deadline = time.monotonic() + self.faults.start_timeout_s

@@ -82,3 +82,8 @@ class LocalServer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+    def discard(self) -> None:
+        """End it, and remove its log: nothing went wrong that it could explain."""
+        self.close()
+        self.log.unlink(missing_ok=True)
