@@ -177,6 +177,12 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
             f"is 'turn', but {type(module.objective).__name__} takes one advantage per response",
             fix="use model.objective: GSPOToken, or set data.turn_credit: conversation",
         )
+    if module.routing_replay == "R3" and not data.rollouts.records_routes:
+        raise UserError(
+            "model.routing_replay",
+            f"is R3, but {type(data.rollouts).__name__} does not say which experts it sampled with",
+            fix="use data.rollouts: GroupedSampler, or model.routing_replay: R2",
+        )
     if trainer.accumulate_grad_batches != 1:
         raise UserError(
             "trainer.accumulate_grad_batches",

@@ -43,7 +43,7 @@ class ExperienceLoader:
         return self._mini_batches * self._epochs
 
     def __iter__(self) -> Iterator[MiniBatch]:
-        if self.trained >= len(self.experience.mini_batches) * self._epochs:
+        if self.spent:
             self.experience = Experience([], {})  # free the memory; an interrupted rollout still counts as not begun
             experience = self._roll_out(self.iteration + 1)
             self.iteration, self.trained, self.experience = self.iteration + 1, 0, experience
@@ -56,6 +56,11 @@ class ExperienceLoader:
         order = permutation(stream(self._seed, Purpose.ROW_ORDER, self.iteration, epoch), len(batches))
         chosen = batches[int(order[index])] if epoch else batches[index]
         return dataclasses.replace(chosen, index=position)
+
+    @property
+    def spent(self) -> bool:
+        """Whether every mini-batch of the buffer has been trained on."""
+        return self.trained >= len(self.experience.mini_batches) * self._epochs
 
     def mark_trained(self) -> None:
         """One more mini-batch has gone through the optimizer."""

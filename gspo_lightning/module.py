@@ -12,7 +12,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -40,10 +40,11 @@ from gspo_lightning.precision import check_ratio_noise, warn_if_weights_stand_st
 from gspo_lightning.reference import ReferencePolicy
 from gspo_lightning.resume import Provenance, flush
 from gspo_lightning.rollouts.records import record
+from gspo_lightning.routing import LOAD, replay_word, routers_of, routing_scalars
 from gspo_lightning.sharding import clip_norm, gathered, is_sharded, total_norm, without_sync
 from gspo_lightning.strategies import FSDP2Strategy, FSDPStrategy, check_optimizer
 from gspo_lightning.types import MicroBatch, MiniBatch, Prompt
-from gspo_lightning.update import micro_batch_loss, mini_batch_count
+from gspo_lightning.update import changed_routes, micro_batch_loss, mini_batch_count
 
 __all__ = ["GSPOModule"]
 
@@ -80,6 +81,9 @@ class GSPOModule(LightningModule):
         on_nonfinite: what happens to an update with a NaN or infinity in it: ``stop`` the run, or ``skip`` the
             mini-batch. Either way the weights stay as they are and the mini-batch is written to ``dumps/``.
         max_skips: mini-batches of a run that may be skipped.
+        routing_replay: mixtures of experts: in training, send every token to the experts it went to in the forward pass
+            of the old policy (``R2``) or in the rollout (``R3``), weighted by live scores; ``off`` routes freely.
+        router_metrics: measure load, confidence and changes of routers; None: where the model has routers.
         seed: of freshly initialised weights; the command line sets it from ``seed_everything``.
     """
 
@@ -109,6 +113,8 @@ class GSPOModule(LightningModule):
         metrics: Level = "full",
         on_nonfinite: OnNonFinite = "stop",
         max_skips: int = 3,
+        routing_replay: Literal["off", "R2", "R3"] | bool = "off",
+        router_metrics: bool | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -128,6 +134,7 @@ class GSPOModule(LightningModule):
         """Called with what was measured of an update, before the optimizer steps."""
         self.evaluation_metrics = EvaluationMetrics()
         self.guard = NonFiniteGuard(on_nonfinite, max_skips)
+        self.routing_replay, self.router_metrics = replay_word(routing_replay), router_metrics
         self.weights_from_checkpoint = False
         """Set where a checkpoint will be loaded: a cold start would only be overwritten."""
         self.provenance: Provenance = {}
@@ -184,6 +191,7 @@ class GSPOModule(LightningModule):
         check_weights(self.policy, f"in {settings.name_or_path}")
         self.policy.register_forward_hook(self.guard.watch)
         check_head(self.policy)
+        self.policy.routing = routers_of(self.policy.backbone, self.routing_replay, self.router_metrics)
         longest = self.data.max_prompt_tokens + self.data.max_response_tokens
         choose_layout(self.policy, settings.layout, longest, self.trainer.strategy.root_device)
         strategy = self.trainer.strategy
@@ -363,6 +371,9 @@ class GSPOModule(LightningModule):
         check_weights(self.policy, f"after update {self.global_step + 1}")
         self._pending |= self.meter.after_step(self.policy)
         self.data.loader.mark_trained()
+        if self.policy.routing is not None and self.data.loader.spent:
+            changed = changed_routes(self._batch.micro_batches[0], self.policy, self.data.temperature)
+            self._pending["moe/changed_over_iteration"] = changed
         self._log_update(self.global_step + 1)  # Lightning counts the step after this hook
 
     def dump_update(self, values: dict[str, float]) -> Path:
@@ -386,6 +397,8 @@ class GSPOModule(LightningModule):
             iteration |= {tag: value for tag, value in scalars.items() if tag.startswith("noise/")}
         self._pending = iteration | scalars | maxima
         self._pending |= self.meter.of_ratios(self._pending, vectors, batch.index)
+        if self.policy.routing is not None and LOAD in vectors:
+            self._pending |= routing_scalars(vectors[LOAD], self.policy.routing)
         self._pending["data/mini_batch"] = float(batch.index)
         tokens = all_sum(torch.tensor(batch.num_tokens, dtype=torch.float64, device=self.device))
         self._pending["data/tokens_per_update"] = float(tokens)

@@ -177,7 +177,8 @@ def make_dump(
         current = policy(part, temperature)[0]
         old = old_policy.logprobs(part, temperature, current if on_policy else None)
         logprobs.append(current.cpu())
-        parts.append(dataclasses.replace(part, old_logprobs=old).to("cpu"))
+        routes = part.routes if policy.routing is not None and policy.routing.replay != "off" else None
+        parts.append(dataclasses.replace(part, old_logprobs=old, routes=routes).to("cpu"))
     parts, logprobs = parts[: len(batch.micro_batches)], logprobs[: len(batch.micro_batches)]
     kind, known = type(objective), dataclasses.fields(objective)
     settings = {f.name: getattr(objective, f.name) for f in known if f.init}

@@ -176,8 +176,21 @@ def make_micro_batch(rollouts: Sequence[Rollout], version: int | None = None) ->
     numbers = {id_: i for i, id_ in enumerate(dict.fromkeys(r.prompt.id for r in rollouts))}
     index = torch.tensor([numbers[r.prompt.id] for r in rollouts])
     return MicroBatch(
-        input_ids, prompts, responses, mask, advantages, behaviour_logprobs=behaviour, prompt_index=index, stale=stale
-    )
+        input_ids, prompts, responses, mask, advantages,
+        behaviour_logprobs=behaviour, prompt_index=index, stale=stale, routes=_routes(rollouts, width - 1),
+    )  # fmt: skip
+
+
+def _routes(rollouts: Sequence[Rollout], width: int) -> Tensor | None:
+    """[N, width, L, k] where the rollouts have routes; padding has the first k experts."""
+    known = [r.routes for r in rollouts if r.routes is not None]
+    if len(known) < len(rollouts):
+        return None
+    layers, k = known[0].shape[1:]
+    routes = torch.arange(k).to(known[0].dtype).expand(len(known), width, layers, k).clone()
+    for row, own in zip(routes, known, strict=True):
+        row[: own.shape[0]] = own
+    return routes
 
 
 def _advantages(rollouts: Sequence[Rollout], steps: int) -> Tensor:
@@ -208,4 +221,5 @@ def filler(like: MicroBatch) -> MicroBatch:
         prompt_index=None if like.prompt_index is None else like.prompt_index[row],
         stale=None if like.stale is None else like.stale[row],
         old_from_source=like.old_from_source,
+        routes=None if like.routes is None else like.routes[row],
     )

@@ -23,6 +23,7 @@ from gspo_lightning.attention import PackedLayout, PrefixPlan, with_plan
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.logprobs import token_logprobs
 from gspo_lightning.lora import LoRA, add_adapters, has_adapters, merge_adapters
+from gspo_lightning.routing import Routing, TokenPlaces, checkpoint_contexts, gather_routes, routed
 from gspo_lightning.tiny import TINY_CONTEXT, TINY_MODELS, build_tiny_model, character_tokenizer
 from gspo_lightning.types import MicroBatch
 
@@ -96,6 +97,8 @@ class Policy(nn.Module):
         """Whether :meth:`forward` shares prompts and leaves padding out; set by :mod:`gspo_lightning.policy_checks`."""
         self.gathering: Any = None
         """How the whole weights are put together where they are sharded (:mod:`gspo_lightning.sharding`)."""
+        self.routing: Routing | None = None
+        """The routers of a mixture of experts, where they are measured or replayed."""
         _silence(self.model)
 
     @property
@@ -137,7 +140,11 @@ class Policy(nn.Module):
     def _packed(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Every distinct token once: a prompt serves all its responses."""
         layout = PackedLayout.of(batch)
-        with with_plan(self.backbone, PrefixPlan(layout, batch.input_ids.device)) as options:
+        places = TokenPlaces(layout.sources, layout.positions, layout.predicts, layout.rows, layout.steps)
+        with (
+            with_plan(self.backbone, PrefixPlan(layout, batch.input_ids.device)) as options,
+            routed(places, self._prescribed(batch, places)),
+        ):
             hidden: Tensor = self.backbone(
                 input_ids=layout.token_ids.unsqueeze(0), position_ids=layout.positions.unsqueeze(0), **options
             ).last_hidden_state
@@ -150,17 +157,26 @@ class Policy(nn.Module):
         width = batch.input_ids.shape[1] - 1  # the last token of a row predicts nothing: it is never forwarded
         positions = torch.arange(width, device=prompt.device).expand(batch.input_ids.shape[0], -1)
         mask = positions < (batch.lengths - 1).unsqueeze(1)
-        hidden: Tensor = self.backbone(
-            input_ids=batch.input_ids[:, :-1],
-            attention_mask=mask.long(),
-            position_ids=positions.masked_fill(~mask, 0),
-            use_cache=False,
-        ).last_hidden_state
         steps = torch.arange(batch.response_mask.shape[1], device=prompt.device)
         rows, offsets = torch.nonzero(steps.unsqueeze(0) < response.unsqueeze(1), as_tuple=True)
         before = prompt[rows] + offsets - 1  # the position that predicts response token ``offset``
+        every = torch.arange(batch.input_ids.shape[0] * width, device=prompt.device)
+        places = TokenPlaces(every // width, every % width, rows * width + before, rows, offsets)
+        with routed(places, self._prescribed(batch, places)):
+            hidden: Tensor = self.backbone(
+                input_ids=batch.input_ids[:, :-1],
+                attention_mask=mask.long(),
+                position_ids=positions.masked_fill(~mask, 0),
+                use_cache=False,
+            ).last_hidden_state
         chosen, entropy = self._token_logprobs(hidden[rows, before], batch.input_ids[rows, before + 1], temperature)
         return _scatter(batch, rows, offsets, chosen, entropy)
+
+    def _prescribed(self, batch: MicroBatch, places: TokenPlaces) -> list[Tensor] | None:
+        """The experts that each forwarded token has to go to, under Routing Replay."""
+        if self.routing is None or self.routing.replay == "off" or batch.routes is None:
+            return None
+        return gather_routes(batch.routes, places)
 
     def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """In one piece where logits are small enough to be kept for the backward pass, else in small pieces."""
@@ -187,7 +203,7 @@ class Policy(nn.Module):
         """
         shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
         twin = Policy(copy.deepcopy(self.model, shared | (memo or {})), self.tokenizer)
-        twin.packed = self.packed
+        twin.packed, twin.routing = self.packed, self.routing  # the hooks of its routers were copied with the model
         return twin.requires_grad_(False)
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -288,7 +304,8 @@ def load_policy(settings: ModelSettings) -> Policy:
     if settings.experts_implementation is not None:
         _choose_experts(model, settings.experts_implementation)
     if settings.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        how = {"use_reentrant": False, "context_fn": checkpoint_contexts}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
     if settings.lora is not None:
         add_adapters(model, settings.lora, settings.seed)
     return Policy(model, tokenizer)

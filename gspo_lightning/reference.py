@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -32,10 +32,17 @@ class ReferencePolicy:
             self.policy = policy
         else:
             copy = policy.frozen_copy().eval()
+            copy.routing = None  # it goes its own ways
             self.policy = copy if shard is None else shard(copy)
 
-    def _as_it_was(self) -> AbstractContextManager[None]:
-        return adapters_off(self.policy.model) if self.adapted else nullcontext()
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        routing, self.policy.routing = self.policy.routing, None  # it goes its own ways, also where it is the policy
+        try:
+            with adapters_off(self.policy.model) if self.adapted else nullcontext():
+                yield
+        finally:
+            self.policy.routing = routing
 
     @torch.no_grad()
     def penalise(

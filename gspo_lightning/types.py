@@ -94,7 +94,8 @@ class Rollout:
     ``token_ids`` [T] int64 with the end token where the policy wrote one; ``logprobs`` [T] float32, the sampler's own
     log-probabilities at the training temperature (nats), or None where a source has none; ``response_mask`` [T] bool;
     ``policy_version`` counts optimizer steps when the newest token was sampled; ``versions`` [T] int64 says it token by
-    token where a response came in pieces. ``reward`` None means *missing* and ``masked`` that the run leaves such
+    token where a response came in pieces; ``routes`` [prompt + T - 1, L, k] are the experts that the sampler sent each
+    token to, where that was asked for. ``reward`` None means *missing* and ``masked`` that the run leaves such
     responses out: the sample then takes no part in statistics, loss or denominator. ``kl_penalty`` is
     subtracted from the reward for the comparison within a group; ``reward`` itself is never overwritten.
 
@@ -124,6 +125,7 @@ class Rollout:
     token_advantages: Tensor | None = None
     lost: str = ""
     versions: Tensor | None = None
+    routes: Tensor | None = None
 
     def __post_init__(self) -> None:
         shape = tuple(self.token_ids.shape)
@@ -167,7 +169,8 @@ class MicroBatch:
     ``advantages`` [N] or [N, T] float32; ``old_logprobs``, ``behaviour_logprobs`` and ``ref_logprobs`` [N, T] float32
     or None; with ``old_from_source`` the old ones are ``behaviour_logprobs``. So they are for tokens that ``stale``
     [N, T] bool marks: pieces of partial rollouts that an earlier version sampled. Rows with the same ``prompt_index``
-    [N] int64 have the same prompt (None: nobody said so).
+    [N] int64 have the same prompt (None: nobody said so). ``routes`` [N, S - 1, L, k], small
+    integers: the k experts that the rollout or the old policy sent each token to, in L layers.
     ``weight`` is 1, or 0 for a filler that only keeps ranks in step.
     """
 
@@ -183,6 +186,7 @@ class MicroBatch:
     prompt_index: Tensor | None = None
     stale: Tensor | None = None
     old_from_source: bool = False
+    routes: Tensor | None = None
 
     def __post_init__(self) -> None:
         rows, width = self.response_mask.shape

@@ -10,15 +10,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gspo_lightning.distributed import all_sum
 from gspo_lightning.metrics.ratios import ratio_counts
 from gspo_lightning.metrics.sums import MetricSums, ratio_histogram
 from gspo_lightning.metrics.update import measure_mismatch, sequence_log_ratios
 from gspo_lightning.objectives import Objective
 from gspo_lightning.old_policy import OldPolicy
 from gspo_lightning.policy import Policy
+from gspo_lightning.routing import LOAD, recording, routing_sums
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["micro_batch_loss", "mini_batch_count"]
+__all__ = ["changed_routes", "micro_batch_loss", "mini_batch_count"]
 
 
 def mini_batch_count(objective: Objective, micro_batches: Sequence[MicroBatch]) -> Tensor:
@@ -52,7 +54,8 @@ def micro_batch_loss(
         segments: [N, T] int64, for objectives over given segments.
         on_policy: no update has been made since the snapshot, so that its log-probabilities are the policy's own.
     """
-    logprobs, entropy = policy(part, temperature)
+    with recording(policy.routing) as tape:
+        logprobs, entropy = policy(part, temperature)
     old_logprobs = old_policy.logprobs(part, temperature, logprobs if on_policy else None)
     out = objective(
         logprobs,
@@ -76,4 +79,26 @@ def micro_batch_loss(
         for name, counts in ratio_counts(logprobs, old_logprobs, part.response_mask, part.advantages).items():
             sums.add_vector(name, counts)
     sums.add_max("ratio/max", out.ratio)  # 1 at masked positions
+    if tape is not None and policy.routing is not None and sums.level != "off":
+        routes, load = routing_sums(tape, part, policy.routing)
+        sums.add(routes)
+        sums.add_vector(LOAD, load)
     return out.loss
+
+
+@torch.no_grad()
+def changed_routes(part: MicroBatch, policy: Policy, temperature: float) -> float:
+    """The share of (token, layer) choices of a micro-batch that differ from its ``routes``, over all ranks.
+
+    One more forward pass; call it on every rank. 0 where there is nothing to compare.
+    """
+    with recording(policy.routing) as tape:
+        policy(part, temperature)
+    if tape is None or policy.routing is None:
+        return 0.0
+    sums, _ = routing_sums(tape, part, policy.routing)
+    nothing = torch.zeros((), device=part.input_ids.device)
+    changed, count = all_sum(
+        torch.stack([x.double() for x in sums.get("changed_choices", (nothing, nothing))])
+    ).tolist()
+    return changed / count if count else 0.0

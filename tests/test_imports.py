@@ -24,6 +24,7 @@ ROOMS = [
     "logprobs",
     "packing",
     "attention",
+    "routing",
     "metrics",
     "collapse",
     "rewards",

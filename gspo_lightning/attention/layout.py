@@ -16,14 +16,16 @@ __all__ = ["PackedLayout"]
 class PackedLayout:
     """M packed tokens: every distinct prompt once, then the responses, rows of one prompt side by side.
 
-    The last token of a response predicts nothing and is left out. ``token_ids`` and ``positions`` are [M]. The other
-    tensors have one element per response token: ``predicts``, the packed token that predicts it; ``targets``, its id;
-    ``rows`` and ``steps``, its place in a [N, T] tensor. ``segments`` are (start, length) of prompts and responses,
-    ``crossings`` (start and length of the responses to a prompt, start and length of the prompt).
+    The last token of a response predicts nothing and is left out. ``token_ids``, ``positions`` and ``sources`` (the row
+    that a token is read from) are [M]. The other tensors have one element per response token: ``predicts``, the packed
+    token that predicts it; ``targets``, its id; ``rows`` and ``steps``, its place in a [N, T] tensor. ``segments`` are
+    (start, length) of prompts and responses, ``crossings`` (start and length of the responses to a prompt, start and
+    length of the prompt).
     """
 
     token_ids: Tensor
     positions: Tensor
+    sources: Tensor
     predicts: Tensor
     targets: Tensor
     rows: Tensor
@@ -59,6 +61,7 @@ class PackedLayout:
         return cls(
             token_ids=ids[packed_rows.to(device), positions.to(device)],
             positions=positions.to(device),
+            sources=packed_rows.to(device),
             predicts=torch.where(steps == 0, last[tokens], before).to(device),
             targets=ids[rows.to(device), (widths[rows] + steps).to(device)],
             rows=rows.to(device),

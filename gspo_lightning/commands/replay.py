@@ -55,12 +55,15 @@ def replay(dump: Dump) -> tuple[list[str], dict[str, float]]:
     from gspo_lightning.old_policy import CachedLogProbs
     from gspo_lightning.policy import load_policy
     from gspo_lightning.registry import component
+    from gspo_lightning.routing import Routing
     from gspo_lightning.update import micro_batch_loss, mini_batch_count
 
     objective = component("objectives", dump.objective["class"])(**dump.objective["settings"])
     policy = load_policy(dump.model)
     policy.model.load_state_dict(dump.weights)
     policy.train()
+    if any(part.routes is not None for part in dump.mini_batch.micro_batches):
+        policy.routing = Routing.install(policy.backbone, "R2")
     found = [f"weight {name}" for name, value in dump.weights.items() if not _finite(value)]
     parts = dump.mini_batch.micro_batches
     denominator = mini_batch_count(objective, parts)

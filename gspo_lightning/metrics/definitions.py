@@ -8,6 +8,7 @@ micro-batches and ranks of an update before anything is divided. Rendered to ``d
 
 from __future__ import annotations
 
+from gspo_lightning.metrics.definitions_moe import MOE
 from gspo_lightning.metrics.definitions_policy import CLIP, DRIFT, RATIO
 from gspo_lightning.metrics.definitions_spread import BY_MINI_BATCH, COLLAPSE, RESPONSES, SPREAD, UPDATE
 from gspo_lightning.metrics.spec import FULL, MetricSpec
@@ -405,6 +406,6 @@ _OBJECTIVE = (
 
 METRICS: tuple[MetricSpec, ...] = (
     *_REWARD, *_RESPONSE, *RESPONSES, *RATIO, *SPREAD, *BY_MINI_BATCH, *CLIP, *DRIFT, *_OPTIMIZATION, *UPDATE, *_DATA,
-    *COLLAPSE, *_NOISE, *_SPEED, *_EVALUATION, *_OBJECTIVE,
+    *COLLAPSE, *_NOISE, *_SPEED, *_EVALUATION, *_OBJECTIVE, *MOE,
 )  # fmt: skip
 """Every tag of a run, in the order of the document."""

@@ -32,6 +32,9 @@ _TAGS = {
     "kl_behaviour_old_k3": "noise/kl_sampler_old_k3",
     "sampler_logprob_gap": "noise/sampler_logprob_gap",
     "sampler_sequence_gap": "noise/sampler_sequence_gap",
+    "changed_choices": "moe/changed_choices",
+    "changed_experts": "moe/changed_experts",
+    "router_confidence": "moe/router_confidence",
 }
 """Name in the sums -> tag. Names that are not listed are logged as ``objective/<name>``."""
 _ROOTS = {

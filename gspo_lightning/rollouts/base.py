@@ -115,6 +115,9 @@ class RolloutSource(ABC):
     """Called with the G responses to a prompt as soon as all are there, in any order, so that their scoring can begin;
     a source that does not know before the end need not call it."""
 
+    records_routes: bool = False
+    """Whether rollouts bring the experts that they were sampled with (``Rollout.routes``), for Routing Replay."""
+
     @abstractmethod
     def generate(
         self,

@@ -15,6 +15,7 @@ from torch import Tensor
 from gspo_lightning.policy import Policy
 from gspo_lightning.rollouts.base import Beginning, Draws, Enough, Progress, RolloutSource, has_ended, sample_tokens
 from gspo_lightning.rollouts.decoding import Decoder, decoder_for
+from gspo_lightning.rollouts.routes import RecordingDecoder, RouteBook
 from gspo_lightning.rollouts.rows import Rows, Written
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
@@ -28,6 +29,8 @@ class GroupedSampler(RolloutSource):
         max_rows: responses decoded at the same time; more prompts wait. Bounds the memory of the key-value cache.
         compact_at: share of finished rows at which the batch is compacted, in (0, 1].
     """
+
+    records_routes = True
 
     def __init__(self, max_rows: int = 512, compact_at: float = 0.125) -> None:
         if max_rows < 1:
@@ -50,6 +53,9 @@ class GroupedSampler(RolloutSource):
         """See :meth:`RolloutSource.generate`."""
         beginnings = Beginning.groups(prompts, group_size, sampling.max_response_tokens)
         written = Written(beginnings, policy.device)
+        book: RouteBook | None = None
+        if policy.routing is not None and policy.routing.replay == "R3" and sampling.neutral:
+            book = RouteBook(len(beginnings), sampling.max_response_tokens, policy.routing, policy.device)
         groups: dict[int, list[Rollout]] = {}
 
         def left(entered: int, busy: set[int]) -> bool:
@@ -57,13 +63,15 @@ class GroupedSampler(RolloutSource):
             working = {slot // group_size for slot in busy}
             for p in (p for p in range(entered // group_size) if p not in working and p not in groups):
                 groups[p] = written.rollouts(p * group_size, group_size, version, policy)
+                if book is not None:
+                    book.fill(p, groups[p])
                 if self.on_group is not None:
                     self.on_group(groups[p])
             if progress is not None:
                 progress(entered - len(busy), len(beginnings))
             return False
 
-        self._decode(policy, written, [group_size] * len(prompts), sampling, draws, left)
+        self._decode(policy, written, [group_size] * len(prompts), sampling, draws, left, book)
         return [groups[p] for p in range(len(prompts))]
 
     def extend(
@@ -95,6 +103,7 @@ class GroupedSampler(RolloutSource):
         sampling: SamplingParams,
         draws: Draws,
         left: Callable[[int, set[int]], bool],
+        book: RouteBook | None = None,
     ) -> None:
         """Write all responses.
 
@@ -106,9 +115,12 @@ class GroupedSampler(RolloutSource):
             draws: the randomness.
             left: called whenever rows have left the batch with the number of rows that ever entered and the slots of
                 those still in it; True ends the call.
+            book: where the experts of a mixture are written down.
         """
         ends = list(accumulate(blocks, initial=0))
         decoder, device = decoder_for(policy), policy.device
+        if book is not None:
+            decoder = RecordingDecoder(decoder, book, policy)
         rows, logits = Rows.of([], 0, device), torch.empty(0)
         entered = 0  # blocks
         while entered < len(blocks) or len(rows):
@@ -129,6 +141,8 @@ class GroupedSampler(RolloutSource):
                 if remaining or decoder.may_grow:
                     decoder.keep(keep)
             if len(rows):
+                if isinstance(decoder, RecordingDecoder):
+                    decoder.slots, decoder.steps = rows.slot, rows.step - 1
                 logits = decoder.step(chosen, rows.position)
                 rows.position = rows.position + 1
 

@@ -17,7 +17,8 @@ clip/tokens clip/sequences clip/low clip/high clip/tokens_positive clip/tokens_n
 kl/old_new_k1 kl/old_new_k3 policy/entropy loss optim/gradient_norm optim/lr data/iteration data/tokens_per_update
 data/micro_batches noise/sampler_logprob_gap noise/sampler_sequence_gap throughput/generated_tokens_per_s
 throughput/trained_tokens_per_s time/rollout_s time/reward_s time/update_s val/accuracy val/pass@8 val/reward
-val/response_length val/terminated ratio/histogram samples
+val/response_length val/terminated ratio/histogram samples moe/changed_choices moe/changed_experts
+moe/changed_over_iteration moe/router_confidence moe/load_max_violation moe/load_entropy moe/idle_experts
 """
 
 
