@@ -54,16 +54,12 @@ class Grid:
         return list(self.declared["seeds"])
 
     def cells(self) -> Iterator[Cell]:
-        """Seed by seed, regime by regime."""
-        for seed in self.seeds:
-            yield from _block(self.declared, seed)
-            yield from _block(self.declared["mismatch"], seed)
-
-
-def _block(block: Mapping[str, Any], seed: int) -> Iterator[Cell]:
-    for model in block["models"]:
-        for learning_rate in block["learning_rates"]:
-            for mini_batches in block["mini_batches"]:
-                for method, settings in block["methods"].items():
-                    if model in settings.get("models", [model]):
-                        yield Cell(model, float(learning_rate), int(mini_batches), method, seed, settings)
+        """Regime by regime, seed by seed."""
+        for regime in self.declared["regimes"]:
+            for seed in self.seeds:
+                for method, settings in self.declared["methods"].items():
+                    given = dict(settings)
+                    models = given.pop("models", [regime["model"]])
+                    updates = given.pop("mini_batches", [regime["mini_batches"]])
+                    if regime["model"] in models and regime["mini_batches"] in updates:
+                        yield Cell(**regime, method=method, seed=seed, settings=given)

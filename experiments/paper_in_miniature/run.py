@@ -106,15 +106,13 @@ def run(cell: Cell, iterations: int, held_out: int, root: Path, device: str = "c
 
 
 def _trainer(cell: Cell, root: Path, device: str) -> MeasuredTrainer:
-    start = ColdStart(ChainTask(split="cold_start", size=16384), steps=800)
-    policy = load_policy(start.ensure(ModelSettings(cell.model, seed=1), root))
+    policy = load_policy(_start(cell.model, root))
     config = GSPOConfig(
         learning_rate=cell.learning_rate, group_size=GROUP, max_response_tokens=TOKENS, max_prompt_tokens=16,
         minibatches=cell.mini_batches, seed=cell.seed, device=device, max_tokens_per_micro_batch=8192,
     )  # fmt: skip
     trainer = MeasuredTrainer(policy.model, policy.tokenizer, config)
     given = dict(cell.settings)
-    given.pop("models", None)
     if (advantages := given.pop("advantages", None)) is not None:
         trainer.advantages = component("advantages", advantages)()
     if given.pop("old_logprobs", None) == "bfloat16":
@@ -123,6 +121,13 @@ def _trainer(cell: Cell, root: Path, device: str) -> MeasuredTrainer:
     trainer.policy.routing = routers_of(trainer.policy.backbone, replay, None)
     trainer.objective = component("objectives", given.pop("objective"))(**given)
     return trainer
+
+
+@functools.cache
+def _start(model: str, root: Path) -> ModelSettings:
+    """The quickstart's cold start."""
+    start = ColdStart(ChainTask(split="cold_start", size=16384), steps=800)
+    return start.ensure(ModelSettings(model, seed=1), root)
 
 
 @functools.cache
