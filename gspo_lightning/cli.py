@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": "memory, batch arithmetic and work of a config, before any GPU is paid for",
     "score": "score recorded completions without training",
     "report": "curves of runs as report.png and a one-page summary",
+    "compare": "objectives, or any differences of a config, on the same prompts and seeds",
     "export": "write a checkpoint in transformers format",
     "replay": "do an update again from its dump: one that was not finite, or that raised an alarm",
     "doctor": "versions, devices, and a self-test of the sandbox",
