@@ -133,5 +133,6 @@ def _draw_key(axes: Any, runs: Runs, styles: Mapping[str, tuple[str, str]]) -> N
     axes.axis("off")
     handles = [Line2D([], [], color=styles[n][0], ls=styles[n][1], lw=2.6, label=n) for n in runs]
     axes.legend(handles=handles, loc="upper left", frameon=False, fontsize=11, labelcolor=INK, borderaxespad=0)
-    text = "Thin: one seed, running mean over whole\niterations. Bold: mean of the seeds; its last\nvalue is at the right edge."
+    lines = ("Thin: one seed, running mean over whole", "iterations. Bold: mean of the seeds; its last")
+    text = "\n".join([*lines, "value is at the right edge."])
     axes.text(0, 0.02, text, transform=axes.transAxes, fontsize=9, color=GREY, va="bottom")
