@@ -1,6 +1,7 @@
 """Runs the cells that have no result yet, then writes the page: ``python -m experiments.paper_in_miniature``.
 
-It can be stopped at any time and started again: a cell is done when its file is there.
+It can be stopped at any time and started again: a cell is done when its file is there. On one large GPU:
+``python -m experiments.paper_in_miniature --device cuda`` (never run there so far).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from experiments.paper_in_miniature.grid import GRID, Grid
 from experiments.paper_in_miniature.run import run
+from experiments.paper_in_miniature.tables import page, read_results
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,6 +26,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--grid", type=Path, default=GRID, help="declares the cells")
     parser.add_argument("--root", type=Path, default=Path("runs/paper_in_miniature"), help="results and cold starts")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--page", type=Path, default=Path("docs/paper_in_miniature.md"), help="is written at the end")
     parser.add_argument("--minutes", type=float, default=30.0, help="no cell is begun after so many")
     options = parser.parse_args(list(argv))
     grid = Grid.read(options.grid)
@@ -37,13 +40,16 @@ def main(argv: Sequence[str]) -> int:
         if time.monotonic() - start > options.minutes * 60:
             print(f"stopped after {options.minutes:g} minutes; start again to go on")
             break
-        iterations, held_out = grid.declared["iterations"], grid.declared["held_out_prompts"]
-        result = run(cell, iterations, held_out, options.root, options.device)
+        result = run(cell, grid.declared, options.root, options.device)
         unfinished = target.with_suffix(".unfinished")
         unfinished.write_text(json.dumps({"cell": dataclasses.asdict(cell), **result}))
         os.replace(unfinished, target)
         shown = f"{result['accuracy_before']:.2f} -> {result['accuracy_after']:.2f}"
         print(f"{number + 1}/{len(cells)} {cell.name}: accuracy {shown}, {result['seconds']} s", flush=True)
+    command = "python -m experiments.paper_in_miniature"
+    options.page.parent.mkdir(parents=True, exist_ok=True)
+    options.page.write_text(page(grid, read_results(results), command), encoding="utf-8")
+    print(f"written: {options.page}")
     return 0
 
 

@@ -74,10 +74,10 @@ class MeasuredTrainer(GSPOTrainer):
         return norm
 
 
-def run(cell: Cell, iterations: int, held_out: int, root: Path, device: str = "cpu") -> dict[str, Any]:
-    """Train one cell; returns its curves, one value per update or iteration, and the accuracies."""
+def run(cell: Cell, declared: Mapping[str, Any], root: Path, device: str = "cpu") -> dict[str, Any]:
+    """Train one cell of a declared grid; returns curves, one value per update or iteration, and accuracies."""
     start = time.perf_counter()
-    trainer = _trainer(cell, root, device)
+    trainer = _trainer(cell, declared["cold_start_steps"], root, device)
     exact, answers = ExactMatch(), {str(r["prompt"]): str(r["answer"]) for r in _records("train")}
     queries = list(answers)
     torch.set_num_threads(1)
@@ -87,9 +87,9 @@ def run(cell: Cell, iterations: int, held_out: int, root: Path, device: str = "c
         # a response that was cut has no answer after its "#", or is no longer than one that ended
         return exact.score(response, False, answers[query]).reward or 0.0
 
-    accuracy = functools.partial(_accuracy, trainer.policy, held_out)
+    accuracy = functools.partial(_accuracy, trainer.policy, declared["held_out_prompts"])
     result: dict[str, Any] = {"accuracy_before": accuracy(), "reward": [], "length": [], "tokens": [], "failed": None}
-    for i in range(iterations):
+    for i in range(declared["iterations"]):
         chosen = [queries[k] for k in order[i * PROMPTS : (i + 1) * PROMPTS]]
         try:
             step = trainer.train_step(chosen, reward)
@@ -105,8 +105,8 @@ def run(cell: Cell, iterations: int, held_out: int, root: Path, device: str = "c
     return _rounded(result) | {"seconds": round(time.perf_counter() - start, 1)}
 
 
-def _trainer(cell: Cell, root: Path, device: str) -> MeasuredTrainer:
-    policy = load_policy(_start(cell.model, root))
+def _trainer(cell: Cell, steps: int, root: Path, device: str) -> MeasuredTrainer:
+    policy = load_policy(_start(cell.model, steps, root))
     config = GSPOConfig(
         learning_rate=cell.learning_rate, group_size=GROUP, max_response_tokens=TOKENS, max_prompt_tokens=16,
         minibatches=cell.mini_batches, seed=cell.seed, device=device, max_tokens_per_micro_batch=8192,
@@ -124,9 +124,9 @@ def _trainer(cell: Cell, root: Path, device: str) -> MeasuredTrainer:
 
 
 @functools.cache
-def _start(model: str, root: Path) -> ModelSettings:
-    """The quickstart's cold start."""
-    start = ColdStart(ChainTask(split="cold_start", size=16384), steps=800)
+def _start(model: str, steps: int, root: Path) -> ModelSettings:
+    """As in the quickstart."""
+    start = ColdStart(ChainTask(split="cold_start", size=16384), steps=steps)
     return start.ensure(ModelSettings(model, seed=1), root)
 
 
