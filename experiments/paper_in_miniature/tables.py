@@ -63,7 +63,7 @@ CLAIMS = (
     ("accuracy after", "GSPO", "GRPO + R2", "GSPO does not need it"),
     ("accuracy after", "GSPO-token", "GSPO", "with one advantage per sequence GSPO-token is GSPO"),
     ("accuracy after", "GSPO, bf16 old", "GSPO", "GSPO tolerates old log-probabilities of lower precision"),
-    ("accuracy after", "GRPO, bf16 old", "GRPO", "... and GRPO less (its converse is not in the paper)"),
+    ("accuracy after", "GRPO, bf16 old", "GRPO", "... and GRPO (of which the paper says nothing)"),
 )
 """(column, one method, another, what the paper says of the two)."""
 
@@ -105,7 +105,7 @@ def _claims(grid: Grid, results: Results) -> list[str]:
             factor = f", {means[0] / means[1]:.3g} x" if means[1] > 0 and column == "clipped tokens" else ""
             rows.append(
                 f"| {claim} | {_words(regime)} | {column}: {one} {means[0]:.3g}, {other} {means[1]:.3g}{factor} | "
-                f"{found.mean:+.3g} [{found.low:+.3g}, {found.high:+.3g}] | "
+                f"{found.mean:+.3g}{f' [{found.low:+.3g}, {found.high:+.3g}]' if len(pairs) > 1 else ''} | "
                 f"{sum(a > b for a, b in pairs)} of {len(pairs)} seeds higher |"
             )
     head = ["## The paper's claims", "", "| claim | regime | seen | difference, 95% bootstrap over seeds | |"]
