@@ -77,8 +77,8 @@ class MeasuredTrainer(GSPOTrainer):
 def run(cell: Cell, declared: Mapping[str, Any], root: Path, device: str = "cpu") -> dict[str, Any]:
     """Train one cell of a declared grid; returns curves, one value per update or iteration, and accuracies."""
     start = time.perf_counter()
-    trainer = _trainer(cell, declared["cold_start_steps"], root, device)
-    exact, answers = ExactMatch(), {str(r["prompt"]): str(r["answer"]) for r in _records("train")}
+    trainer = _trainer(cell, declared["cold_start_steps"], declared["prompts"], root, device)
+    exact, answers = ExactMatch(), {str(r["prompt"]): str(r["answer"]) for r in _records("train", declared["prompts"])}
     queries = list(answers)
     torch.set_num_threads(1)
     order = permutation(stream(cell.seed, Purpose.PROMPT_ORDER, 0), len(queries)).tolist()
@@ -105,8 +105,8 @@ def run(cell: Cell, declared: Mapping[str, Any], root: Path, device: str = "cpu"
     return _rounded(result) | {"seconds": round(time.perf_counter() - start, 1)}
 
 
-def _trainer(cell: Cell, steps: int, root: Path, device: str) -> MeasuredTrainer:
-    policy = load_policy(_start(cell.model, steps, root))
+def _trainer(cell: Cell, steps: int, size: int, root: Path, device: str) -> MeasuredTrainer:
+    policy = load_policy(_start(cell.model, steps, size, root))
     config = GSPOConfig(
         learning_rate=cell.learning_rate, group_size=GROUP, max_response_tokens=TOKENS, max_prompt_tokens=16,
         minibatches=cell.mini_batches, seed=cell.seed, device=device, max_tokens_per_micro_batch=8192,
@@ -124,21 +124,21 @@ def _trainer(cell: Cell, steps: int, root: Path, device: str) -> MeasuredTrainer
 
 
 @functools.cache
-def _start(model: str, steps: int, root: Path) -> ModelSettings:
+def _start(model: str, steps: int, size: int, root: Path) -> ModelSettings:
     """As in the quickstart."""
-    start = ColdStart(ChainTask(split="cold_start", size=16384), steps=steps)
+    start = ColdStart(ChainTask(split="cold_start", size=size), steps=steps)
     return start.ensure(ModelSettings(model, seed=1), root)
 
 
 @functools.cache
-def _records(split: str) -> list[Record]:
-    return list(ChainTask(split=split, size=16384 if split == "train" else 512).records())  # type: ignore[arg-type]
+def _records(split: str, size: int) -> list[Record]:
+    return list(ChainTask(split=split, size=size).records())  # type: ignore[arg-type]
 
 
 @torch.no_grad()
 def _accuracy(policy: Policy, held_out: int) -> float:
     """Share of held-out prompts that are answered right, greedily."""
-    records = _records("held_out")[:held_out]
+    records = _records("held_out", 512)[:held_out]
     prompts = encode_prompts(records, policy.tokenizer, max_prompt_tokens=16, field="held_out")
     training = policy.training
     policy.eval()
