@@ -87,6 +87,10 @@ def _dispatch(arguments: list[str]) -> int:
         from gspo_lightning.training_cli import run
 
         return run(arguments)
+    if name == "compare":
+        from gspo_lightning.commands.compare import main as compare
+
+        return compare(arguments[1:], main)
     if name in COMMANDS:
         module = importlib.import_module(ROOMS.get(name, f"gspo_lightning.commands.{name}"))
         return int(module.main(arguments[1:]))

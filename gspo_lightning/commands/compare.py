@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,8 +44,12 @@ class Variant:
         return "-".join("".join(c if c.isalnum() or c in "._" else " " for c in self.name).split())
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], gspo: Callable[[list[str]], int]) -> int:
     """Make the runs that are missing, then write the picture and the page.
+
+    Args:
+        argv: the arguments.
+        gspo: runs a command line, returns its exit code.
 
     Raises:
         UserError: fewer than two variants, variants of one name, no config, or a run that cannot be made.
@@ -71,7 +75,8 @@ def main(argv: Sequence[str]) -> int:
     _check(options.config, variants)
     runs = {
         variant.name: {
-            seed: read_run(_run(variant, seed, options.config, shared, options.output.resolve())) for seed in seeds
+            seed: read_run(_run(variant, seed, options.config, shared, options.output.resolve(), gspo))
+            for seed in seeds
         }
         for variant in variants
     }
@@ -121,10 +126,15 @@ def _check(configs: Sequence[Path], variants: Sequence[Variant]) -> None:
             component("objectives", variant.name)  # a typo is found before the first run, not before the second
 
 
-def _run(variant: Variant, seed: int, configs: Sequence[Path], shared: Sequence[str], output: Path) -> Path:
+def _run(
+    variant: Variant,
+    seed: int,
+    configs: Sequence[Path],
+    shared: Sequence[str],
+    output: Path,
+    gspo: Callable[[list[str]], int],
+) -> Path:
     """The folder of a run: the one that is there if the same command made it, else a new one."""
-    from gspo_lightning.cli import main as gspo
-
     name = f"{variant.folder}-seed{seed}"
     stub = output / "configs" / f"{name}.yaml"
     argv = [
