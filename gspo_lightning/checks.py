@@ -177,6 +177,12 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
             f"is 'turn', but {type(module.objective).__name__} takes one advantage per response",
             fix="use model.objective: GSPOToken, or set data.turn_credit: conversation",
         )
+    if module.routing_replay == "R2" and module.old_logprobs.choice == "source":
+        raise UserError(
+            "model.old_logprobs",
+            "is 'source', but model.routing_replay: R2 replays a forward pass of the old policy: there would be none",
+            fix="use model.old_logprobs: recompute, or model.routing_replay: R3",
+        )
     if module.routing_replay == "R3" and not data.rollouts.records_routes:
         raise UserError(
             "model.routing_replay",

@@ -81,9 +81,10 @@ class OldLogProbs:
         Raises:
             UserError: ``source``, but the rollouts have no log-probabilities.
         """
-        first_is_free = first_is_free and not self.as_behaviour
+        replayed = policy.routing is not None and policy.routing.replay != "off" and self.choice != "source"
+        first_is_free = first_is_free and not self.as_behaviour and not replayed
         free, rest = (list(batches[:1]), list(batches[1:])) if first_is_free else ([], list(batches))
-        if not self.from_source(batches):
+        if replayed or not self.from_source(batches):  # under Routing Replay both sides follow the same experts
             return free + old_policy.prepare(policy, rest, temperature)
         old_policy.prepare(policy, [], temperature)  # sampling is over
         return free + [

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from experiments.paper_in_miniature.grid import Cell
 from gspo_lightning import GSPOConfig, GSPOTrainer
@@ -16,6 +17,7 @@ from gspo_lightning.coldstart import ColdStart
 from gspo_lightning.errors import UserError
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.metrics.update import update_scalars
+from gspo_lightning.old_logprobs import OldLogProbs
 from gspo_lightning.old_policy import CachedLogProbs
 from gspo_lightning.policy import ModelSettings, Policy, load_policy
 from gspo_lightning.prompts import ChainTask
@@ -26,7 +28,7 @@ from gspo_lightning.registry import component
 from gspo_lightning.rewards.exact import ExactMatch
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.routing import replay_word, routers_of
-from gspo_lightning.types import MiniBatch, SamplingParams
+from gspo_lightning.types import MicroBatch, MiniBatch, SamplingParams
 from gspo_lightning.update import changed_routes
 
 __all__ = ["run"]
@@ -50,6 +52,18 @@ class BFloat16OldLogProbs(CachedLogProbs):
         """See :meth:`CachedLogProbs.prepare`."""
         with torch.autocast(policy.device.type, torch.bfloat16):
             return super().prepare(policy, batches, temperature)
+
+    def logprobs(self, batch: MicroBatch, temperature: float, current: Tensor | None = None) -> Tensor:
+        """Also in the first update."""
+        return super().logprobs(batch, temperature)
+
+
+class Recomputed(OldLogProbs):
+    """Every mini-batch gets old log-probabilities by a forward pass, the first one, too."""
+
+    def fill(self, *args: Any, first_is_free: bool = False) -> list[MiniBatch]:
+        """See :meth:`OldLogProbs.fill`."""
+        return super().fill(*args, first_is_free=False)
 
 
 class MeasuredTrainer(GSPOTrainer):
@@ -120,6 +134,7 @@ def _trainer(cell: Cell, steps: int, size: int, root: Path, device: str) -> Meas
     replay = replay_word(given.pop("routing_replay", "off"))
     trainer.policy.routing = routers_of(trainer.policy.backbone, replay, None)
     trainer.objective = component("objectives", given.pop("objective"))(**given)
+    trainer.old_logprobs = Recomputed("recompute", trainer.objective)
     return trainer
 
 

@@ -12,10 +12,10 @@ _GROUP = "Mixture of experts"
 MOE = (
     MetricSpec(
         "moe/changed_choices",
-        "(response token, layer) pairs for which live scores choose another set of experts than the old policy did "
-        "(R3: than the rollout did) / all pairs",
+        "(response token, layer) pairs for which live scores choose another set of experts than the rollout did "
+        "(R2: than the old policy's forward pass did) / all pairs",
         "fraction",
-        "exactly 0 in the first update of an iteration (float32), then growing with data/mini_batch; its value at "
+        "0 in the first update of an iteration (float32), then growing with data/mini_batch; its value at "
         "data/mini_batch 1 is the effect of one update (paper: about 0.1; tiny MoE 0.02 to 0.15)",
         "If it jumps within an iteration, token ratios are between different networks: use a sequence-level objective, "
         "model.routing_replay, or a lower learning rate.",
@@ -24,7 +24,7 @@ MOE = (
     ),
     MetricSpec(
         "moe/changed_experts",
-        "experts of the old policy's choice that live scores do not choose any more / (pairs x k)",
+        "experts of the rollout's choice (R2: the old policy's) that live scores do not choose any more / (pairs x k)",
         "fraction",
         "between moe/changed_choices / k and moe/changed_choices",
         "Read with moe/changed_choices: near it, whole sets of experts are exchanged.",

@@ -54,7 +54,7 @@ class GroupedSampler(RolloutSource):
         beginnings = Beginning.groups(prompts, group_size, sampling.max_response_tokens)
         written = Written(beginnings, policy.device)
         book: RouteBook | None = None
-        if policy.routing is not None and policy.routing.replay == "R3" and sampling.neutral:
+        if policy.routing is not None and policy.routing.replay != "R2" and sampling.neutral:
             book = RouteBook(len(beginnings), sampling.max_response_tokens, policy.routing, policy.device)
         groups: dict[int, list[Rollout]] = {}
 
