@@ -67,7 +67,7 @@ class Measured(Ours):
     def _update(self, batch: MiniBatch, place: int, scalars: dict[str, float], *, last: bool) -> None:
         sums = self.meter.sums() if self.full else UpdateMeter("off").sums()
         self.optimizer.zero_grad(set_to_none=True)
-        self.accumulate(batch, self.phases(), sums)
+        self.accumulate(batch, self.phases(), sums, on_policy=place == 0)
         pairs, vectors, maxima = sums.reduce()
         norm = float(torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), 1.0))
         if not self.full:

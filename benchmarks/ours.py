@@ -16,6 +16,7 @@ from benchmarks.workloads import MINI_BATCHES, Workload, reward
 from gspo_lightning.advantages import GroupNormalised
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.objectives import GSPO
+from gspo_lightning.old_logprobs import OldLogProbs
 from gspo_lightning.old_policy import CachedLogProbs
 from gspo_lightning.packing import make_mini_batches
 from gspo_lightning.policy import Layout, Policy
@@ -62,6 +63,7 @@ class Ours:
         self.sampler = GroupedSampler()
         self.objective = GSPO(3e-4, 4e-4)
         self.old_policy = CachedLogProbs()
+        self.old_logprobs = OldLogProbs("auto", self.objective)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
         self.iteration = 0
         self._sync = sync
@@ -98,11 +100,11 @@ class Ours:
         )
 
     def prepare(self, batches: Sequence[MiniBatch]) -> list[MiniBatch]:
-        """Old log-probabilities."""
+        """Old log-probabilities, where the sampler's will not do."""
         with self.context():
-            return self.old_policy.prepare(self.policy, batches, 1.0)
+            return self.old_logprobs.fill(self.old_policy, self.policy, batches, 1.0, first_is_free=True)
 
-    def accumulate(self, batch: MiniBatch, phases: Phases, sums: MetricSums) -> None:
+    def accumulate(self, batch: MiniBatch, phases: Phases, sums: MetricSums, on_policy: bool = False) -> None:
         """The gradient of one mini-batch."""
         batch = batch.to(self.policy.device)
         denominator = mini_batch_count(self.objective, batch.micro_batches)
@@ -116,14 +118,15 @@ class Ours:
                     temperature=1.0,
                     denominator=denominator,
                     sums=sums,
+                    on_policy=on_policy,
                 )
             with phases("backward"):
                 loss.backward()
 
-    def update(self, batch: MiniBatch, phases: Phases, sums: MetricSums) -> None:
+    def update(self, batch: MiniBatch, phases: Phases, sums: MetricSums, on_policy: bool = False) -> None:
         """One optimizer step."""
         self.optimizer.zero_grad(set_to_none=True)
-        self.accumulate(batch, phases, sums)
+        self.accumulate(batch, phases, sums, on_policy)
         with phases("optimizer"):
             torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), 1.0)
             self.optimizer.step()
@@ -140,7 +143,7 @@ class Ours:
             batches = self.pack(groups)
             with phases("old"):
                 batches = self.prepare(batches)
-            self._updates(batches, phases)
+            self._updates(batches, phases, first_is_on_policy=True)
         check_lengths(groups, self.workload.lengths)
         return phases
 
@@ -151,11 +154,13 @@ class Ours:
             self._updates(recorded(self.pack(groups)), phases)
         return phases
 
-    def _updates(self, batches: Sequence[MiniBatch], phases: Phases) -> None:
-        sums = MetricSums()
+    def _updates(self, batches: Sequence[MiniBatch], phases: Phases, first_is_on_policy: bool = False) -> None:
         for batch in batches:
-            self.update(batch, phases, sums)
-        sums.reduce()
+            sums, on_policy = MetricSums(), first_is_on_policy and batch.index == 0
+            self.update(batch, phases, sums, on_policy)
+            measured = sums.reduce()[0]
+            if on_policy:
+                self.old_logprobs.note(measured)
 
 
 def recorded(batches: Sequence[MiniBatch]) -> list[MiniBatch]:
