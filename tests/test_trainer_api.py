@@ -73,7 +73,7 @@ class Replay(RolloutSource):
     def generate(self, policy: Any, prompts: Sequence[Prompt], **_: Any) -> list[list[Rollout]]:
         assert [p.token_ids for p in prompts] == [g[0].prompt.token_ids for g in self.groups]
         return [
-            [dataclasses.replace(r, prompt=prompt, reward=None, advantage=0.0) for r in group]
+            [dataclasses.replace(r, prompt=prompt, reward=None, reward_statuses={}, advantage=0.0) for r in group]
             for prompt, group in zip(prompts, self.groups, strict=True)
         ]
 
@@ -134,7 +134,8 @@ def test_response_and_token_counts(model: PreTrainedModel, tokenizer: PreTrained
         statistics["response/truncated"] == sum(int(r.token_ids[-1]) != tokenizer.eos_token_id for r in rollouts) / 16
     )
     assert statistics["data/tokens_per_update"] == sum(lengths) + 4 * sum(len(q) for q in QUERIES)
-    assert [e["completion"] for e in trainer.examples] == [r.text for g in trainer.rollouts.groups for r in g[:2]]
+    shown = [e["completion"] for e in trainer.examples if e["shown_as"] == "sample"]
+    assert shown == [r.text for g in trainer.rollouts.groups for r in g[:2]]
 
 
 def test_a_trivial_reward_is_learnt(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:

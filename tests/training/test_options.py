@@ -102,9 +102,10 @@ def test_bfloat16_weights_keep_float32_log_probabilities(tmp_path: Path) -> None
     assert {v.dtype for v in runs.weights(run).values()} == {torch.bfloat16}
     first = runs.scalars(run)["ratio/log_sequence_std"][0]
     assert first == (1, 0.0)  # one code path: the noise of bfloat16 is the same on both sides of the ratio
-    assert runs.checkpoint(run)["PromptDataModule"]["ranks"][0]["experience"]["mini_batches"][0]["micro_batches"][0][
-        "old_logprobs"
-    ].dtype == torch.float32  # fmt: skip
+    batches = runs.checkpoint(run)["PromptDataModule"]["ranks"][0]["experience"]["mini_batches"]
+    assert batches[0]["micro_batches"][0]["old_logprobs"] is None  # the first update's are the policy's own
+    assert batches[1]["micro_batches"][0]["old_logprobs"].dtype == torch.float32  # too noisy to be the sampler's
+    assert dict(runs.scalars(run)["noise/sampler_sequence_rms"])[1] > 3e-5
 
 
 @pytest.mark.parametrize("objective", ["GSPOToken", "PPO", "DAPO", "CISPO", "SAPO", "GMPO", "LUSPO", "VESPO", "DPPOTV",
