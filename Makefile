@@ -6,10 +6,11 @@ PIP_ARGS ?=
 MUTANTS ?=
 BENCH_ARGS ?=
 GPU_CHECK_ARGS ?=
+VLLM_PYTHON ?=
 TEST_PROCESSES ?= 2
 BIN := $(VENV)/bin
 
-.PHONY: help install sandbox bench-install bench gpu-check quickstart test test-quick test-long audit mutants check format \
+.PHONY: help install sandbox bench-install bench gpu-check quickstart test test-quick test-long test-vllm audit mutants check format \
   lint types doctest constraints clean
 
 help:
@@ -17,6 +18,7 @@ help:
 	@echo "make test                  the whole test suite"
 	@echo "make test-quick            without the tests marked slow"
 	@echo "make test-long             the long forms: kills, damage, fuzzing, a soak (under an hour)"
+	@echo "make test-vllm VLLM_PYTHON=...  training through a real vLLM server, with an interpreter that has vLLM"
 	@echo "make audit                 known vulnerabilities of the pinned packages (needs the network)"
 	@echo "make mutants               break the mathematics in every place and see that the tests notice (docs/mutants.md)"
 	@echo "make sandbox               bubblewrap, which model-written programs run in (docs/sandbox.md)"
@@ -69,6 +71,10 @@ test-quick: install
 
 test-long: install
 	$(BIN)/python -m pytest tests -m long
+
+test-vllm:  # vLLM pins versions of its own, so its environment is given: VLLM_PYTHON=/path/to/bin/python
+	@test -n "$(VLLM_PYTHON)" || { echo "error: name an interpreter that has vLLM: make test-vllm VLLM_PYTHON=..."; exit 2; }
+	PYTHONPATH="$(CURDIR)" $(VLLM_PYTHON) -m pytest tests/training/test_real_vllm.py -m vllm
 
 audit: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[audit]'
