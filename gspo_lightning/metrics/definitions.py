@@ -246,6 +246,33 @@ _DATA = (
 
 _NOISE = (
     MetricSpec(
+        "staleness/stale_tokens",
+        "share of response tokens of the iteration that earlier weights sampled",
+        "fraction",
+        "below 0.5 in partial rollouts; 1 with rollouts ahead of training",
+        "If it is high, lower data.prompts_in_flight.",
+        "Numerical noise",
+        when="partial rollouts, rollouts ahead of training",
+    ),
+    MetricSpec(
+        "staleness/mean_age",
+        "mean over response tokens of the optimizer steps between the weights that sampled it and those of now",
+        "optimizer steps",
+        "at most the updates of one iteration",
+        "If the reward falls while it grows, lower data.max_carry or data.max_staleness.",
+        "Numerical noise",
+        when="partial rollouts, rollouts ahead of training",
+    ),
+    MetricSpec(
+        "staleness/max_age",
+        "the age of the oldest response token",
+        "optimizer steps",
+        "at most data.max_carry (or data.max_staleness) iterations",
+        "See staleness/mean_age.",
+        "Numerical noise",
+        when="partial rollouts, rollouts ahead of training",
+    ),
+    MetricSpec(
         "noise/sampler_logprob_gap",
         "mean over response tokens of abs(sampler's log-prob - the trainer's old log-prob)",
         "nats per token",
