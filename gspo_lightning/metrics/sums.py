@@ -41,10 +41,15 @@ def ratio_percentiles(counts: Sequence[float]) -> dict[str, float]:
     return {"ratio/log_sequence_p05": 0.0, "ratio/log_sequence_p95": 0.0} | found
 
 
+NEEDED = {"loss", "sampler_logprob_gap_squared", "sampler_sequence_gap_squared"}
+"""Sums that are kept at every level: the noise decides where old log-probabilities come from."""
+
+
 class MetricSums:
     """Accumulates ``{name: (sum, count)}`` on the device and reduces everything in one collective.
 
-    ``level`` tells those who measure how much is wanted; at ``off`` only the loss and maxima are kept.
+    ``level`` tells those who measure how much is wanted; at ``off`` only the loss, maxima and what training goes by
+    (:data:`NEEDED`) are kept.
     """
 
     def __init__(self, level: Level = "basic") -> None:
@@ -56,7 +61,7 @@ class MetricSums:
     def add(self, sums: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Add the sums and counts of one micro-batch (0-dim tensors)."""
         for name, (total, count) in sums.items():
-            if self.level == "off" and name != "loss":
+            if self.level == "off" and name not in NEEDED:
                 continue
             pair = torch.stack([total.detach().double(), count.detach().double()])
             self._sums[name] = self._sums[name] + pair if name in self._sums else pair

@@ -65,7 +65,8 @@ def assert_same_run(case: Case, two: Path, root: Path) -> None:
     assert runs.largest_difference(weights(two / "checkpoints" / "last.ckpt"), runs.weights(one)) < 1e-6
     alone, together = runs.scalars(one), runs.scalars(two)
     assert alone.keys() == together.keys()
-    for tag in alone.keys() - {"data/micro_batches"}:
+    # what a rank measures on its first micro-batch alone depends on what that holds
+    for tag in alone.keys() - {"data/micro_batches", "moe/changed_over_iteration"}:
         for (_, a), (_, b) in zip(alone[tag], together[tag], strict=True):
             assert a == pytest.approx(b, abs=2e-5), tag
 
