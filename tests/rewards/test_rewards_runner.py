@@ -162,11 +162,13 @@ def test_a_reward_that_raises_on_the_probe_is_refused_with_its_cause() -> None:
 def test_workers_killed_at_random_change_no_reward() -> None:
     texts = ["x" * (i % 5) for i in range(1000)]
     with RewardRunner({"r": bad._Slow()}, num_workers=2) as runner:
+        begun = time.monotonic()
         runner.check(set())
+        start = time.monotonic() - begun  # on a busy machine a worker must have time to start before it is killed
         pending = runner.submit(samples(*texts))
         kills, chance = 0, random.Random(0)
         while not pending.done():
-            time.sleep(0.25 + 0.1 * chance.random())
+            time.sleep(max(0.25, start) + 0.1 * chance.random())
             if (pids := runner.worker_pids()) and not pending.done():
                 os.kill(chance.choice(pids), signal.SIGKILL)
                 kills += 1
