@@ -9,10 +9,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from gspo_lightning.errors import GSPOError
 
-__all__ = ["all_gather_objects", "all_max", "all_sum", "fail_together", "gather_rows", "largest", "rank_and_world"]
+__all__ = [
+    "all_gather_objects",
+    "all_max",
+    "all_sum",
+    "fail_together",
+    "gather_rows",
+    "largest",
+    "local",
+    "rank_and_world",
+]
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -20,6 +30,11 @@ def rank_and_world() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor; the tensor itself where it is not sharded (or is a part already, as in FSDP1)."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def all_sum(values: Tensor) -> Tensor:

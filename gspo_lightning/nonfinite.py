@@ -12,13 +12,13 @@ from typing import Any, BinaryIO, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from gspo_lightning.distributed import largest
+from gspo_lightning.distributed import largest, local
 from gspo_lightning.errors import NonFiniteError, UserError
 from gspo_lightning.objectives import Objective
 from gspo_lightning.old_policy import OldPolicy
 from gspo_lightning.policy import ModelSettings, Policy
 from gspo_lightning.resume import atomic_file
-from gspo_lightning.sharding import full_weights, in_step, is_sharded, local, total_norm
+from gspo_lightning.sharding import full_weights, in_step, is_sharded, total_norm
 from gspo_lightning.types import MiniBatch
 
 __all__ = ["Dump", "NonFiniteGuard", "OnNonFinite", "check_weights"]

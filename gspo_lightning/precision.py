@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gspo_lightning.distributed import local
 from gspo_lightning.errors import UserError
 from gspo_lightning.objectives import Objective
 from gspo_lightning.policy import Policy
-from gspo_lightning.sharding import local
 from gspo_lightning.types import MicroBatch
 
 __all__ = ["band", "check_device", "check_ratio_noise", "ratio_noise", "still_share", "warn_if_weights_stand_still"]

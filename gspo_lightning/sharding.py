@@ -14,21 +14,16 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from gspo_lightning.distributed import all_sum, gather_rows, largest
+from gspo_lightning.distributed import all_sum, gather_rows, largest, local
 from gspo_lightning.policy import Policy
 
 __all__ = [
-    "Gathering", "clip_norm", "copy_weights", "full_weights", "gathered", "in_step", "is_sharded", "local",
+    "Gathering", "clip_norm", "copy_weights", "full_weights", "gathered", "in_step", "is_sharded",
     "total_norm", "units", "without_sync",
 ]  # fmt: skip
 
 T = TypeVar("T")
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor; the tensor itself where it is not sharded (or is a part already, as in FSDP1)."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def is_sharded(policy: nn.Module) -> bool:

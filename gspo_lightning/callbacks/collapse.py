@@ -19,8 +19,8 @@ from gspo_lightning.callbacks.folder import run_folder
 from gspo_lightning.callbacks.rollback import good_checkpoint, roll_back
 from gspo_lightning.collapse import SIGNATURES, Alarm, Signature, Watch
 from gspo_lightning.errors import CollapseError, NonFiniteError, UserError, did_you_mean
-from gspo_lightning.metrics.parameters import is_sharded
 from gspo_lightning.resume import write_text
+from gspo_lightning.sharding import is_sharded
 
 __all__ = ["ALARMS", "Action", "Collapse"]
 

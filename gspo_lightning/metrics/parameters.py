@@ -10,12 +10,10 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
 
-from gspo_lightning.distributed import all_sum
+from gspo_lightning.distributed import all_sum, local
 
-__all__ = ["PARTS", "ParameterMeter", "is_sharded", "local", "part_of"]
+__all__ = ["PARTS", "ParameterMeter", "part_of"]
 
 PARTS = ("embedding", "head", "norms", "router", "experts", "attention", "mlp", "other")
 """Parts of a model, told apart by the names that transformers gives its modules."""
@@ -39,19 +37,6 @@ def part_of(name: str) -> str:
     ('norms', 'router')
     """
     return next((part for part, words in _WORDS if any(word in name for word in words)), "other")
-
-
-def local(parameter: Tensor) -> Tensor:
-    """What this rank holds of a parameter: all of it, or its shard."""
-    held: Tensor = parameter.detach()
-    return held.to_local() if isinstance(held, DTensor) else held
-
-
-def is_sharded(module: nn.Module) -> bool:
-    """Whether ranks hold different weights (FSDP in either form)."""
-    return any(isinstance(m, FullyShardedDataParallel) for m in module.modules()) or any(
-        isinstance(p, DTensor) for p in module.parameters()
-    )
 
 
 class ParameterMeter:
@@ -96,7 +81,7 @@ class ParameterMeter:
 
     def _sample(self, module: nn.Module) -> Tensor:
         """Every k-th of this rank's trainable weights, in the order of the module, [about SAMPLE] float32."""
-        tensors = [local(p).reshape(-1) for p in _trainable(module)]
+        tensors = [local(p.detach()).reshape(-1) for p in _trainable(module)]
         step = -(-sum(t.numel() for t in tensors) // SAMPLE) or 1
         taken, offset = [], 0
         for tensor in tensors:
@@ -106,7 +91,7 @@ class ParameterMeter:
 
     def _squares(self, module: nn.Module) -> dict[str, Tensor]:
         """Sum of squares of this rank's trainable weights by part; parts that the model lacks are left out."""
-        named = [(part_of(name), local(p)) for name, p in module.named_parameters() if p.requires_grad]
+        named = [(part_of(name), local(p.detach())) for name, p in module.named_parameters() if p.requires_grad]
         norms = torch._foreach_norm([value for _, value in named])
         squares = {}
         for part in PARTS:

@@ -8,7 +8,7 @@ that sampled each token (Kimi k1.5, arXiv 2501.12599, section 2.6.2).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gspo_lightning.packing import make_micro_batch
 from gspo_lightning.policy import Policy
-from gspo_lightning.rollouts.base import Beginning, Draws, OnGroup, Progress, RolloutSource
+from gspo_lightning.rollouts.base import Beginning, Draws, OnGroup, Progress, RolloutSource, cut
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 __all__ = ["PartialRollouts"]
@@ -169,10 +169,8 @@ def _state(response: Rollout) -> dict[str, Any]:
 
 
 def _nothing(prompt: Prompt, sample: int, version: int) -> Rollout:
-    none = torch.zeros(0)
-    return Rollout(
-        prompt, sample, none.long(), none, none.bool(), FinishReason.CUT, version, versions=none.long()
-    )  # fmt: skip
+    whole = Beginning(prompt, sample, prompt.token_ids, drawn=0, room=1)
+    return replace(cut(whole, version), versions=torch.zeros(0, dtype=torch.int64))
 
 
 def _beginning(response: Rollout, limit: int) -> Beginning:

@@ -16,7 +16,8 @@ from torch.distributed.fsdp import fully_shard
 
 from gspo_lightning.metrics import parameters
 from gspo_lightning.metrics.meter import UpdateMeter
-from gspo_lightning.metrics.parameters import ParameterMeter, is_sharded
+from gspo_lightning.metrics.parameters import ParameterMeter
+from gspo_lightning.sharding import is_sharded
 
 
 def model() -> nn.Sequential:
