@@ -145,6 +145,7 @@ class GSPOModule(LightningModule):
         self.reference: ReferencePolicy | None = None
         self._pending: dict[str, float] = {}
         self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._started: ModelSettings | None = None
         self._gathered = contextlib.ExitStack()
         self._evaluated: list[Policy] = []  # in a list, so that it does not become part of this module
 
@@ -171,10 +172,12 @@ class GSPOModule(LightningModule):
 
     def _start(self) -> ModelSettings:
         """The model to load: the configured one, or what its cold start has made of it."""
-        loaded = self.weights_from_checkpoint and not self._keeps_reference and self.settings.lora is None
-        if self.cold_start is None or loaded:
-            return self.settings
-        return self.cold_start.ensure(self.settings, Path(self.trainer.default_root_dir))
+        if self._started is None:
+            loaded = self.weights_from_checkpoint and not self._keeps_reference and self.settings.lora is None
+            folder = Path(self.trainer.default_root_dir)
+            made = None if loaded or self.cold_start is None else self.cold_start.ensure(self.settings, folder)
+            self._started = made or self.settings
+        return self._started
 
     @property
     def _keeps_reference(self) -> bool:
@@ -184,7 +187,7 @@ class GSPOModule(LightningModule):
         """Load the policy, and check its weights, its output head and how its rows can be laid out."""
         if hasattr(self, "policy"):
             return
-        settings = self._started = self._start()
+        settings = self._start()
         self.policy = load_policy(settings)
         self.policy.train()
         self.meter.watch(self.policy)
@@ -245,7 +248,7 @@ class GSPOModule(LightningModule):
         """
         checkpoint["gspo_lightning"] = {"model": dataclasses.asdict(self.settings), "objective": repr(self.objective)}
         if self.settings.lora is not None:
-            checkpoint["gspo_lightning"]["model"] = dataclasses.asdict(self._started)
+            checkpoint["gspo_lightning"]["model"] = dataclasses.asdict(self._start())
             keep_adapters(checkpoint, self.policy)
         checkpoint["gspo_run"] = self.provenance
         checkpoint["gspo_skipped"] = self.guard.skipped
