@@ -21,6 +21,7 @@ from transformers import (
 
 from gspo_lightning.attention import PackedLayout, PrefixPlan, with_plan
 from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.loading import LOADING
 from gspo_lightning.logprobs import token_logprobs
 from gspo_lightning.lora import LoRA, add_adapters, has_adapters, merge_adapters
 from gspo_lightning.routing import Routing, TokenPlaces, checkpoint_contexts, gather_routes, routed
@@ -294,13 +295,8 @@ def load_policy(settings: ModelSettings) -> Policy:
         UserError: the model cannot be found or loaded.
     """
     tokenizer = load_tokenizer(settings)
-    if settings.name_or_path in TINY_MODELS:
-        dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
-        model = build_tiny_model(settings.name_or_path, settings.seed, dtype, settings.config_overrides)
-        if settings.attn_implementation:
-            model.set_attn_implementation(settings.attn_implementation)
-    else:
-        model = _load_pretrained(settings)
+    with LOADING:
+        model = _load(settings)
     if settings.experts_implementation is not None:
         _choose_experts(model, settings.experts_implementation)
     if settings.gradient_checkpointing:
@@ -309,6 +305,16 @@ def load_policy(settings: ModelSettings) -> Policy:
     if settings.lora is not None:
         add_adapters(model, settings.lora, settings.seed)
     return Policy(model, tokenizer)
+
+
+def _load(settings: ModelSettings) -> PreTrainedModel:
+    if settings.name_or_path not in TINY_MODELS:
+        return _load_pretrained(settings)
+    dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    model = build_tiny_model(settings.name_or_path, settings.seed, dtype, settings.config_overrides)
+    if settings.attn_implementation:
+        model.set_attn_implementation(settings.attn_implementation)
+    return model
 
 
 def _choose_experts(model: PreTrainedModel, word: str) -> None:

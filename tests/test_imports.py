@@ -17,6 +17,7 @@ ROOMS = [
     "errors",
     "registry",
     "randomness",
+    "loading",
     "distributed",
     "resume",
     "objectives",

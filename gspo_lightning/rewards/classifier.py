@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.loading import LOADING
 from gspo_lightning.rewards.base import Reward, Sample, Score
 
 if TYPE_CHECKING:
@@ -129,9 +130,10 @@ class SequenceClassificationReward(Reward):
             raise UserError("SequenceClassificationReward.dtype", f"torch has no {self.dtype!r}", fix="bfloat16, say")
         try:
             tokenizer = AutoTokenizer.from_pretrained(self.name_or_path, **source)
-            model, report = AutoModelForSequenceClassification.from_pretrained(
-                self.name_or_path, dtype=dtype, output_loading_info=True, **source
-            )
+            with LOADING:
+                model, report = AutoModelForSequenceClassification.from_pretrained(
+                    self.name_or_path, dtype=dtype, output_loading_info=True, **source
+                )
         except (OSError, ValueError, ImportError, RuntimeError) as error:  # Runtime: shapes do not fit
             raise _refusal(f"{self.name_or_path!r} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
         if missing := sorted(report["missing_keys"]):
