@@ -208,12 +208,19 @@ class Policy(nn.Module):
         return twin.requires_grad_(False)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Model, tokenizer and generation config in transformers format; adapters are merged into the weights."""
+        """Model, tokenizer and generation config in transformers format; adapters are merged into the weights.
+
+        Whichever rank is asked writes: transformers, left alone, writes nothing on others than the first, silently.
+        """
         model = self.model
         if has_adapters(model):
             model = copy.deepcopy(model)
             merge_adapters(model)
-        model.save_pretrained(folder)
+        model.should_save_on_this_rank = lambda wanted: wanted
+        try:
+            model.save_pretrained(folder)
+        finally:
+            del model.should_save_on_this_rank
         self.tokenizer.save_pretrained(folder)
         if getattr(self.model, "generation_config", None) is not None:
             self.model.generation_config.save_pretrained(folder)

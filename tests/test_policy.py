@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from model_families import FAMILIES, VOCABULARY, build_model, build_policy
 from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from gspo_lightning.errors import UserError
@@ -221,6 +223,17 @@ def test_what_is_saved_is_what_is_loaded(policy: Policy, tmp_path: Path) -> None
     again = load_policy(ModelSettings(str(tmp_path / "model"))).eval()
     assert again.eos_token_ids == (1, 9)
     assert again.tokenizer("7+5:")["input_ids"] == policy.tokenizer("7+5:")["input_ids"]
+    with torch.no_grad():
+        assert torch.equal(again(pack(ROWS))[0], policy(pack(ROWS))[0])
+
+
+def test_any_rank_saves_what_it_is_asked_to(policy: Policy, tmp_path: Path) -> None:
+    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    try:
+        policy.save_pretrained(tmp_path)
+    finally:
+        dist.destroy_process_group()
+    again = load_policy(ModelSettings(str(tmp_path))).eval()
     with torch.no_grad():
         assert torch.equal(again(pack(ROWS))[0], policy(pack(ROWS))[0])
 
