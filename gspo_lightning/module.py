@@ -303,19 +303,18 @@ class GSPOModule(LightningModule):
             objective=self.objective,
             temperature=self.data.temperature,
             denominator=denominator,
-            segments=self._segments(part),
+            segments=self.segments(part),
             sums=sums,
-            on_policy=self._on_policy,
+            on_policy=self.on_policy(self._batch),
         )
         return loss * rank_and_world()[1]
 
-    @property
-    def _on_policy(self) -> bool:
+    def on_policy(self, batch: MiniBatch) -> bool:
         """Whether this update is the first on its rollouts, and the snapshot they come from is the policy of now."""
-        first = self._batch.index == 0 and self.old_policy.due(self._batch.iteration)
+        first = batch.index == 0 and self.old_policy.due(batch.iteration)
         return first and not self.old_logprobs.as_behaviour
 
-    def _segments(self, part: MicroBatch) -> Tensor | None:
+    def segments(self, part: MicroBatch) -> Tensor | None:
         """[N, T] segment numbers where the objective is over delimited segments."""
         if not self.segment_delimiters:
             return None
@@ -383,10 +382,10 @@ class GSPOModule(LightningModule):
         """Write down what this update saw, with the weights as they are now; returns the path."""
         loader, batch = self.data.loader, self._batch
         dump = make_dump(
-            batch, self.policy, self.old_policy, self.objective, self.data.temperature, on_policy=self._on_policy,
+            batch, self.policy, self.old_policy, self.objective, self.data.temperature, on_policy=self.on_policy(batch),
             update=self.global_step + 1, values=values, rewards=loader.experience.rewards, model=self.settings,
             rng={"seed": self.data.seed, "iteration": loader.iteration},
-            segments=[self._segments(part) for part in batch.micro_batches],
+            segments=[self.segments(part) for part in batch.micro_batches],
         )  # fmt: skip
         return dump.write(Path(self.trainer.log_dir or self.trainer.default_root_dir) / "dumps", rank_and_world()[0])
 
@@ -395,7 +394,7 @@ class GSPOModule(LightningModule):
     def _measure(self, batch: MiniBatch, sums: MetricSums, start: float) -> None:
         pairs, vectors, maxima = sums.reduce()
         scalars, iteration = update_scalars(pairs), self.data.loader.experience.metrics
-        if self._on_policy:
+        if self.on_policy(batch):
             self.old_logprobs.note(pairs)
             iteration |= {tag: value for tag, value in scalars.items() if tag.startswith("noise/")}
         self._pending = iteration | scalars | maxima

@@ -7,9 +7,10 @@ from gspo_lightning.callbacks.interrupts import Interrupts, Terminated
 from gspo_lightning.callbacks.optimizer import NewOptimizerSettings
 from gspo_lightning.callbacks.predictions import PredictionWriter
 from gspo_lightning.callbacks.progress import RunProgress
+from gspo_lightning.callbacks.side_by_side import SideBySide
 from gspo_lightning.callbacks.summary import RunSummary, show_evaluation, versions
 
 __all__ = [
     "AtomicCheckpointIO", "Collapse", "Dashboard", "Interrupts", "LastCheckpoint", "NewOptimizerSettings",
-    "PredictionWriter", "RunProgress", "RunSummary", "Terminated", "show_evaluation", "versions",
+    "PredictionWriter", "RunProgress", "RunSummary", "SideBySide", "Terminated", "show_evaluation", "versions",
 ]  # fmt: skip

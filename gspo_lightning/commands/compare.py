@@ -6,18 +6,19 @@ import argparse
 import os
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from gspo_lightning.commands.compare_figure import draw
 from gspo_lightning.commands.compare_page import page, summary_table
+from gspo_lightning.commands.compare_rollouts import compare_rollouts
+from gspo_lightning.commands.compare_runs import Variant, run_once
 from gspo_lightning.commands.compare_stats import SEEDS_FOR_A_CLAIM
 from gspo_lightning.commands.report_data import Run, read_run
 from gspo_lightning.errors import UserError
 
-__all__ = ["Variant", "main"]
+__all__ = ["main"]
 
 PICTURE, PAGE = "compare.png", "compare.md"
 EPILOG = f"""\
@@ -26,22 +27,10 @@ A run that is there already and was made by the same command is not made again: 
 A difference is claimed from {SEEDS_FOR_A_CLAIM} seeds on, if the bootstrap interval of paired differences leaves 0 out.
 
   gspo compare --config configs/quickstart.yaml --objectives GSPO,GRPO --seeds 1,2,3
+  gspo compare --rollouts runs/quickstart/version_0 --objectives GSPO,GRPO,DAPO
   gspo compare --config configs/quickstart.yaml --config configs/moe.yaml --variant GSPO \\
       --variant "GRPO + replay: --model.objective GRPO --model.routing_replay R2"
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A name, and the arguments of ``gspo fit`` that make it different from the others."""
-
-    name: str
-    arguments: tuple[str, ...]
-
-    @property
-    def folder(self) -> str:
-        """Its name as part of a file name."""
-        return "-".join("".join(c if c.isalnum() or c in "._" else " " for c in self.name).split())
 
 
 def main(argv: Sequence[str], gspo: Callable[[list[str]], int]) -> int:
@@ -68,14 +57,33 @@ def main(argv: Sequence[str], gspo: Callable[[list[str]], int]) -> int:
     )
     parser.add_argument("--seeds", default="1,2,3", metavar="1,2,...", help="default: 1,2,3")
     parser.add_argument(
+        "--rollouts",
+        type=Path,
+        metavar="RUN",
+        help="on the same recorded rollouts instead: a run with data.record_rollouts, or a file or folder of such rows",
+    )
+    parser.add_argument(
         "--output", type=Path, default=Path("runs/compare"), metavar="DIR", help="default: runs/compare"
     )
     options, shared = parser.parse_known_args(list(argv))
     variants, seeds = _variants(options.objectives, options.variant), _seeds(options.seeds)
+    if options.rollouts is not None and not options.config and (options.rollouts / "config.yaml").is_file():
+        options.config = [options.rollouts / "config.yaml"]
     _check(options.config, variants)
+    if options.rollouts is not None:
+        return compare_rollouts(options.rollouts, variants, options.config, shared, options.output, gspo)
     runs = {
         variant.name: {
-            seed: read_run(_run(variant, seed, options.config, shared, options.output.resolve(), gspo))
+            seed: read_run(
+                run_once(
+                    f"{variant.folder}-seed{seed}",
+                    f"{variant.name}, seed {seed}",
+                    [*shared, *variant.arguments, f"--seed_everything={seed}"],
+                    configs=options.config,
+                    output=options.output.resolve(),
+                    gspo=gspo,
+                )
+            )
             for seed in seeds
         }
         for variant in variants
@@ -124,47 +132,6 @@ def _check(configs: Sequence[Path], variants: Sequence[Variant]) -> None:
     for variant in variants:
         if variant.arguments == (f"--model.objective={variant.name}",):
             component("objectives", variant.name)  # a typo is found before the first run, not before the second
-
-
-def _run(
-    variant: Variant,
-    seed: int,
-    configs: Sequence[Path],
-    shared: Sequence[str],
-    output: Path,
-    gspo: Callable[[list[str]], int],
-) -> Path:
-    """The folder of a run: the one that is there if the same command made it, else a new one."""
-    name = f"{variant.folder}-seed{seed}"
-    stub = output / "configs" / f"{name}.yaml"
-    argv = [
-        "fit", f"--config={stub}", *(f"--config={path}" for path in configs), *shared, *variant.arguments,
-        f"--seed_everything={seed}", f"--trainer.default_root_dir={output}",
-    ]  # fmt: skip
-    text = "\n".join(f"# {line}" for line in ["made by gspo compare", *argv, *_contents(configs)]) + "\n{}\n"
-    done = sorted((output / name).glob("version_*/summary.json"), key=lambda p: p.stat().st_mtime)
-    if done and stub.is_file() and stub.read_text(encoding="utf-8") == text:
-        return done[-1].parent
-    stub.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = stub.with_suffix(".unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    Console(highlight=False).print(f"{variant.name}, seed {seed}", style="bold", markup=False)
-    os.replace(unfinished, stub)
-    for old in done:  # of another command
-        old.unlink()
-    code = gspo(argv)
-    done = sorted((output / name).glob("version_*/summary.json"), key=lambda p: p.stat().st_mtime)
-    if code != 0 or not done:
-        raise UserError(
-            "gspo compare",
-            f"the run {variant.name}, seed {seed} ended with exit code {code}",
-            fix="start the same command again to go on with it, or run it alone: gspo " + shlex.join(argv),
-        )
-    return done[-1].parent
-
-
-def _contents(configs: Sequence[Path]) -> list[str]:
-    return [line for path in configs for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _write(

@@ -19,6 +19,7 @@ __all__ = [
     "label_ends",
     "lines_of",
     "mark_alarms",
+    "quiet",
     "say_not_logged",
     "say_what_is_missing",
     "short",
@@ -49,13 +50,18 @@ def lines_of(runs: Sequence[Run]) -> list[Line]:
 
 def dress(axes: Any, title: str, unit: str, lines: Sequence[Line]) -> None:
     """Title, unit and quiet axes, the same x range in all panels."""
+    quiet(axes, title, unit)
+    axes.set_xlim(0, max([line.run.updates for line in lines] + [1]))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, steps=[1, 2, 2.5, 5, 10]))
+
+
+def quiet(axes: Any, title: str, unit: str) -> None:
+    """Title, unit, and axes that step back behind what is drawn."""
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=7)
     axes.set_ylabel(unit, color=GREY, fontsize=9)
-    axes.set_xlim(0, max([line.run.updates for line in lines] + [1]))
     axes.grid(axis="y", color=FAINT, lw=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(which="both", colors=GREY, labelsize=8.5, length=0)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     for side in ("top", "right"):

@@ -9,9 +9,9 @@ import pytest
 from recorded_run import write_run
 
 from gspo_lightning.cli import main
-from gspo_lightning.commands.compare import Variant
 from gspo_lightning.commands.compare_figure import draw
 from gspo_lightning.commands.compare_page import page
+from gspo_lightning.commands.compare_runs import Variant
 from gspo_lightning.commands.compare_stats import MEASURES, paired_difference
 from gspo_lightning.commands.report_data import read_run
 from tests.training.runs import QUICKSTART, SMALL, UNTAUGHT, weights

@@ -1,0 +1,152 @@
+"""Several objectives on the same mini-batches at the same weights: losses, gradients and how these point."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from gspo_lightning.callbacks.folder import run_folder
+from gspo_lightning.distributed import rank_and_world
+from gspo_lightning.errors import UserError
+from gspo_lightning.metrics.sums import MetricSums
+from gspo_lightning.metrics.update import update_scalars
+from gspo_lightning.objectives import Objective
+from gspo_lightning.routing import Replay, replay_word
+from gspo_lightning.types import MiniBatch
+from gspo_lightning.update import micro_batch_loss, mini_batch_count
+
+__all__ = ["SIDE_BY_SIDE", "SideBySide"]
+
+SIDE_BY_SIDE = "side_by_side.jsonl"
+
+
+class SideBySide(Callback):
+    """Before every update, computes the gradient of each objective on its mini-batch, at the weights of that moment.
+
+    The run is not changed: its own objective moves the weights. Writes :data:`SIDE_BY_SIDE` to the run folder, a line
+    an update: ``update``, ``iteration``, ``mini_batch``; ``settings``: name -> the objective in full; ``objectives``:
+    name -> what was measured under the tags of docs/metrics.md, ``optim/gradient_norm`` (before clipping) included;
+    ``cosines``: between the gradients, in the order of the names (null where one is 0); ``sampler_logprob_gap``: mean
+    absolute difference in nats per token between the log-probabilities of these weights and those that came with the
+    rollouts, on the first mini-batch.
+
+    Costs a forward and backward pass an objective and update, and a copy of the gradient each in the machine's memory.
+
+    Args:
+        objectives: name -> objective.
+        routing_replay: name -> ``R2`` for objectives that follow the experts of the old policy's forward pass. The run
+            needs ``model.routing_replay: R2``, too; its own updates then follow the first objective's word.
+    """
+
+    def __init__(self, objectives: dict[str, Objective], routing_replay: dict[str, str] | None = None) -> None:
+        unknown = set(routing_replay or {}) - set(objectives)
+        if not objectives or unknown:
+            raise UserError(
+                "trainer.callbacks.objectives", f"is empty, or lacks {', '.join(sorted(unknown)) or 'everything'}"
+            )
+        self.objectives = objectives
+        self.replay: dict[str, Replay] = {n: replay_word((routing_replay or {}).get(n, "off")) for n in objectives}
+        self._path = Path()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin the file, or go on with what a resumed run has not done again.
+
+        Raises:
+            UserError: several ranks, or Routing Replay in a run that keeps no experts for it.
+        """
+        if rank_and_world()[1] > 1:
+            raise UserError("trainer.devices", "SideBySide compares gradients in one process", fix="use one device")
+        routing = pl_module.policy.routing
+        if "R2" in self.replay.values() and (routing is None or routing.replay != "R2"):
+            raise UserError("model.routing_replay", "is off, but an objective is to replay experts", fix="use R2")
+        self._path = run_folder(trainer) / SIDE_BY_SIDE
+        lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.is_file() else []
+        kept = [line for line in lines if json.loads(line)["update"] <= trainer.global_step]
+        self._path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: MiniBatch, batch_idx: int
+    ) -> None:
+        """Measure; gradients are gone afterwards, and the update follows the first objective's routing."""
+        found, gradients = {}, []
+        for name, objective in self.objectives.items():
+            self._route(pl_module, self.replay[name])
+            found[name], gradient = self._gradient(trainer, pl_module, objective, batch)
+            gradients.append(gradient)
+        self._route(pl_module, next(iter(self.replay.values())))
+        row = {
+            "update": trainer.global_step + 1,
+            "iteration": batch.iteration,
+            "mini_batch": batch.index,
+            "sampler_logprob_gap": found[next(iter(found))].get("noise/sampler_logprob_gap"),
+            "settings": {name: repr(objective) for name, objective in self.objectives.items()},
+            "objectives": found,
+            "cosines": cosines(gradients),
+        }
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """The next rollouts keep their experts again, where some objective replays them."""
+        if "R2" in self.replay.values():
+            self._route(pl_module, "R2")
+
+    def _route(self, module: LightningModule, word: Replay) -> None:
+        if "R2" in self.replay.values():
+            module.policy.routing = dataclasses.replace(module.policy.routing, replay=word)
+
+    def _gradient(
+        self, trainer: Trainer, module: LightningModule, objective: Objective, batch: MiniBatch
+    ) -> tuple[dict[str, float], list[Tensor]]:
+        """What is measured of an objective on a mini-batch, and its gradient, a tensor a parameter."""
+        sums, on_policy = MetricSums("basic"), module.on_policy(batch)
+        denominator = mini_batch_count(objective, batch.micro_batches)
+        module.policy.zero_grad(set_to_none=True)
+        for part in batch.micro_batches:
+            with trainer.precision_plugin.forward_context():
+                loss = micro_batch_loss(
+                    part,
+                    policy=module.policy,
+                    old_policy=module.old_policy,
+                    objective=objective,
+                    temperature=module.data.temperature,
+                    denominator=denominator,
+                    segments=module.segments(part),
+                    sums=sums,
+                    on_policy=on_policy,
+                )
+            loss.backward()
+        gradient = [p.grad.detach().cpu() for p in module.policy.parameters() if p.grad is not None]
+        module.policy.zero_grad(set_to_none=True)
+        values = update_scalars(sums.reduce()[0])
+        return values | {"optim/gradient_norm": dot(gradient, gradient) ** 0.5}, gradient
+
+
+def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """The inner product of two gradients, tensor by tensor, in float64."""
+    return float(sum(torch.dot(x.double().flatten(), y.double().flatten()) for x, y in zip(a, b, strict=True)))
+
+
+def cosines(gradients: Sequence[Sequence[Tensor]]) -> list[list[float | None]]:
+    """[K, K] between K gradients; None where one of them is 0.
+
+    >>> cosines([[torch.tensor([3.0, 4.0])], [torch.tensor([4.0, 3.0])], [torch.zeros(2)]])
+    [[1.0, 0.96, None], [0.96, 1.0, None], [None, None, None]]
+    """
+    count = len(gradients)
+    products: Mapping[tuple[int, int], float] = {
+        (i, j): dot(gradients[i], gradients[j]) for i in range(count) for j in range(i, count)
+    }
+    norms = [products[i, i] ** 0.5 for i in range(count)]
+
+    def cosine(i: int, j: int) -> float | None:
+        return products[min(i, j), max(i, j)] / (norms[i] * norms[j]) if norms[i] and norms[j] else None
+
+    return [[cosine(i, j) for j in range(count)] for i in range(count)]
