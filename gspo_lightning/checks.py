@@ -205,7 +205,7 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
     check_device(str(trainer.precision), module.settings.dtype, trainer.strategy.root_device)
     check_strategy(trainer.strategy)
     check_ranks(data, trainer.world_size)
-    _check_adapters(module, trainer)
+    _check_adapters(module)
     if data.max_staleness:
         _check_ahead(data, module, trainer)
     if data.updates_per_iteration == 1:
@@ -215,25 +215,13 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
         )
 
 
-def _check_adapters(module: GSPOModule, trainer: Trainer) -> None:
-    lora, sharded = module.settings.lora, "FSDP" in type(trainer.strategy).__name__
+def _check_adapters(module: GSPOModule) -> None:
+    lora = module.settings.lora
     if lora is not None and lora.base == "4bit":
         raise UserError(
             "model.lora.base",
             "is 4bit, which gspo plan counts, but training on 4-bit weights is not done yet",
             fix="use as_loaded, with model.dtype: bfloat16",
-        )
-    if lora is not None and sharded:
-        raise UserError(
-            "model.lora",
-            "and sharded weights do not go together yet",
-            fix="use trainer.strategy: ddp, or no model.lora",
-        )
-    if sharded and type(module.old_policy).__name__ == "OffloadedSnapshot":
-        raise UserError(
-            "model.old_policy",
-            "is OffloadedSnapshot, but sharded weights stay on their devices",
-            fix="use CachedLogProbs or ResidentSnapshot",
         )
 
 

@@ -7,7 +7,7 @@ model with its adapters off, and an export has them merged into the weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,11 +21,16 @@ from gspo_lightning.randomness import Purpose, stream
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["LoRA", "adapters_off", "add_adapters", "add_frozen", "has_adapters", "keep_adapters", "merge_adapters"]
+__all__ = [
+    "BASE_NORM", "LoRA", "adapters_off", "add_adapters", "check_base", "check_names", "frozen_norm", "has_adapters",
+    "merge_adapters", "only_adapters",
+]  # fmt: skip
 
 
 MARK = ".lora_"
 """What names of adapter weights contain."""
+BASE_NORM = "gspo_base_norm"
+"""Where a checkpoint of adapters says which frozen weights they belong to."""
 
 
 @dataclass(frozen=True)
@@ -108,20 +113,19 @@ def merge_adapters(model: nn.Module) -> None:
         setattr(model.get_submodule(parent), last, layer.get_base_layer())
 
 
-def keep_adapters(checkpoint: dict[str, Any], policy: nn.Module) -> None:
-    """Take out of a checkpoint what is frozen, and leave a number that tells another base from this one."""
-    checkpoint["state_dict"] = {name: w for name, w in checkpoint["state_dict"].items() if MARK in name}
-    checkpoint["gspo_base_norm"] = _norm(policy)
+def only_adapters(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a state dict that are trained: a checkpoint holds no others."""
+    return {name: weight for name, weight in state.items() if MARK in name}
 
 
-def add_frozen(checkpoint: dict[str, Any], module: nn.Module, policy: nn.Module) -> None:
-    """Put the frozen weights of this run into a checkpoint of adapters, which then is loaded like any other.
+def check_base(checkpoint: dict[str, Any], norm: float) -> None:
+    """Refuse adapters that belong to other frozen weights than those of norm ``norm`` (:func:`frozen_norm`).
 
     Raises:
-        UserError: the adapters belong to other weights.
+        UserError: they do, or the checkpoint holds no adapters.
     """
-    before, now = checkpoint.get("gspo_base_norm"), _norm(policy)
-    if before is None or abs(before - now) > 1e-6 * max(before, now):
+    before = checkpoint.get(BASE_NORM)
+    if before is None or abs(before - norm) > 1e-6 * max(before, norm):
         raise UserError(
             "model.name_or_path",
             "holds other weights than those the adapters of this checkpoint were trained on"
@@ -129,13 +133,25 @@ def add_frozen(checkpoint: dict[str, Any], module: nn.Module, policy: nn.Module)
             else "trains adapters (model.lora), but this checkpoint holds all weights",
             fix="resume with the model and the model.lora of the run that wrote it",
         )
-    state = checkpoint["state_dict"]
-    state.update({name: weight for name, weight in module.state_dict().items() if MARK not in name})
+
+
+def check_names(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse adapters of other layers than those that are trained: missing ones would start anew, unnoticed.
+
+    Raises:
+        UserError: the adapters in ``found`` are not those in ``wanted``.
+    """
+    if odd := sorted(only_adapters(found).keys() ^ only_adapters(wanted).keys()):
+        raise UserError(
+            "model.lora.target_modules",
+            f"names other layers than this checkpoint has adapters for, such as {odd[0]}",
+            fix="resume with the model.lora of the run that wrote it",
+        )
 
 
 @torch.no_grad()
-def _norm(policy: nn.Module) -> float:
-    """Of all frozen weights together."""
+def frozen_norm(policy: nn.Module) -> float:
+    """Of all frozen weights together: tells one base of adapters from another. Taken before they are sharded."""
     parts = [p.detach().double().norm() ** 2 for name, p in policy.named_parameters() if MARK not in name]
     return float(torch.stack(parts).sum().sqrt())
 

@@ -24,7 +24,7 @@ from gspo_lightning.coldstart import ColdStart
 from gspo_lightning.data import PromptDataModule
 from gspo_lightning.distributed import all_sum, largest, rank_and_world
 from gspo_lightning.errors import UserError
-from gspo_lightning.lora import LoRA, add_frozen, keep_adapters
+from gspo_lightning.lora import BASE_NORM, LoRA, check_base, check_names, frozen_norm, only_adapters
 from gspo_lightning.metrics.evaluation import EvaluationMetrics
 from gspo_lightning.metrics.meter import UpdateMeter
 from gspo_lightning.metrics.sums import Level, MetricSums
@@ -143,6 +143,7 @@ class GSPOModule(LightningModule):
         self.last_evaluation: dict[str, float] = {}
         self.evaluations: list[tuple[int, dict[str, float]]] = []
         self.reference: ReferencePolicy | None = None
+        self.strict_loading = lora is None  # a checkpoint of adapters lacks what is frozen
         self._pending: dict[str, float] = {}
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._started: ModelSettings | None = None
@@ -195,6 +196,7 @@ class GSPOModule(LightningModule):
         self.policy.register_forward_hook(self.guard.watch)
         check_head(self.policy)
         self.policy.routing = routers_of(self.policy.backbone, self.routing_replay, self.router_metrics)
+        self._base_norm = frozen_norm(self.policy) if settings.lora is not None else 0.0
         longest = self.data.max_prompt_tokens + self.data.max_response_tokens
         choose_layout(self.policy, settings.layout, longest, self.trainer.strategy.root_device)
         strategy = self.trainer.strategy
@@ -203,6 +205,8 @@ class GSPOModule(LightningModule):
         if shard is not None:
             self.old_policy.shard(self.policy, shard)
             self.policy = shard(self.policy)
+            if self.reference is not None:
+                self.reference.follow(self.policy)
 
     def on_fit_start(self) -> None:
         """On the device, in the precision and under the strategy that will train: ratios of the same weights are 1."""
@@ -222,6 +226,11 @@ class GSPOModule(LightningModule):
             "lr_scheduler": {"scheduler": self.build_scheduler(optimizer), "interval": "step"},
         }
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What is trained: with adapters nothing else, in every checkpoint and under every strategy."""
+        state: dict[str, Any] = super().state_dict(*args, **kwargs)
+        return state if self.settings.lora is None else only_adapters(state)
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Make room for a snapshot that is in the checkpoint, or leave it out where this run keeps none."""
         self.evaluations = [(int(step), dict(values)) for step, values in checkpoint.get("gspo_evaluations", [])]
@@ -239,7 +248,9 @@ class GSPOModule(LightningModule):
                 del state[name]
         if self.settings.lora is not None:
             self.configure_model()
-            add_frozen(checkpoint, self, self.policy)
+            check_base(checkpoint, self._base_norm)
+            if state:
+                check_names(state, self.state_dict())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say which model this is (for ``gspo export``), and flush the loggers.
@@ -249,7 +260,7 @@ class GSPOModule(LightningModule):
         checkpoint["gspo_lightning"] = {"model": dataclasses.asdict(self.settings), "objective": repr(self.objective)}
         if self.settings.lora is not None:
             checkpoint["gspo_lightning"]["model"] = dataclasses.asdict(self._start())
-            keep_adapters(checkpoint, self.policy)
+            checkpoint[BASE_NORM] = self._base_norm
         checkpoint["gspo_run"] = self.provenance
         checkpoint["gspo_skipped"] = self.guard.skipped
         checkpoint["gspo_meter"] = self.meter.state_dict()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy import Policy
 from gspo_lightning.routing import recording, scatter_routes
-from gspo_lightning.sharding import copy_weights, in_step
+from gspo_lightning.sharding import copy_weights, in_step, is_sharded
 from gspo_lightning.types import MicroBatch, MiniBatch
 
 __all__ = ["CachedLogProbs", "OffloadedSnapshot", "OldPolicy", "ResidentSnapshot", "with_logprobs"]
@@ -69,7 +69,7 @@ class OldPolicy(nn.Module):
             old = torch.where(batch.stale, batch.behaviour_logprobs, old)
         return old
 
-    def shard(self, policy: Policy, shard: Callable[[Policy], Policy]) -> None:
+    def shard(self, policy: Policy, shard: Callable[..., Policy]) -> None:
         """Called once with the policy before it is sharded: a form that keeps weights keeps them sharded, too."""
 
     def due(self, iteration: int) -> bool:
@@ -177,9 +177,14 @@ class ResidentSnapshot(OldPolicy):
         logprobs: Tensor = self.snapshot(batch, temperature)[0]
         return logprobs
 
-    def shard(self, policy: Policy, shard: Callable[[Policy], Policy]) -> None:
-        """The snapshot is spread over ranks like the policy."""
-        self.snapshot = shard(policy.frozen_copy().train(policy.training))
+    def shard(self, policy: Policy, shard: Callable[..., Policy]) -> None:
+        """The snapshot is spread over ranks like the policy, frozen weights under adapters included."""
+        self.snapshot = shard(self._own_copy(policy))
+
+    def _own_copy(self, policy: Policy) -> Policy:
+        """Nothing is shared with the policy: sharding takes a weight away from whoever else has it."""
+        own: dict[int, Any] = {id(p): nn.Parameter(p.detach().clone(), False) for p in policy.model.parameters()}
+        return policy.frozen_copy(own).train(policy.training)
 
     def materialise(self, policy: Policy) -> None:
         """Make room for a snapshot, which a checkpoint may be about to fill."""
@@ -192,6 +197,10 @@ class OffloadedSnapshot(ResidentSnapshot):
 
     Its log-probabilities are kept from then on, as those of :class:`CachedLogProbs`. Allows ``refresh_every`` above 1.
     """
+
+    def shard(self, policy: Policy, shard: Callable[..., Policy]) -> None:
+        """Every rank keeps its share of the snapshot in the main memory; layers visit the device while they compute."""
+        self.snapshot = shard(self._own_copy(policy), offload=True)
 
     def sampling_policy(self, policy: Policy) -> Policy:
         """The snapshot, on the policy's device."""
@@ -210,7 +219,9 @@ class OffloadedSnapshot(ResidentSnapshot):
         raise ValueError(UNPREPARED)
 
     def _move(self, policy: Policy, device: torch.device) -> None:
-        """What the snapshot shares with the policy (weights under adapters) stays where it is."""
+        """What the snapshot shares with the policy (weights under adapters) stays where it is; so do shards."""
+        if is_sharded(self.snapshot):
+            return
         shared = {id(p) for p in policy.parameters()}
         for tensor in (*self.snapshot.parameters(), *self.snapshot.buffers()):
             if id(tensor) not in shared:

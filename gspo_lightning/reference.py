@@ -35,14 +35,20 @@ class ReferencePolicy:
             copy.routing = None  # it goes its own ways
             self.policy = copy if shard is None else shard(copy)
 
+    def follow(self, policy: Policy) -> None:
+        """The policy has been sharded: where it is the reference, too, that is the one to call."""
+        if self.adapted:
+            self.policy = policy
+
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
-        routing, self.policy.routing = self.policy.routing, None  # it goes its own ways, also where it is the policy
+        inner: Policy = getattr(self.policy, "module", self.policy)  # FSDP1 is a module around it
+        routing, inner.routing = inner.routing, None  # it goes its own ways, also where it is the policy
         try:
-            with adapters_off(self.policy.model) if self.adapted else nullcontext():
+            with adapters_off(inner.model) if self.adapted else nullcontext():
                 yield
         finally:
-            self.policy.routing = routing
+            inner.routing = routing
 
     @torch.no_grad()
     def penalise(

@@ -19,6 +19,7 @@ from lightning.pytorch.strategies import FSDPStrategy as LightningFSDP
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import (
+    CPUOffload,
     CPUOffloadPolicy,
     FullyShardedDataParallel,
     MixedPrecision,
@@ -192,14 +193,21 @@ class FSDPStrategy(_Sharding, LightningFSDP):
         assert isinstance(self.lightning_module, LightningModule)
         self.lightning_module._device = self.root_device
 
-    def shard(self, policy: Policy) -> Policy:
-        """Wrap a policy; the result is called and read like it."""
+    def shard(self, policy: Policy, offload: bool = False) -> Policy:
+        """Wrap a policy; the result is called and read like it.
+
+        Args:
+            policy: whole, on every rank.
+            offload: keep its shards in the main memory, whatever ``cpu_offload`` says: they visit the device layer by
+                layer, while they compute.
+        """
         kinds = {type(layer) for layer in decoder_layers(policy)}
+        apart = self.root_device.type != "cpu"
         policy.gathering = Gathering(policy, self.root_device, compute_dtype(self.precision_plugin.precision))
         wrapped: Any = FullyShardedDataParallel(
             policy,
             auto_wrap_policy=ModuleWrapPolicy(kinds),
-            cpu_offload=self.cpu_offload,
+            cpu_offload=CPUOffload((offload or bool(self.cpu_offload and self.cpu_offload.offload_params)) and apart),
             device_id=self.root_device,
             mixed_precision=self.mixed_precision_config,
             sharding_strategy=self.sharding_strategy,
@@ -240,15 +248,15 @@ class FSDP2Strategy(_Sharding, ModelParallelStrategy):
         super()._setup_distributed()
         self._data_parallel_size, self._tensor_parallel_size = self.world_size, 1
 
-    def shard(self, policy: Policy) -> Policy:
-        """Shard a policy in place."""
+    def shard(self, policy: Policy, offload: bool = False) -> Policy:
+        """Shard a policy in place; ``offload`` as in :meth:`FSDPStrategy.shard`."""
         dtype = compute_dtype(str(self.precision_plugin.precision))
         policy.gathering = Gathering(policy, self.root_device, dtype, lockstep=self.rollouts == "lockstep")
         options: dict[str, Any] = {
             "mesh": self.device_mesh["data_parallel"],
             "mp_policy": MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False),
         }
-        if self.cpu_offload and self.root_device.type != "cpu":
+        if (self.cpu_offload or offload) and self.root_device.type != "cpu":
             options["offload_policy"] = CPUOffloadPolicy()
         for layer in decoder_layers(policy):
             fully_shard(layer, reshard_after_forward=self.reshard_after_forward, **options)

@@ -45,7 +45,7 @@ def export(checkpoint: Path, output: Path, *, overwrite: bool = False) -> None:
     """
     import torch
 
-    from gspo_lightning.lora import add_frozen, merge_adapters
+    from gspo_lightning.lora import check_base, check_names, frozen_norm, merge_adapters
     from gspo_lightning.policy import ModelSettings, load_policy
 
     if output.exists() and not overwrite:
@@ -53,13 +53,15 @@ def export(checkpoint: Path, output: Path, *, overwrite: bool = False) -> None:
     content = _read(checkpoint)
     settings = ModelSettings(**content["gspo_lightning"]["model"])
     policy = load_policy(settings)
-    if settings.lora is not None and "state_dict" in content:
-        add_frozen(content, torch.nn.ModuleDict({"policy": policy}), policy)
+    if settings.lora is not None:
+        check_base(content, frozen_norm(policy))
     state = content["state_dict"] if "state_dict" in content else sharded_weights(checkpoint)
     weights = {k.removeprefix(PREFIX): v for k, v in state.items() if k.startswith(PREFIX)}
-    if settings.lora is None:
+    if settings.lora is not None:
+        check_names(weights, policy.model.state_dict())
+    else:
         policy.model.to(next((v.dtype for v in weights.values() if v.is_floating_point()), torch.float32))
-    policy.model.load_state_dict(weights, strict=True)
+    policy.model.load_state_dict(weights, strict=settings.lora is None)
     policy.model.tie_weights()
     merge_adapters(policy.model)
     unfinished = output.with_name(f".{output.name}.unfinished")

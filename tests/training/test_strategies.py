@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from gspo_lightning.cli import main
 from gspo_lightning.commands.export import sharded_weights
+from gspo_lightning.lora import LoRA, adapters_off
+from gspo_lightning.policy import ModelSettings, load_policy
 from gspo_lightning.resume import damage
 from tests.training import runs
 from tests.training.processes import Command
@@ -29,11 +31,14 @@ OPTIONS = [
 class Case:
     strategy: str
     options: list[str] = field(default_factory=list)
+    of_strategy: dict[str, str] = field(default_factory=dict)
+    """Means nothing to one process."""
 
     def argv(self, root: Path, *more: str, ranks: int = 2) -> list[str]:
         overlay = f"--config={runs.ROOT / 'configs' / self.strategy}.yaml"
         return [
             "fit", f"--config={runs.QUICKSTART}", overlay, *runs.SMALL, *OPTIONS, *self.options,
+            *(f"--trainer.strategy.init_args.{name}={value}" for name, value in self.of_strategy.items()),
             f"--trainer.default_root_dir={root}", f"--trainer.devices={ranks}", *more,
         ]  # fmt: skip
 
@@ -47,12 +52,19 @@ class Case:
 
 DENSE = ["--model.old_policy=ResidentSnapshot"]
 MOE = ["--model.name_or_path=tiny-qwen3-moe", "--model.gradient_checkpointing=true"]
+ADAPTERS = [*DENSE, "--model.lora={r: 4}"]
+OFFLOADED = ["--model.old_policy=OffloadedSnapshot", "--model.old_policy.refresh_every=2"]
 CASES = {"fsdp": Case("fsdp", DENSE), "fsdp2": Case("fsdp2", MOE)}
 LONG = {
     "fsdp MoE": Case("fsdp", MOE),
     "fsdp2 resident": Case("fsdp2", DENSE),
-    "fsdp2 lockstep": Case("fsdp2", ["--trainer.strategy.init_args.rollouts=lockstep"]),
+    "fsdp2 lockstep": Case("fsdp2", of_strategy={"rollouts": "lockstep"}),
     "ddp MoE": Case("ddp", MOE),
+    "fsdp offloaded": Case("fsdp", OFFLOADED),
+    "fsdp2 offloaded": Case("fsdp2", OFFLOADED),
+    "fsdp offloaded weights": Case("fsdp", of_strategy={"cpu_offload": "true"}),
+    "fsdp adapters": Case("fsdp", ADAPTERS),
+    "fsdp2 adapters": Case("fsdp2", ADAPTERS),
 }
 
 
@@ -132,3 +144,19 @@ def test_other_models_and_snapshots(name: str, tmp_path: Path) -> None:
     two = case.run(tmp_path / "two")
     assert_same_run(case, two, tmp_path / "one")
     assert assert_resumes(case, two, tmp_path / "resumed") == 0.0
+    if "adapters" in name:
+        assert_exports_merged(two / "checkpoints" / "last.ckpt", tmp_path / "model")
+
+
+def assert_exports_merged(checkpoint: Path, folder: Path) -> None:
+    adapters = sharded_weights(checkpoint)
+    assert {".lora_" in key for key in adapters} == {True}
+    assert main(["export", str(checkpoint), str(folder)]) == 0
+    policy = load_policy(ModelSettings("tiny-qwen3", seed=1, lora=LoRA(r=4)))
+    policy.load_state_dict({key.removeprefix("policy."): value for key, value in adapters.items()}, strict=False)
+    ids = torch.arange(3, 19).view(2, 8)
+    with torch.no_grad():
+        expected, found = policy.model(ids).logits, AutoModelForCausalLM.from_pretrained(folder)(ids).logits
+        with adapters_off(policy.model):
+            assert not torch.allclose(policy.model(ids).logits, expected, atol=1e-4)
+    assert torch.allclose(found, expected, atol=1e-5)
