@@ -13,7 +13,19 @@ from matplotlib.lines import Line2D
 
 from gspo_lightning.commands.report_data import Run, Series
 from gspo_lightning.commands.report_figure import window
-from gspo_lightning.commands.report_style import GREY, INK, dress, label_ends, lines_of, say_not_logged, smooth
+from gspo_lightning.commands.report_style import (
+    GREY,
+    INK,
+    MANY,
+    dress,
+    label_ends,
+    lines_of,
+    note,
+    quiet,
+    say_not_logged,
+    smooth,
+    style,
+)
 
 __all__ = ["draw"]
 
@@ -46,7 +58,7 @@ def draw(runs: Runs) -> Figure:
     panels = (
         [*PANELS[:5], ROUTES] if any(ROUTES.tag in r.scalars for v in runs.values() for r in v.values()) else PANELS
     )
-    styles = {name: (line.colour, line.dash) for name, line in zip(runs, lines_of([*_firsts(runs)]), strict=True)}
+    styles = {name: style(number) for number, name in enumerate(runs)}
     figure = Figure(figsize=(15, 8.2), dpi=120, facecolor="white")
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(2, 4, left=0.045, right=0.965, top=0.83, bottom=0.09, wspace=0.42, hspace=0.36)
@@ -84,7 +96,8 @@ def _draw_panel(axes: Any, panel: Panel, runs: Runs, styles: Mapping[str, tuple[
         axes.plot(found[0][1].steps[:common], mean, color=colour, lw=2.4, ls=dash, zorder=3)
         if np.isfinite(mean[-1]):
             ends.append((float(mean[-1]), colour))
-    if not ends:
+    absent = [name for name, by_seed in runs.items() if all(run.get(panel.tag) is None for run in by_seed.values())]
+    if len(absent) == len(runs):
         say_not_logged(axes)
         return
     if panel.log:
@@ -92,6 +105,7 @@ def _draw_panel(axes: Any, panel: Panel, runs: Runs, styles: Mapping[str, tuple[
         axes.tick_params(which="both", length=0)
     else:
         axes.set_ylim(bottom=0)
+    note(axes, [f"not logged: {', '.join(absent)}"] if absent else [])
     label_ends(axes, ends, gap=0.085)
 
 
@@ -102,8 +116,7 @@ def _smoothed(run: Run, series: Series, log: bool) -> Any:
 
 def _draw_accuracy(axes: Any, runs: Runs, styles: Mapping[str, tuple[str, str]]) -> None:
     """Every seed as a dot, before (hollow) and after; the mean as a bar."""
-    axes.set_title("Held-out accuracy", loc="left", fontsize=11, fontweight="bold", color=INK, pad=7)
-    axes.set_ylabel("fraction correct", color=GREY, fontsize=9)
+    quiet(axes, "Held-out accuracy", "fraction correct")
     for place, (name, by_seed) in enumerate(runs.items()):
         colour = styles[name][0]
         pairs = [run.accuracy() for run in by_seed.values()]
@@ -117,15 +130,13 @@ def _draw_accuracy(axes: Any, runs: Runs, styles: Mapping[str, tuple[str, str]])
             if filled and values:
                 mean = float(np.mean([v for v in values if v is not None]))
                 axes.plot([place + 0.02, place + 0.3], [mean, mean], color=INK, lw=1.6, zorder=4)
-                axes.text(place + 0.33, mean, f"{mean:.2f}", va="center", fontsize=9, color=INK)
-    axes.set_xlim(-0.5, len(runs) - 0.35)
-    axes.set_ylim(0, 1.06)
+                highest = max(v for v in values if v is not None)
+                axes.text(place + shift, highest + 0.035, f"{mean:.2f}", ha="center", fontsize=9, color=colour)
+    if not any(run.accuracy()[1] is not None for by_seed in runs.values() for run in by_seed.values()):
+        say_not_logged(axes)
+    axes.set_xlim(-0.5, len(runs) - 0.5)
+    axes.set_ylim(0, 1.12)
     axes.set_xticks([])
-    axes.grid(axis="y", color="#d9d9d9", lw=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=GREY, labelsize=8.5, length=0)
-    for side in ("top", "right", "bottom"):
-        axes.spines[side].set_visible(False)
     axes.set_xlabel("hollow: before, filled: after, bar: mean", color=GREY, fontsize=9)
 
 
@@ -133,6 +144,10 @@ def _draw_key(axes: Any, runs: Runs, styles: Mapping[str, tuple[str, str]]) -> N
     axes.axis("off")
     handles = [Line2D([], [], color=styles[n][0], ls=styles[n][1], lw=2.6, label=n) for n in runs]
     axes.legend(handles=handles, loc="upper left", frameon=False, fontsize=11, labelcolor=INK, borderaxespad=0)
-    lines = ("Thin: one seed, running mean over whole", "iterations. Bold: mean of the seeds; its last")
-    text = "\n".join([*lines, "value is at the right edge."])
+    lines = ["Thin: one seed, running mean over whole"]
+    if len(runs) <= MANY:
+        lines += ["iterations. Bold: mean of the seeds; its last", "value is at the right edge."]
+    else:
+        lines += ["iterations. Bold: mean of the seeds."]
+    text = "\n".join(lines)
     axes.text(0, 0.02, text, transform=axes.transAxes, fontsize=9, color=GREY, va="bottom")

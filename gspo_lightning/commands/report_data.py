@@ -81,6 +81,17 @@ class Run:
         return "?" if found is None else str(found)
 
     @property
+    def kind(self) -> str:
+        """The same for runs whose configs differ only in their seed and in where they write; empty without a config."""
+        if not self.config:
+            return ""
+        rooms = {k: {**v} if isinstance(v, dict) else v for k, v in self.config.items() if k != "seed_everything"}
+        for room, name in (("trainer", "default_root_dir"), ("trainer", "logger"), ("model", "seed"), ("data", "seed")):
+            if isinstance(inside := rooms.get(room), dict):
+                inside.pop(name, None)
+        return json.dumps(rooms, sort_keys=True, default=str)
+
+    @property
     def model(self) -> str:
         """The last part of its name or path."""
         written = self.summary.get("model") or self.setting("model", "name_or_path")

@@ -16,6 +16,7 @@ from gspo_lightning.commands.report_style import (
     ALARM,
     GREY,
     INK,
+    MANY,
     Line,
     draw_series,
     dress,
@@ -125,7 +126,9 @@ def _draw_learning(figure: Figure, place: Any, lines: Sequence[Line]) -> None:
     ends = []
     for line in lines:
         if (series := line.run.get(REWARD)) is not None:
-            ends.append((float(draw_series(upper, line, series, window(line.run, len(series)))[-1]), line.colour))
+            whole = len(line.run.scalars[REWARD])
+            bold = draw_series(upper, line, series, window(line.run, len(series)), whole=whole)
+            ends.append((float(bold[-1]), line.colour))
     if fractions:
         upper.set_ylim(0, 1.06)
     label_ends(upper, ends, gap=0.085)
@@ -156,7 +159,7 @@ def _draw_accuracy(axes: Any, line: Line, series: Series, *, alone: bool) -> Non
             axes.annotate(
                 f"{word} {series.values[at]:.2f}", (series.steps[at], series.values[at]), xytext=offset,
                 textcoords="offset points", ha="left" if at == 0 else "right", va="center", color=colour, fontsize=12,
-                fontweight="bold", zorder=6,
+                fontweight="bold", zorder=4.5, bbox={"fc": "white", "ec": "none", "alpha": 0.8, "pad": 1},
             )  # fmt: skip
 
 
@@ -185,7 +188,8 @@ def _draw_panel(axes: Any, panel: Panel, lines: Sequence[Line]) -> None:
     log = _spread_wide([series for _, series in drawn])
     ends = []
     for line, series in drawn:
-        bold = draw_series(axes, line, series, window(line.run, len(series)), log=log)
+        whole = len(line.run.scalars[panel.tag])
+        bold = draw_series(axes, line, series, window(line.run, len(series)), log=log, whole=whole)
         ends.append((float(bold[-1]), line.colour))
     if log:
         axes.set_yscale("log")
@@ -221,10 +225,7 @@ def _mark_largest(axes: Any, drawn: Sequence[tuple[Line, Series]]) -> None:
     limits = {number(line.run.setting("trainer", "gradient_clip_val")) for line, _ in drawn} - {None, 0.0}
     if len(limits) == 1 and (limit := limits.pop()) is not None and limit < axes.get_ylim()[1]:
         axes.axhline(limit, color=GREY, lw=0.9, ls=(0, (4, 3)), zorder=1)
-        axes.text(
-            0.99, limit, f"clipped to {short(limit)}", transform=axes.get_yaxis_transform(), ha="right", va="bottom",
-            fontsize=8, color=GREY, zorder=6, bbox={"fc": "white", "ec": "none", "alpha": 0.7, "pad": 0.5},
-        )  # fmt: skip
+        axes.set_ylabel(f"{axes.get_ylabel()} to {short(limit)} (dashed)", color=GREY, fontsize=9)
 
 
 # header and footer -----------------------------------------------------------------------------------------------
@@ -258,7 +259,8 @@ def _draw_header(figure: Figure, lines: Sequence[Line], scale: float) -> None:
 def _draw_footer(figure: Figure, runs: Sequence[Run], scale: float) -> None:
     widths = sorted({window(run, run.updates) for run in runs if run.updates})
     span = " to ".join(str(w) for w in dict.fromkeys(widths[:1] + widths[-1:]))
-    text = f"Light: every update. Bold: running mean over {span} updates; its last value is at the right edge. "
+    text = f"Light: every update. Bold: running mean over {span} updates"
+    text += "; its last value is at the right edge. " if len(runs) <= MANY else ". "
     dotted = "Dotted: a signature of collapse begins. " if any(run.alarms for run in runs) else ""
     figure.text(
         LEFT, 0.018 * scale, f"{text if span else ''}{dotted}Definitions: docs/metrics.md", fontsize=9, color=GREY

@@ -19,16 +19,18 @@ __all__ = [
     "label_ends",
     "lines_of",
     "mark_alarms",
+    "note",
     "quiet",
     "say_not_logged",
     "say_what_is_missing",
     "short",
+    "style",
 ]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's, which people with any colour vision tell apart; without their yellow, which vanishes on white."""
-DASHES = ("-", "--", ":")
-"""For the eighth run and on, colours come again with another dash."""
+DASHES = ("-", "--", ":", "-.")
+"""For the eighth run and on colours come again with another dash; see :func:`lines_of`."""
 INK, GREY, FAINT, ALARM = "#222222", "#6b6b6b", "#d9d9d9", "#D55E00"
 MANY = 4
 """With more runs than this the values at the right edge would be a list rather than labels; they are left out."""
@@ -43,9 +45,24 @@ class Line:
     dash: str
 
 
+def style(number: int) -> tuple[str, str]:
+    """Colour and dash of the ``number``-th of things that are told apart."""
+    return COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+
+
 def lines_of(runs: Sequence[Run]) -> list[Line]:
-    """One colour per run, and another dash when the colours are used up."""
-    return [Line(r, COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]) for i, r in enumerate(runs)]
+    """One colour per run, and another dash when the colours are used up.
+
+    With many runs those that differ in their seed alone have one colour, and a dash each.
+    """
+    kinds = [run.kind if len(runs) > MANY and run.kind else str(i) for i, run in enumerate(runs)]
+    order = list(dict.fromkeys(kinds))
+    lines = []
+    for i, (run, kind) in enumerate(zip(runs, kinds, strict=True)):
+        number, again = order.index(kind), kinds[:i].count(kind)
+        dash = DASHES[(number // len(COLOURS) + again) % len(DASHES)]
+        lines.append(Line(run, COLOURS[number % len(COLOURS)], dash))
+    return lines
 
 
 def dress(axes: Any, title: str, unit: str, lines: Sequence[Line]) -> None:
@@ -70,14 +87,21 @@ def quiet(axes: Any, title: str, unit: str) -> None:
         axes.spines[side].set_color(FAINT)
 
 
-def draw_series(axes: Any, line: Line, series: Series, width: int, *, log: bool = False) -> NDArray[np.float64]:
-    """Light: as logged. Bold: the running mean over ``width`` values, which is returned. A ``log`` axis has no 0."""
+def draw_series(
+    axes: Any, line: Line, series: Series, width: int, *, log: bool = False, whole: int = 0
+) -> NDArray[np.float64]:
+    """Light: as logged. Bold: the running mean over ``width`` values, which is returned. A ``log`` axis has no 0.
+
+    A cross ends a series of fewer than ``whole`` values: the others are not finite.
+    """
     bold = smooth(series.values, width)
     raw, mean = (np.where(v > 0, v, np.nan) if log else v for v in (series.values, bold))
     axes.plot(series.steps, raw, color=line.colour, lw=0.8, alpha=0.35 if len(series) < 500 else 0.2, zorder=2)
     axes.plot(series.steps, mean, color=line.colour, lw=2.2, ls=line.dash, zorder=3, solid_capstyle="round")
     if len(series) == 1:
         axes.plot(series.steps, bold, "o", color=line.colour, ms=5, zorder=3)
+    if len(series) < whole:  # what follows is not finite
+        axes.plot(series.steps[-1:], mean[-1:], "X", color=line.colour, mec="white", ms=9, zorder=6)
     return bold
 
 
@@ -166,8 +190,16 @@ def say_what_is_missing(axes: Any, tag: str, lines: Sequence[Line]) -> None:
             first = int(series.steps[~np.isfinite(series.values)][0])
             notes.append(f"{line.run.label + ': ' if len(lines) > 1 else ''}not finite from update {first} on")
             colour = ALARM
-    if notes:  # curves that rise or fall and then stay leave the middle of the right side empty
+    note(axes, notes, colour)
+
+
+def note(axes: Any, notes: Sequence[str], colour: str = GREY) -> None:
+    """Lines at the top right of a panel, above its curves."""
+    if notes and axes.get_yscale() == "linear":  # room above the curves
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + (high - low) * (0.05 + 0.075 * len(notes)))
+    if notes:
         axes.text(
-            0.985, 0.5, "\n".join(notes), transform=axes.transAxes, ha="right", va="center", fontsize=8, color=colour,
+            0.985, 0.985, "\n".join(notes), transform=axes.transAxes, ha="right", va="top", fontsize=8, color=colour,
             zorder=7, bbox={"fc": "white", "ec": "none", "alpha": 0.8, "pad": 1},
         )  # fmt: skip

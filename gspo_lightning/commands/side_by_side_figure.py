@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from gspo_lightning.commands.report_style import COLOURS, DASHES, GREY, INK, label_ends, quiet, say_not_logged
+from gspo_lightning.commands.report_style import GREY, INK, MANY, label_ends, quiet, say_not_logged, style
 from gspo_lightning.commands.side_by_side_data import MEASURES, Measure, SideBySideData
 
 __all__ = ["draw"]
@@ -22,9 +22,7 @@ LIGHT = 0.6
 
 def draw(found: SideBySideData) -> Figure:
     """The picture; touches no global state of matplotlib."""
-    styles = {
-        name: (COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]) for i, name in enumerate(found.names)
-    }
+    styles = {name: style(i) for i, name in enumerate(found.names)}
     figure = Figure(figsize=(15, 8.2), dpi=120, facecolor="white")
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(2, 4, left=0.045, right=0.965, top=0.83, bottom=0.09, wspace=0.52, hspace=0.42)
@@ -117,6 +115,7 @@ def _draw_key(axes: Any, found: SideBySideData, styles: Mapping[str, tuple[str, 
         for i, n in enumerate(found.names)
     ]
     axes.legend(handles=handles, loc="upper left", frameon=False, fontsize=11, labelcolor=INK, borderaxespad=0)
-    lines = ("Thin: one iteration. Bold: their mean; its", "last value is at the right edge. Losses of")
-    text = "\n".join([*lines, "different objectives have different scales."])
+    lines = ["Thin: one iteration. Bold: their mean" + ("; its" if len(found.names) <= MANY else ".")]
+    lines += ["last value is at the right edge."] if len(found.names) <= MANY else []
+    text = "\n".join([*lines, "Losses are on different scales."])
     axes.text(0, 0.02, text, transform=axes.transAxes, fontsize=9, color=GREY, va="bottom")

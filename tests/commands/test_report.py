@@ -16,7 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 from gspo_lightning.commands.report import main, write_report
 from gspo_lightning.commands.report_data import Run, Series, labels, read_run
 from gspo_lightning.commands.report_figure import draw, window
-from gspo_lightning.commands.report_style import smooth
+from gspo_lightning.commands.report_style import lines_of, smooth
 from gspo_lightning.commands.report_words import headline, table, verdicts
 from gspo_lightning.errors import UserError
 
@@ -106,7 +106,13 @@ def test_library_call_returns_the_picture_and_leaves_matplotlib_alone(run_folder
 def test_picture_says_what_run_it_is_and_labels_every_axis(run_folder: Path) -> None:
     figure = draw([read_run(run_folder)])
     said = texts(figure)
-    for words in ("GSPO  ·  seed 1  ·  tiny-qwen3  ·  20", "before 0.24", "after 0.97", "median", "clipped to 1"):
+    for words in (
+        "GSPO  ·  seed 1  ·  tiny-qwen3  ·  20",
+        "before 0.24",
+        "after 0.97",
+        "median",
+        "clipping to 1 (dashed)",
+    ):
         assert words in said
     assert "not logged" not in said
     assert all(axes.get_ylabel() for axes in figure.axes)
@@ -160,6 +166,18 @@ def test_many_runs_are_drawn(run_folder: Path, other_folder: Path) -> None:
     figure = draw(runs)
     assert len(figure.legends[0].get_texts()) == 10
     assert max(a.get_position().y1 for a in figure.axes) < 0.86, "the legend has room"
+
+
+def test_many_runs_that_differ_in_their_seed_alone_have_one_colour_and_a_dash_each(tmp_path: Path) -> None:
+    kinds = [("GSPO", 1), ("GSPO", 2), ("GRPO", 1), ("GRPO", 2), ("GRPO", 3)]
+    runs = [read_run(write_run(tmp_path / f"{name}{seed}", objective=name, seed=seed)) for name, seed in kinds]
+    blue, red = lines_of(runs[:2])[0].colour, lines_of(runs[:2])[1].colour
+    assert [line.colour for line in lines_of(runs)] == [blue, blue, red, red, red]
+    assert [line.dash for line in lines_of(runs)] == ["-", "--", "-", "--", ":"]
+    assert "right edge" not in texts(draw(runs))  # where no values are
+    for run in runs:
+        run.config = {}  # nobody knows what they are
+    assert len({line.colour for line in lines_of(runs)}) == len(runs)
 
 
 def test_running_mean_is_blind_to_the_saw_tooth_and_ends_at_the_last_iteration() -> None:
