@@ -18,6 +18,7 @@ from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.old_logprobs import OldLogProbs
 from gspo_lightning.old_policy import CachedLogProbs
+from gspo_lightning.optimizers import fuse
 from gspo_lightning.packing import make_mini_batches
 from gspo_lightning.policy import Layout, Policy
 from gspo_lightning.policy_checks import choose_layout
@@ -65,6 +66,7 @@ class Ours:
         self.old_policy = CachedLogProbs()
         self.old_logprobs = OldLogProbs("auto", self.objective)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
+        fuse(self.optimizer)
         self.iteration = 0
         self._sync = sync
 

@@ -33,6 +33,7 @@ from gspo_lightning.nonfinite import NonFiniteGuard, OnNonFinite, check_weights,
 from gspo_lightning.objectives import GSPO, Objective, segments_by_delimiter
 from gspo_lightning.old_logprobs import OldLogProbs, OldLogProbsChoice
 from gspo_lightning.old_policy import CachedLogProbs, OldPolicy, ResidentSnapshot
+from gspo_lightning.optimizers import fuse
 from gspo_lightning.packing import filler
 from gspo_lightning.policy import DType, Layout, ModelSettings, Policy, load_policy, load_tokenizer
 from gspo_lightning.policy_checks import check_head, choose_layout, probe
@@ -218,6 +219,7 @@ class GSPOModule(LightningModule):
         parameters = [p for p in self.policy.parameters() if p.requires_grad]
         optimizer = self.build_optimizer(parameters)
         check_optimizer(optimizer, self.policy)
+        fuse(optimizer)
         warn_if_weights_stand_still(self.policy, optimizer)
         if self.build_scheduler is None:
             return optimizer

@@ -33,6 +33,7 @@ from gspo_lightning.objectives import GSPO, Objective
 from gspo_lightning.objectives.options import check_number
 from gspo_lightning.old_logprobs import OldLogProbs
 from gspo_lightning.old_policy import CachedLogProbs
+from gspo_lightning.optimizers import fuse
 from gspo_lightning.policy import Policy
 from gspo_lightning.policy_checks import check_head, choose_layout
 from gspo_lightning.prompts.encode import encode_prompts
@@ -178,6 +179,7 @@ class GSPOTrainer:
         self.optimizer = torch.optim.AdamW(
             parameters, lr=self.config.learning_rate, weight_decay=self.config.weight_decay
         )
+        fuse(self.optimizer)
         self.objective: Objective = GSPO(self.config.left_clip_range, self.config.right_clip_range)
         self.old_policy = CachedLogProbs()
         self.old_logprobs = OldLogProbs("auto", self.objective)

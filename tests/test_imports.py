@@ -18,6 +18,7 @@ ROOMS = [
     "registry",
     "randomness",
     "loading",
+    "optimizers",
     "distributed",
     "resume",
     "objectives",

@@ -152,7 +152,7 @@ class GroupCache:
         """Rows as a [P, largest group] rectangle."""
         self._own_mask = None
         self._prompt_mask: Tensor | None = None
-        self._place: Tensor | None = None
+        self._rank: Tensor | None = None
         self._tokens = 0
         if not len(self.owner):
             return
@@ -161,7 +161,7 @@ class GroupCache:
         first = sizes.cumsum(0) - sizes
         self._largest = int(sizes.max())
         if int(sizes.min()) < self._largest:
-            self._place = self.owner * self._largest + self._rows - first[self.owner]
+            self._rank = self._rows - first[self.owner]
         longest = int(self.widths.max())
         if int(self.widths.min()) < longest:
             outside = torch.arange(longest, device=self.device) >= self.widths.unsqueeze(1)
@@ -170,17 +170,18 @@ class GroupCache:
     def _group(self, x: Tensor) -> Tensor:
         """[R, K, g, n] to [P, K, rows of a prompt * g, n], with unused rows where a prompt has fewer."""
         _, heads, shared, size = x.shape
-        if self._place is not None:
-            blank = x.new_zeros(len(self.widths) * self._largest, heads, shared, size)
-            x = blank.index_copy(0, self._place, x)
-        rows = x.view(len(self.widths), self._largest, heads, shared, size)
-        return rows.transpose(1, 2).reshape(len(self.widths), heads, -1, size)
+        if self._rank is None:
+            grouped = x.view(len(self.widths), self._largest, heads, shared, size).transpose(1, 2)
+        else:
+            grouped = x.new_zeros(len(self.widths), heads, self._largest, shared, size)
+            grouped[self.owner, :, self._rank] = x
+        return grouped.reshape(len(self.widths), heads, -1, size)
 
     def _ungroup(self, x: Tensor) -> Tensor:
         """The inverse of :meth:`_group`."""
         prompts, heads, _, size = x.shape
-        rows = x.view(prompts, heads, self._largest, -1, size).transpose(1, 2).flatten(0, 1)
-        return rows if self._place is None else rows[self._place]
+        rows = x.view(prompts, heads, self._largest, -1, size)
+        return rows.transpose(1, 2).flatten(0, 1) if self._rank is None else rows[self.owner, :, self._rank]
 
 
 def _side_by_side(packed: Tensor, new: _Entering) -> Tensor:

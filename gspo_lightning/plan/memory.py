@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 
 from gspo_lightning.attention.cache import FIRST
 from gspo_lightning.errors import UserError
+from gspo_lightning.optimizers import FUSED
 from gspo_lightning.plan.devices import Device
 from gspo_lightning.plan.job import Job, rectangle
 from gspo_lightning.plan.models import config_of
@@ -115,9 +116,10 @@ def _states(memory: Memory, job: Job, counts: Counts, shards: int, device: Devic
         memory.host["optimizer state"] = round(state)
     else:
         memory.add("optimizer state", state)
-    at_once = not device.cpu and "bitsandbytes" not in job.optimizer  # all tensors together, or one by one
-    step = counts.trainable * size / shards if at_once else 2 * counts.largest * size
-    memory.add("optimizer temporaries", step, STEPPING)
+    if job.optimizer not in {f"torch.optim.{kind.__name__}" for kind in FUSED}:
+        at_once = not device.cpu and "bitsandbytes" not in job.optimizer  # all tensors together, or one by one
+        step = counts.trainable * size / shards if at_once else 2 * counts.largest * size
+        memory.add("optimizer temporaries", step, STEPPING)
 
 
 def optimizer_bytes(name: str, counts: Counts, size: int) -> int:

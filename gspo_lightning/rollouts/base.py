@@ -231,7 +231,8 @@ def sample_tokens(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> 
 
 def _blocks(weights: Tensor) -> tuple[Tensor, Tensor]:
     """[rows, blocks, BLOCK] weights, and the running sums [rows, blocks] of whole blocks in float64."""
-    blocks = nn.functional.pad(weights, (0, -weights.shape[1] % BLOCK)).view(len(weights), -1, BLOCK)
+    missing = -weights.shape[1] % BLOCK
+    blocks = (nn.functional.pad(weights, (0, missing)) if missing else weights).view(len(weights), -1, BLOCK)
     return blocks, blocks.sum(-1).double().cumsum(-1)
 
 

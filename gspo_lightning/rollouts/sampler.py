@@ -155,6 +155,7 @@ class GroupedSampler(RolloutSource):
         return fitting if rows or not waiting else max(1, fitting)
 
     @staticmethod
+    @torch.inference_mode()
     def _sample(
         policy: Policy, rows: Rows, logits: Tensor, sampling: SamplingParams, draws: Draws, written: Written
     ) -> Tensor:
