@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.precision import check_device
+from gspo_lightning.prompts.specials import check_turn_end
 from gspo_lightning.rollouts import RolloutSource
 from gspo_lightning.strategies import check_strategy
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
     from gspo_lightning.data import PromptDataModule
     from gspo_lightning.module import GSPOModule
-    from gspo_lightning.types import Prompt
+    from gspo_lightning.policy import Policy
+    from gspo_lightning.types import Prompt, SamplingParams
 
 __all__ = [
     "check_context",
@@ -32,11 +34,18 @@ __all__ = [
     "check_prompts",
     "check_ranks",
     "check_run",
+    "check_sampling",
     "check_share",
     "check_writable",
 ]
 
 log = logging.getLogger(__name__)
+
+_NOT_NEUTRAL = (
+    "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size",
+    "min_new_tokens", "bad_words_ids", "suppress_tokens",
+)  # fmt: skip
+"""Of a generation config: what would make the sampled distribution another than the policy's."""
 
 
 def check_data_settings(data: PromptDataModule) -> None:
@@ -213,6 +222,20 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
             "one update per rollout batch: the policy equals the old policy at every update, so no ratio can leave 1 "
             "and clipping cannot bind (data.minibatches_per_rollout: 4 is the GSPO paper's setting)"
         )
+
+
+def check_sampling(policy: Policy, sampling: SamplingParams) -> None:
+    """Say where the model's own files mean another sampling or another end than training rollouts have."""
+    config = getattr(policy.model, "generation_config", None)
+    asked = config.to_diff_dict() if config is not None else {}
+    unused = ", ".join(f"{name} {asked[name]}" for name in _NOT_NEUTRAL if name in asked)
+    if unused:
+        log.info(
+            "the model's generation_config (%s) is not used: training samples what the policy says, at temperature %g; "
+            "evaluations as data.evaluation says",
+            unused, sampling.temperature,
+        )  # fmt: skip
+    check_turn_end(policy.tokenizer, sampling.stop_token_ids)
 
 
 def _check_adapters(module: GSPOModule) -> None:

@@ -20,6 +20,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from gspo_lightning.checks import check_sampling
 from gspo_lightning.coldstart import ColdStart
 from gspo_lightning.data import PromptDataModule
 from gspo_lightning.distributed import all_sum, largest, rank_and_world
@@ -213,6 +214,8 @@ class GSPOModule(LightningModule):
         """On the device, in the precision and under the strategy that will train: ratios of the same weights are 1."""
         context = self.trainer.precision_plugin.forward_context
         check_ratio_noise(self.policy, probe(self.policy).to(self.device), self.objective, context)
+        if self.global_rank == 0:
+            check_sampling(self.policy, self.data.sampling(self.policy.eos_token_ids))
 
     def configure_optimizers(self) -> Any:
         """The optimizer over the policy's trainable parameters, and the scheduler stepped with it."""

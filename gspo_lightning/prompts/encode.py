@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.base import Record
+from gspo_lightning.prompts.specials import check_ends
 from gspo_lightning.types import Prompt
 
 __all__ = ["encode_prompt", "encode_prompts", "unknown_token"]
@@ -33,7 +34,7 @@ def encode_prompts(
 
     Raises:
         UserError: chat messages or a system prompt without a chat template, characters the tokenizer does not know,
-            or nothing left below the limit.
+            special tokens that begin a prompt twice or end it, or nothing left below the limit.
     """
     prompts: list[Prompt] = []
     too_long = 0
@@ -52,6 +53,7 @@ def encode_prompts(
             too_long += 1
             continue
         prompts.append(Prompt(i, text, tuple(ids), {k: v for k, v in record.items() if k != "prompt"}))
+    check_ends([prompt.token_ids for prompt in prompts], tokenizer, field)
     if too_long:
         log.warning(
             "%s: dropped %d of %d prompts that are longer than data.max_prompt_tokens = %d (nothing is ever cut)",

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.encode import encode_prompts
+from gspo_lightning.prompts.specials import check_turn_end
 
 SPECIAL = ["<s>", "</s>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<think>"]
 WORDS = ["be", "brief", "what", "is", "one", "plus", "?", "yes"]
@@ -142,3 +143,34 @@ def test_encoding_is_what_the_sampler_reads_back(tokenizer: PreTrainedTokenizerF
     (found,) = encode_prompts([{"prompt": "7+5*3-4:"}], tokenizer, max_prompt_tokens=8)
     assert tokenizer.decode(list(found.token_ids)) == "7+5*3-4:"
     assert len(found.token_ids) == 8  # nothing added, exactly at the limit
+
+
+def test_prompts_that_begin_twice_or_have_ended_are_refused(chat: PreTrainedTokenizerFast) -> None:
+    prompts = [{"prompt": text} for text in ("<s> what", "what", "<s> one")]
+    chat.chat_template = None
+    with pytest.raises(UserError, match=r"2 of 3 prompts begin with '<s>' twice\n  fix: take it out of the prompts"):
+        encode_prompts(prompts, chat, max_prompt_tokens=64)
+    chat.chat_template = "{{ bos_token }}<s>{{ messages[0].content }}"
+    with pytest.raises(UserError, match="1 of 1 prompts begin with '<s>' twice"):
+        tokens(chat, "what")
+    chat.chat_template = None
+    chat._tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    with pytest.raises(UserError, match=r"1 of 1 prompts end with '</s>'.*\n  fix: .*add_eos_token=False"):
+        tokens(chat, "what")
+
+
+def test_a_turn_that_ends_with_a_token_that_ends_nothing_is_said(
+    chat: PreTrainedTokenizerFast, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_turn_end(chat, [1])
+    assert "ends an answer with '<|end|>', which ends no response here ('</s>' do)" in caplog.text
+    assert "data.stop_token_ids: [6]" in caplog.text
+    caplog.clear()
+    check_turn_end(chat, [1, 6])
+    chat.chat_template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    check_turn_end(chat, [1])
+    chat.chat_template = None
+    check_turn_end(chat, [1])
+    assert not caplog.text

@@ -1,0 +1,62 @@
+"""Special tokens where they belong: one at the beginning of a prompt, none at its end, and a stop that ends a turn."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from gspo_lightning.errors import UserError
+
+__all__ = ["check_ends", "check_turn_end"]
+
+log = logging.getLogger(__name__)
+
+_ANSWER = "An answer."
+
+
+def check_ends(prompts: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase, field: str) -> None:
+    """Refuse prompts (token ids) that begin twice, or that have ended before the policy has said a word.
+
+    Raises:
+        UserError: with how many prompts, which token and what to change.
+    """
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    twice = sum(begin is not None and list(ids[:2]) == [begin, begin] for ids in prompts)
+    if twice:
+        raise UserError(
+            field,
+            f"{twice} of {len(prompts)} prompts begin with {tokenizer.bos_token!r} twice",
+            fix="take it out of the prompts: the tokenizer, or its chat template, writes it",
+        )
+    if tokenizer.chat_template is not None:  # which may put it between two turns
+        return
+    over = sum(end is not None and end != begin and ids[-1] == end for ids in prompts)
+    if over:
+        raise UserError(
+            field,
+            f"{over} of {len(prompts)} prompts end with {tokenizer.eos_token!r}, which ends a response",
+            fix="take it out of the prompts, or save the tokenizer with add_eos_token=False",
+        )
+
+
+def check_turn_end(tokenizer: PreTrainedTokenizerBase, stops: Sequence[int]) -> None:
+    """Say it if the chat template ends an answer with a special token that ends no response."""
+    if tokenizer.chat_template is None:
+        return
+    messages = [{"role": "user", "content": "A question."}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        rendered = str(tokenizer.apply_chat_template(messages, tokenize=False))
+    except TemplateError:  # it knows other roles only; prompts say so in their own words
+        return
+    tail = tokenizer(rendered.rpartition(_ANSWER)[2], add_special_tokens=False)["input_ids"]
+    special = next((i for i in tail if i in tokenizer.all_special_ids or i in tokenizer.added_tokens_decoder), None)
+    if special is not None and special not in stops:
+        names = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in stops)
+        log.warning(
+            "the chat template ends an answer with %r, which ends no response here (%s do): if the policy was taught "
+            "to write it, set data.stop_token_ids: [%d]",
+            tokenizer.convert_ids_to_tokens(special), names, special,
+        )  # fmt: skip
