@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ class EnvironmentRollouts(RolloutSource):
 
     Args:
         environment: the other side; every conversation gets a copy.
-        source: speaks for the policy.
+        source: speaks for the policy; one that can go on with a response.
         max_turns: of the policy, in one conversation; a safeguard for environments without a limit of their own.
         deadline_s: seconds for one answer of an environment.
         retries: how often a failed environment is asked again, from the beginning and with a fresh copy.
@@ -61,6 +62,12 @@ class EnvironmentRollouts(RolloutSource):
             raise UserError(f"{name}.max_missing_rate", f"is {max_missing_rate}; it must lie in [0, 1]")
         self.environment = environment
         self.source = source if source is not None else GroupedSampler()
+        if type(self.source).extend is RolloutSource.extend:
+            raise UserError(
+                f"{name}.source",
+                f"is {type(self.source).__name__}, which cannot go on with a response that has begun",
+                fix="use GroupedSampler, TransformersGenerate or VLLMServer",
+            )
         self.max_turns, self.deadline_s, self.retries = max_turns, deadline_s, retries
         self.max_missing_rate, self.waves = max_missing_rate, waves
         self._host = Host(deadline_s, environment.max_concurrent)
@@ -113,9 +120,18 @@ class EnvironmentRollouts(RolloutSource):
             talks.close()
         return [done[number] for number in range(len(prompts))]
 
-    def extend(self, *_: Any, **__: Any) -> list[Rollout]:
-        """Not possible: an environment cannot go on from tokens that it has not heard."""
-        raise UserError("data.rollouts", "a conversation with an environment cannot be cut and continued")
+    def open(self, longest: int) -> None:
+        """As the source's."""
+        self.source.open(longest)
+
+    def for_evaluation(self) -> RolloutSource:
+        """Conversations, too, with what the source has held-out prompts answered by."""
+        source = self.source.for_evaluation()
+        if source is self.source:
+            return self
+        other = copy.copy(self)
+        other.source = source
+        return other
 
     def sync_weights(self, policy: Policy, version: int) -> None:
         """As the source's."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import model_families
 import pytest
 import torch
+from toy_server import ToyServer
 
 from gspo_lightning.environments import Environment
 from gspo_lightning.errors import InfrastructureError, UserError
@@ -16,7 +18,15 @@ from gspo_lightning.objectives import GSPO, DrGRPO
 from gspo_lightning.packing import cut_micro_batches, make_micro_batch
 from gspo_lightning.policy import Policy
 from gspo_lightning.randomness import Purpose, stream
-from gspo_lightning.rollouts import Draws, EnvironmentRollouts, GroupedSampler, RolloutSource, TransformersGenerate
+from gspo_lightning.rollouts import (
+    Draws,
+    EnvironmentRollouts,
+    GroupedSampler,
+    Recorded,
+    RolloutSource,
+    TransformersGenerate,
+    VLLMServer,
+)
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 DRAWS = Draws.of(0, Purpose.TRAIN_SAMPLING, 2)
@@ -140,6 +150,66 @@ def check_books(rollouts: list[Rollout], policy: Policy) -> None:
         assert part.behaviour_logprobs is not None
         difference = (logprobs - part.behaviour_logprobs).abs()
         assert float(difference[part.response_mask].max()) < 1e-5
+
+
+def test_a_server_speaks_for_the_policy(policy: Policy, prompts: list[Prompt]) -> None:
+    with ToyServer() as toy, closing(EnvironmentRollouts(Echo(), VLLMServer([toy.url]))) as source:
+        source.open(40)
+        assert source.for_evaluation() is source
+        source.sync_weights(policy, 4)
+        groups = source.generate(policy, prompts, group_size=GROUP, sampling=SAMPLING, draws=DRAWS, version=4)
+        again = source.generate(policy, prompts, group_size=GROUP, sampling=SAMPLING, draws=DRAWS, version=4)
+    check_books(flat(groups), policy)
+    assert {len(r.turn_ends) for r in flat(groups)} > {1}
+    assert (
+        len({tuple(r.token_ids.tolist()) for r in groups[0]}) == GROUP
+    )  # conversations of a group have their own draws
+    assert [r.token_ids.tolist() for r in flat(groups)] == [r.token_ids.tolist() for r in flat(again)]
+    assert toy.loads == 1
+
+
+class Other(GroupedSampler):
+    """Has held-out prompts answered by somebody else, and says what it is told."""
+
+    def __init__(self, evaluation: RolloutSource, told: list[str]) -> None:
+        super().__init__()
+        self.evaluation, self.told = evaluation, told
+
+    def open(self, longest: int) -> None:
+        self.told.append(f"open {longest}")
+
+    def for_evaluation(self) -> RolloutSource:
+        return self.evaluation
+
+    def sync_weights(self, policy: Policy, version: int) -> None:
+        self.told.append(f"sync {version}")
+
+    def close(self) -> None:
+        self.told.append("close")
+
+
+def test_the_source_is_told_everything_and_may_leave_evaluation_to_another(
+    policy: Policy, prompts: list[Prompt]
+) -> None:
+    told: list[str] = []
+    greedy = GroupedSampler()
+    source = EnvironmentRollouts(Echo(), Other(greedy, told))
+    source.open(33)
+    source.sync_weights(policy, 2)
+    held_out = source.for_evaluation()
+    assert isinstance(held_out, EnvironmentRollouts)
+    assert held_out.source is greedy
+    assert isinstance(source.source, Other)
+    groups = held_out.generate(policy, prompts, group_size=GROUP, sampling=SAMPLING, draws=DRAWS)
+    assert [r.token_ids.tolist() for r in flat(groups)] == [r.token_ids.tolist() for r in talk(policy, prompts, Echo())]
+    source.close()
+    assert told == ["open 33", "sync 2", "close"]
+
+
+def test_a_source_that_cannot_go_on_cannot_talk() -> None:
+    for source in (Recorded("rollouts"), EnvironmentRollouts(Echo())):
+        with pytest.raises(UserError, match=r"EnvironmentRollouts\.source.*cannot go on with a response"):
+            EnvironmentRollouts(Echo(), source)
 
 
 def test_a_conversation_does_not_depend_on_who_else_talks(policy: Policy, prompts: list[Prompt]) -> None:
