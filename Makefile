@@ -7,6 +7,7 @@ MUTANTS ?=
 BENCH_ARGS ?=
 GPU_CHECK_ARGS ?=
 VLLM_PYTHON ?=
+VLLM_HOME ?= $(HOME)/.cache/gspo_lightning
 TEST_PROCESSES ?= 2
 BIN := $(VENV)/bin
 
@@ -18,7 +19,7 @@ help:
 	@echo "make test                  the whole test suite"
 	@echo "make test-quick            without the tests marked slow"
 	@echo "make test-long             the long forms: kills, damage, fuzzing, a soak (under an hour)"
-	@echo "make test-vllm VLLM_PYTHON=...  training through a real vLLM server, with an interpreter that has vLLM"
+	@echo "make test-vllm             training through real vLLM; its environment is built once, in VLLM_HOME"
 	@echo "make audit                 known vulnerabilities of the pinned packages (needs the network)"
 	@echo "make mutants               break the mathematics in every place and see that the tests notice (docs/mutants.md)"
 	@echo "make sandbox               bubblewrap, which model-written programs run in (docs/sandbox.md)"
@@ -72,9 +73,11 @@ test-quick: install
 test-long: install
 	$(BIN)/python -m pytest tests -m long
 
-test-vllm:  # vLLM pins versions of its own, so its environment is given: VLLM_PYTHON=/path/to/bin/python
-	@test -n "$(VLLM_PYTHON)" || { echo "error: name an interpreter that has vLLM: make test-vllm VLLM_PYTHON=..."; exit 2; }
-	PYTHONPATH="$(CURDIR)" $(VLLM_PYTHON) -m pytest tests/training/test_real_vllm.py -m vllm
+# vLLM pins versions of its own, so it has an environment of its own; VLLM_PYTHON=... takes one that is there
+test-vllm:
+	@python="$(VLLM_PYTHON)"; \
+	  test -n "$$python" || python=$$($(PYTHON) tools/vllm_environment.py "$(VLLM_HOME)" $(PIP_ARGS)) || exit 1; \
+	  PYTHONPATH="$(CURDIR)" "$$python" -m pytest tests/real_vllm -m "vllm and not long"
 
 audit: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[audit]'

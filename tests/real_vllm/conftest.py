@@ -1,0 +1,30 @@
+"""One server for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import served
+
+from gspo_lightning.policy import Policy
+from gspo_lightning.rollouts.vllm.process import LocalServer
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, LocalServer]]:
+    """URL and process; every test hands over weights of its own."""
+    url, process = served.start_server(tmp_path_factory.mktemp("model"))
+    yield url, process
+    process.discard()
+
+
+@pytest.fixture
+def url(running: tuple[str, LocalServer]) -> str:
+    return running[0]
+
+
+@pytest.fixture
+def policy() -> Policy:
+    """The quickstart's model with heads that vLLM takes, untaught, in eval mode."""
+    return served.tiny_policy()

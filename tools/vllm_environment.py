@@ -1,0 +1,86 @@
+"""The environment of ``make test-vllm``: ``python tools/vllm_environment.py FOLDER`` prints its interpreter.
+
+It is built once, at ``FOLDER/vllm-KEY``, where the key is a hash of what goes into it (``constraints-vllm.txt``, the
+Python that builds it, this file). A file that is written last marks it as complete; what a killed build has left is
+thrown away, and who comes while another one builds waits. Standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import platform
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+CONSTRAINTS = Path(__file__).parents[1] / "constraints-vllm.txt"
+MARK = "complete"
+PLATFORM = ("Linux", "x86_64")
+"""The one that the constraints were made for."""
+
+
+class UnavailableError(Exception):
+    """There is no such environment, and why."""
+
+
+def main(folder: str, pip_arguments: Sequence[str] = ()) -> int:
+    """Build it if it is not there yet; its interpreter is the only thing on standard output."""
+    try:
+        print(interpreter(Path(folder).absolute(), CONSTRAINTS, lambda home: install(home, CONSTRAINTS, pip_arguments)))
+    except UnavailableError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def interpreter(folder: Path, constraints: Path, build: Callable[[Path], None]) -> Path:
+    """The interpreter of the complete environment; ``build`` is called with the folder to make where it is not there.
+
+    Raises:
+        UnavailableError: it cannot be built here.
+    """
+    home = folder / f"vllm-{key(constraints)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(f"{home}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, however that ends
+        if not (home / MARK).is_file():
+            print(f"building {home}: once, a few minutes", file=sys.stderr, flush=True)
+            shutil.rmtree(home, ignore_errors=True)
+            build(home)
+            (home / MARK).touch()
+    return home / "bin" / "python"
+
+
+def key(constraints: Path) -> str:
+    """Changes with everything that the environment is made from."""
+    made_from = [constraints.read_bytes(), Path(__file__).read_bytes(), sys.version.encode()]
+    return hashlib.sha256(b"\0".join(made_from)).hexdigest()[:12]
+
+
+def install(home: Path, constraints: Path, pip_arguments: Sequence[str]) -> None:
+    """A virtual environment with what the constraints list.
+
+    Raises:
+        UnavailableError: pip finds no such packages for this Python and platform.
+    """
+    venv.create(home, with_pip=True)
+    pip = [home / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pip_arguments]
+    steps = [
+        ["-c", constraints, "torch"],  # with what this build of torch needs: a CUDA build brings its libraries
+        ["--no-deps", "-r", constraints],
+    ]
+    for step in steps:
+        done = subprocess.run([*pip, *step], check=False, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            here = (platform.system(), platform.machine())
+            other = "" if here == PLATFORM else f" (made for {' '.join(PLATFORM)}, this is {' '.join(here)})"
+            reason = ([x for x in done.stderr.splitlines() if x.startswith("ERROR")] or ["pip failed"])[-1]
+            raise UnavailableError(f"vLLM cannot be installed for {sys.executable}{other}: {reason}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
