@@ -26,7 +26,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 import transformers
 
-from benchmarks.gpu_parts import Bench, check_noise, check_parity, measure_memory, measure_step
+from benchmarks.gpu_parts import Bench, check_kernels, check_noise, check_parity, measure_memory, measure_step
 
 __all__ = ["main"]
 
@@ -90,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("no CUDA device is used: every part runs in a toy form on the CPU, to test the script and nothing else")
     run = Run(given.budget)
     run.part("about", about, 0)
+    run.part("attention", lambda: check_kernels(bench), 60)
     run.part("parity", lambda: check_parity(bench), 30)
     run.part("noise_bf16", lambda: check_noise(bench), 30)
     run.part("memory_0.6b", lambda: measure_memory(bench, "0.6b"), 40)

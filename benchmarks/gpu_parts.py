@@ -6,6 +6,7 @@ import copy
 import functools
 import gc
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -23,11 +24,12 @@ from benchmarks.parity import GRADIENT, LOSS, compare_gradients, gradient_of, pe
 from benchmarks.peers.trl import TRL, as_batch, trl_version
 from benchmarks.step import micro_batch_sizes
 from benchmarks.workloads import Workload
+from gspo_lightning.attention import check_attention
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.types import Rollout
 
-__all__ = ["Bench", "check_noise", "check_parity", "measure_memory", "measure_step"]
+__all__ = ["Bench", "check_kernels", "check_noise", "check_parity", "measure_memory", "measure_step"]
 
 QWEN3: dict[str, Shape] = {
     "0.6b": Shape(151_936, 1024, 28, 16, 8, 128, 3072),
@@ -96,6 +98,20 @@ class Bench:
             at_start = peak_memory() if extra else 0.0
             yield
             into[name] = peak_memory() - at_start
+
+
+def check_kernels(bench: Bench) -> dict[str, Any]:
+    """Whether packed attention does on this device what its definition says, by dtype; else the reason."""
+    found: dict[str, Any] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        started = time.monotonic()
+        try:
+            check_attention(bench.device, (16, 8), 16 if bench.toy else 128, dtype)
+            found[str(dtype)] = "ok"
+        except Exception as error:  # of any kind: compilers fail in many ways, and training would pad its rows
+            found[str(dtype)] = repr(error)
+        found[f"seconds, {dtype}"] = time.monotonic() - started
+    return found
 
 
 def check_parity(bench: Bench) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from gspo_lightning.attention import PackedLayout, PrefixPlan, with_plan
+from gspo_lightning.attention import PackedLayout, attention_plan, with_plan
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.loading import LOADING
 from gspo_lightning.logprobs import token_logprobs
@@ -142,8 +142,9 @@ class Policy(nn.Module):
         """Every distinct token once: a prompt serves all its responses."""
         layout = PackedLayout.of(batch)
         places = TokenPlaces(layout.sources, layout.positions, layout.predicts, layout.rows, layout.steps)
+        plan = attention_plan(layout.segments, layout.crossings, layout.longest, batch.input_ids.device)
         with (
-            with_plan(self.backbone, PrefixPlan(layout, batch.input_ids.device)) as options,
+            with_plan(self.backbone, plan) as options,
             routed(places, self._prescribed(batch, places)),
         ):
             hidden: Tensor = self.backbone(

@@ -7,7 +7,7 @@ import warnings
 
 import torch
 
-from gspo_lightning.attention import UnsupportedAttentionError, kernel_for, windows
+from gspo_lightning.attention import UnsupportedAttentionError, check_attention, windows
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy import Layout, Policy
 from gspo_lightning.types import MicroBatch
@@ -67,10 +67,8 @@ def choose_layout(policy: Policy, layout: Layout, longest: int, device: torch.de
 
 @torch.no_grad()
 def _why_not_packed(policy: Policy, longest: int, device: torch.device) -> str | None:
-    try:
-        kernel_for(device)
-    except UnsupportedAttentionError as error:
-        return str(error)
+    if device.type != "cpu" and (reason := _why_no_kernel(policy, device)) is not None:
+        return reason
     if any(window < longest for window in windows(policy.backbone)):
         return f"a sliding window of {min(windows(policy.backbone))} tokens and rows of up to {longest}"
     batch = probe(policy)
@@ -85,6 +83,20 @@ def _why_not_packed(policy: Policy, longest: int, device: torch.device) -> str |
     difference = float((packed - padded).abs().sum() / batch.response_mask.sum())
     if not difference <= _TOLERANCE.get(padded.dtype if _is_exact(policy) else torch.bfloat16, 0.05):
         return f"log-probabilities that differ by {difference:.2g} nats on average from those of padded rows"
+    return None
+
+
+def _why_no_kernel(policy: Policy, device: torch.device) -> str | None:
+    """Tried there on random numbers: a kernel that is compiled for a device may fail or be wrong in many ways."""
+    config = policy.model.config.get_text_config()
+    heads = config.num_attention_heads
+    pair = (heads, getattr(config, "num_key_value_heads", None) or heads)
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    for dtype in {next(policy.parameters()).dtype, torch.bfloat16}:  # of 32-true and of bf16-mixed
+        try:
+            check_attention(device, pair, size, dtype)
+        except Exception as error:
+            return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return None
 
 

@@ -2,17 +2,16 @@
 
 from gspo_lightning.attention.cache import GroupCache
 from gspo_lightning.attention.interface import Plan, UnsupportedAttentionError, windows, with_plan
-from gspo_lightning.attention.kernels import kernel_for
 from gspo_lightning.attention.layout import PackedLayout
-from gspo_lightning.attention.prefix import PrefixPlan
+from gspo_lightning.attention.plans import attention_plan, check_attention
 
 __all__ = [
     "GroupCache",
     "PackedLayout",
     "Plan",
-    "PrefixPlan",
     "UnsupportedAttentionError",
-    "kernel_for",
+    "attention_plan",
+    "check_attention",
     "windows",
     "with_plan",
 ]

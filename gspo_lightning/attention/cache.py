@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gspo_lightning.attention.kernels import Kernel, kernel_for
+from gspo_lightning.attention.interface import Plan
+from gspo_lightning.attention.plans import attention_plan
 
 __all__ = ["GroupCache"]
 
@@ -33,7 +34,7 @@ class _Entering:
     starts: list[int]
     widths: list[int]
     rows: int
-    kernel: Kernel
+    plan: Plan
 
 
 class GroupCache:
@@ -58,8 +59,8 @@ class GroupCache:
     def enter(self, widths: Sequence[int], rows: Sequence[int]) -> None:
         """The next forward pass holds new prompts of these widths, packed one after another, for so many rows each."""
         starts = [sum(widths[:i]) for i in range(len(widths))]
-        kernel = kernel_for(self.device)(list(zip(starts, widths, strict=True)), [], self.device)
-        self._entering = _Entering(starts, list(widths), sum(rows), kernel)
+        plan = attention_plan(list(zip(starts, widths, strict=True)), [], max(widths), self.device)
+        self._entering = _Entering(starts, list(widths), sum(rows), plan)
         self.longest = max(self.longest, *widths)
         slots = torch.arange(len(widths), device=self.device) + len(self.widths)
         self.widths = torch.cat([self.widths, torch.tensor(widths, device=self.device)])
@@ -117,7 +118,7 @@ class GroupCache:
                 _stack(a, b) for a, b in zip((before.prompt_keys, before.prompt_values), prompts, strict=True)
             )
             before.keys, before.values = _stack(before.keys, room), _stack(before.values, room)
-        return new.kernel.own(query, key, value, scaling)[0]
+        return new.plan.attend(layer, query, key, value, scaling)
 
     def _decode(self, layer: _Layer, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         rows, heads, size = key.shape

@@ -1,4 +1,4 @@
-"""The two pieces of shared-prefix attention by device: causal within a segment, and whole responses over a prompt."""
+"""The two pieces of shared-prefix attention on a CPU: causal within a segment, and whole responses over a prompt."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gspo_lightning.attention.interface import UnsupportedAttentionError
-
-__all__ = ["Crossing", "Kernel", "kernel_for"]
+__all__ = ["Crossing", "Kernel"]
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -37,16 +35,11 @@ class _Bucket:
 
 
 class Kernel:
-    """For CPUs: PyTorch's own flash kernel, segments of similar length side by side."""
+    """PyTorch's own flash kernel, segments of similar length side by side."""
 
-    def __init__(
-        self,
-        segments: Sequence[tuple[int, int]],
-        crossings: Sequence[tuple[int, int, int, int]],
-        device: torch.device,
-    ) -> None:
+    def __init__(self, segments: Sequence[tuple[int, int]], crossings: Sequence[tuple[int, int, int, int]]) -> None:
         self.crossings = [Crossing(slice(q, q + n), slice(k, k + m)) for q, n, k, m in crossings]
-        self.buckets = [_bucket(part, device) for part in _similar(segments)]
+        self.buckets = [_bucket(part) for part in _similar(segments)]
 
     def own(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
         """Causal attention within each segment: ``out`` [M, H, d] and log-sum-exp [M, H], float32 or wider."""
@@ -106,17 +99,6 @@ class Kernel:
         return _unfolded(d_q, query[at].shape), d_k[0].transpose(0, 1), d_v[0].transpose(0, 1)
 
 
-def kernel_for(device: torch.device) -> type[Kernel]:
-    """The pieces for a device.
-
-    Raises:
-        UnsupportedAttentionError: there are none yet.
-    """
-    if device.type != "cpu":
-        raise UnsupportedAttentionError(f"a device of type {device.type!r}, which has no kernel for it yet")
-    return Kernel
-
-
 def _similar(segments: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
     """Segments sorted by length and cut where padding would cost too much."""
     groups: list[list[tuple[int, int]]] = []
@@ -131,14 +113,14 @@ def _similar(segments: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]
     return groups
 
 
-def _bucket(segments: Sequence[tuple[int, int]], device: torch.device) -> _Bucket:
+def _bucket(segments: Sequence[tuple[int, int]]) -> _Bucket:
     starts, lengths = (torch.tensor(x).unsqueeze(1) for x in zip(*segments, strict=True))
     steps = torch.arange(int(lengths.max())).unsqueeze(0)
     index = starts + torch.minimum(steps, lengths - 1)
     inside = steps < lengths
     real = inside.flatten().nonzero().squeeze(1)
-    padding = None if bool(inside.all()) else inside[:, None, :, None].to(device)
-    return _Bucket(index.to(device), padding, real.to(device), index.flatten()[real].to(device))
+    padding = None if bool(inside.all()) else inside[:, None, :, None]
+    return _Bucket(index, padding, real, index.flatten()[real])
 
 
 def _padded(x: Tensor, bucket: _Bucket, heads: int) -> Tensor:

@@ -8,23 +8,25 @@ Liu et al., Ring Attention, arXiv 2310.01889, joins blocks the same way).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gspo_lightning.attention.kernels import Kernel, kernel_for
-from gspo_lightning.attention.layout import PackedLayout
+from gspo_lightning.attention.kernels import Kernel
 
 __all__ = ["PrefixPlan"]
 
 
 class PrefixPlan:
-    """The attention of one :class:`PackedLayout`."""
+    """The attention of M packed tokens on a CPU; see :class:`gspo_lightning.attention.PackedLayout`."""
 
-    def __init__(self, layout: PackedLayout, device: torch.device) -> None:
-        self.longest = layout.longest
-        self.kernel = kernel_for(device)(layout.segments, layout.crossings, device)
+    def __init__(
+        self, segments: Sequence[tuple[int, int]], crossings: Sequence[tuple[int, int, int, int]], longest: int
+    ) -> None:
+        self.longest = longest
+        self.kernel = Kernel(segments, crossings)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """[M, H, d] over [M, K, d] to [M, H, d]."""

@@ -5,12 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-import torch
-
 from gspo_lightning import checks
-from gspo_lightning.attention import UnsupportedAttentionError, kernel_for
 from gspo_lightning.plan.advice import options_that_fit
-from gspo_lightning.plan.devices import CARDS, Device, device_of
+from gspo_lightning.plan.devices import CARDS, device_of
 from gspo_lightning.plan.job import Job, job_of
 from gspo_lightning.plan.memory import memory_of
 from gspo_lightning.plan.models import config_of
@@ -61,7 +58,7 @@ def plan(cli: TrainingCLI, device_word: str | None) -> bool:
     """
     config = cli.config[cli.subcommand]
     device = device_of(device_word, str(config.trainer.accelerator))
-    job = job_of(cli.model, cli.datamodule, config, packed=_packs(device))
+    job = job_of(cli.model, cli.datamodule, config, packed=device.cpu)  # elsewhere it is tried: plan for more
     checks.check_precision(str(config.trainer.precision))
     checks.check_ranks(cli.datamodule, job.world)
     checks.check_context(cli.datamodule, _positions(job))
@@ -74,12 +71,3 @@ def plan(cli: TrainingCLI, device_word: str | None) -> bool:
 def _positions(job: Job) -> int | None:
     limit = getattr(config_of(job.model).get_text_config(), "max_position_embeddings", None)
     return int(limit) if limit else None
-
-
-def _packs(device: Device) -> bool:
-    """Whether rows are packed on such a device, as :func:`gspo_lightning.policy_checks.choose_layout` decides."""
-    try:
-        kernel_for(torch.device("cpu" if device.cpu else "cuda"))
-    except UnsupportedAttentionError:
-        return False
-    return True

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PretrainedConfig
 
-from gspo_lightning.attention import PackedLayout, PrefixPlan, with_plan
+from gspo_lightning.attention import PackedLayout, attention_plan, with_plan
 from gspo_lightning.lora import LoRA
 from gspo_lightning.plan.models import with_layers
 from gspo_lightning.plan.skeleton import shadow, skeleton
@@ -139,7 +139,7 @@ def _mark_phases(policy: Policy, tally: Tally) -> None:
 def _packed(policy: Policy, batch: MicroBatch) -> Callable[[Tally], Tensor]:
     """As :meth:`Policy.forward`; places come from the real lengths, before tensors have no data any more."""
     layout = PackedLayout.of(batch)
-    plan = PrefixPlan(layout, torch.device("cpu"))
+    plan = attention_plan(layout.segments, layout.crossings, layout.longest, torch.device("cpu"))
     ids, positions = layout.token_ids.unsqueeze(0), layout.positions.unsqueeze(0)
 
     def forward(tally: Tally) -> Tensor:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
-from gspo_lightning.attention import PackedLayout, PrefixPlan
+from gspo_lightning.attention import PackedLayout, attention_plan
+from gspo_lightning.attention.plans import dense_attention
 from gspo_lightning.packing import make_micro_batch
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 
@@ -32,19 +32,6 @@ def layout_of(case: dict[int, tuple[int, list[int]]], shuffled: bool = False) ->
     return PackedLayout.of(make_micro_batch(rows))
 
 
-def dense(layout: PackedLayout, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    """The same by the definition: softmax over the tokens that a token sees."""
-    seen = torch.zeros(len(query), len(query), dtype=torch.bool)
-    for start, length in layout.segments:
-        seen[start : start + length, start : start + length] = torch.ones(length, length).tril().bool()
-    for start, length, begin, width in layout.crossings:
-        seen[start : start + length, begin : begin + width] = True
-    repeats = query.shape[1] // key.shape[1]
-    k, v = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
-    scores = torch.einsum("mhd,nhd->hmn", query, k) * scaling
-    return torch.einsum("hmn,nhd->mhd", scores.masked_fill(~seen, -torch.inf).softmax(-1), v)
-
-
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_values_and_gradients_are_those_of_dense_attention(
@@ -54,8 +41,9 @@ def test_values_and_gradients_are_those_of_dense_attention(
     torch.manual_seed(0)
     size = len(layout.token_ids)
     inputs = [torch.randn(size, h, 8, dtype=torch.float64, requires_grad=True) for h in (heads[0], heads[1], heads[1])]
-    plan = PrefixPlan(layout, torch.device("cpu"))
-    ours, theirs = plan.attend(0, *inputs, 0.3), dense(layout, *inputs, 0.3)
+    places = layout.segments, layout.crossings
+    plan = attention_plan(*places, layout.longest, torch.device("cpu"))
+    ours, theirs = plan.attend(0, *inputs, 0.3), dense_attention(*places, *inputs, 0.3)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
     weights = torch.randn_like(ours)
     for mine, expected in zip(

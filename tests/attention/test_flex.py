@@ -1,0 +1,95 @@
+"""The mask of the CUDA kernel, run without compiling: values of dense attention, and no block that is seen left out.
+
+Gradients and compiled kernels exist on CUDA only; there ``check_attention`` compares them before every run.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_mask
+
+from gspo_lightning.attention import UnsupportedAttentionError, check_attention, plans
+from gspo_lightning.attention.flex import BLOCK, FlexPlan
+from gspo_lightning.attention.plans import dense_attention
+from gspo_lightning.attention.prefix import PrefixPlan
+
+Places = tuple[list[tuple[int, int]], list[tuple[int, int, int, int]]]
+
+CASES: dict[str, Places] = {
+    "one prompt, no response": ([(0, 5)], []),
+    "small": ([(0, 2), (2, 1), (3, 2), (5, 1)], [(3, 2, 0, 2), (5, 1, 2, 1)]),
+    "exactly a block": ([(0, 64), (64, 64)], [(64, 64, 0, 64)]),
+    "a long prompt": ([(0, 300), (300, 70), (370, 30)], [(300, 100, 0, 300)]),
+    "many": (
+        [(0, 200), (200, 150), (350, 140), (490, 60), (550, 1), (551, 90)],
+        [(350, 200, 0, 200), (550, 91, 200, 150)],
+    ),
+}
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
+@pytest.mark.parametrize("places", CASES.values(), ids=CASES)
+def test_values_are_those_of_dense_attention(places: Places, heads: tuple[int, int]) -> None:
+    tokens = sum(n for _, n in places[0])
+    draws = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(tokens, h, 16, generator=draws) for h in (heads[0], heads[1], heads[1]))
+    plan = FlexPlan(*places, tokens, torch.device("cpu"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is not compiled
+        ours = plan.attend(0, query, key, value, 0.3)
+    torch.testing.assert_close(ours, dense_attention(*places, query, key, value, 0.3), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("places", CASES.values(), ids=CASES)
+def test_every_block_that_a_token_sees_is_listed(places: Places) -> None:
+    """Compiled kernels visit listed blocks only; the uncompiled form does not look at the list."""
+    mask = FlexPlan(*places, 1000, torch.device("cpu")).mask
+    size = mask.seq_lengths[0]
+    seen: Tensor = create_mask(mask.mask_mod, 1, 1, size, size, device="cpu")[0, 0]
+    blocks = seen.view(size // BLOCK, BLOCK, -1, BLOCK).transpose(1, 2).flatten(2).any(-1)
+    listed = mask.to_dense()[0, 0].bool()
+    assert not (blocks & ~listed).any()
+    assert bool(seen.any(-1).all())  # padding, too: a softmax over nothing is NaN
+
+
+def test_blocks_that_nobody_sees_are_left_out() -> None:
+    """Eight responses of 512 tokens to one prompt of 512: each sees the prompt and itself."""
+    segments = [(512 * i, 512) for i in range(9)]
+    mask = FlexPlan(segments, [(512, 8 * 512, 0, 512)], 1024, torch.device("cpu")).mask
+    assert int(mask.kv_num_blocks.sum()) == 10 + 8 * (10 + 16)
+
+
+def test_a_kernel_that_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    check_attention(cpu, (4, 2), 16, torch.float32)
+    check_attention(cpu, (4, 2), 16, torch.bfloat16)
+
+    class Causal(PrefixPlan):
+        """Forgets the prompts."""
+
+        def __init__(self, segments: list[tuple[int, int]], crossings: object, longest: int) -> None:
+            super().__init__(segments, [], longest)
+
+    monkeypatch.setattr(plans, "PrefixPlan", Causal)
+    with pytest.raises(UnsupportedAttentionError, match="an attention kernel whose values are off by"):
+        check_attention(cpu, (4, 2), 16, torch.float32)
+
+    class Inexact(PrefixPlan):
+        """Right values, wrong gradients."""
+
+        def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+            out = super().attend(layer, query, key, value, scaling)
+            return out + (query - query.detach()).sum(1, keepdim=True)
+
+    monkeypatch.setattr(plans, "PrefixPlan", Inexact)
+    with pytest.raises(UnsupportedAttentionError, match="gradients of queries are off by"):
+        check_attention(cpu, (4, 2), 16, torch.float32)
+
+
+def test_other_devices_have_no_kernel() -> None:
+    with pytest.raises(UnsupportedAttentionError, match="'mps', which has no kernel for it yet"):
+        plans.attention_plan([(0, 2)], [], 2, torch.device("mps"))
