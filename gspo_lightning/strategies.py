@@ -55,11 +55,19 @@ def check_strategy(strategy: object) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, policy: nn.Module) -> None:
-    """Refuse bitsandbytes on shards: its 8-bit state belongs to blocks of whole tensors.
+    """Refuse on shards: bitsandbytes, whose 8-bit state belongs to blocks of whole tensors, and with FSDP1 an optimizer
+    that keeps no state, because torch would not find the state it expects when it resumes.
 
     Raises:
-        UserError: the policy is sharded and the optimizer is one of bitsandbytes.
+        UserError: the policy is sharded and the optimizer is one of these.
     """
+    stateless = isinstance(optimizer, torch.optim.SGD) and not any(g["momentum"] for g in optimizer.param_groups)
+    if stateless and isinstance(policy, FullyShardedDataParallel):
+        raise UserError(
+            "model.optimizer",
+            "SGD without momentum keeps no state, and a checkpoint of FSDPStrategy without any cannot be resumed",
+            fix="use torch.optim.AdamW or a momentum above 0, or FSDP2Strategy (configs/fsdp2.yaml)",
+        )
     if is_sharded(policy) and type(optimizer).__module__.startswith("bitsandbytes"):
         raise UserError(
             "model.optimizer",

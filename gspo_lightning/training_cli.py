@@ -241,6 +241,7 @@ def _quieten() -> None:
         ".*number of training batches.*",
         ".*available but not used.*",
         ".*You are trying to `self.log.*",
+        ".*sync_dist=True.*",  # what is logged has been reduced over ranks
         ".*isinstance.treespec, LeafSpec.*",
         ".*`_get_vc_dir`.*",
     ):

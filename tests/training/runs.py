@@ -11,6 +11,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gspo_lightning.cli import main
+from gspo_lightning.commands.export import sharded_weights
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
@@ -48,7 +49,10 @@ def checkpoint(run: Path) -> dict[str, Any]:
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    """The policy's weights of the last checkpoint."""
+    """The policy's weights of the last checkpoint, which may be a folder of shards."""
+    last = run / "checkpoints" / "last.ckpt"
+    if last.is_dir():
+        return sharded_weights(last)
     return {k: v for k, v in checkpoint(run)["state_dict"].items() if k.startswith("policy.")}
 
 

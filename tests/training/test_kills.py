@@ -13,6 +13,7 @@ from tests.training import runs
 from tests.training.processes import Command
 
 BASE = ["--trainer.max_epochs=4", "--trainer.check_val_every_n_epoch=3", "--data.max_tokens_per_micro_batch=100"]
+SHARDED = "--trainer.strategy.class_path=gspo_lightning.strategies.%sStrategy"
 CASES: dict[str, tuple[list[str], int]] = {
     "one process": (runs.UNTAUGHT, 1),
     "two ranks": ([*runs.UNTAUGHT, "--trainer.devices=2", "--trainer.strategy=ddp"], 2),
@@ -22,8 +23,20 @@ CASES: dict[str, tuple[list[str], int]] = {
     ),
     "adapters": ([*runs.UNTAUGHT, "--model.lora={r: 4}", "--model.old_policy=OffloadedSnapshot"], 1),
     "two passes": ([*runs.UNTAUGHT, "--data.epochs_per_rollout=2"], 1),
+    "two ranks, FSDP": ([*runs.UNTAUGHT, "--trainer.devices=2", SHARDED % "FSDP"], 2),
+    "two ranks, FSDP2": ([*runs.UNTAUGHT, "--trainer.devices=2", SHARDED % "FSDP2"], 2),
+    "two ranks, FSDP2, adapters": (
+        [*runs.UNTAUGHT, "--trainer.devices=2", SHARDED % "FSDP2", "--model.lora={r: 4}",
+         "--model.old_policy=OffloadedSnapshot", "--model.old_policy.refresh_every=2"], 2
+    ),
     "cold start": ([*runs.UNTAUGHT[1:], "--model.cold_start.steps=30"], 1),
 }  # fmt: skip
+OF_SHARDS = [
+    "gspo_lightning.resume.folders:check_finite:2",  # before any rank has written
+    "gspo_lightning.resume.folders:_synced:4",  # some shards are there
+    "gspo_lightning.resume.folders:all_gather_objects:4",  # all of them, without their place
+    "gspo_lightning.resume.manifest:Manifest.write:2",  # swapped in, without its manifest
+]
 MOMENTS = [
     "gspo_lightning.coldstart:load_policy:1",  # before the cold start
     "gspo_lightning.coldstart:ColdStart._schedule:15",  # in it
@@ -46,7 +59,7 @@ MOMENTS = [
 
 
 def argv(case: str, root: Path) -> list[str]:
-    options = [*runs.SMALL, *BASE, *CASES[case][0], f"--trainer.default_root_dir={root}"]
+    options = [*runs.SMALL, *BASE, *CASES[case][0], "--trainer.accelerator=cpu", f"--trainer.default_root_dir={root}"]
     return ["fit", f"--config={runs.QUICKSTART}", *options, "--ckpt_path=last"]
 
 
@@ -143,3 +156,12 @@ def test_kill_at_every_moment(moment: str, tmp_path: Path, undisturbed: dict[str
 @pytest.mark.parametrize("moment", MOMENTS[5:15])
 def test_kill_a_rank_at_a_moment(moment: str, tmp_path: Path, undisturbed: dict[str, tuple[Path, float]]) -> None:
     kill_at(moment, "two ranks", tmp_path, undisturbed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("moment", OF_SHARDS)
+@pytest.mark.parametrize("case", ["two ranks, FSDP", "two ranks, FSDP2"])
+def test_kill_a_rank_while_shards_are_written(
+    case: str, moment: str, tmp_path: Path, undisturbed: dict[str, tuple[Path, float]]
+) -> None:
+    kill_at(moment, case, tmp_path, undisturbed)

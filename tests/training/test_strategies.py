@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from bitsandbytes.optim import AdamW8bit
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
 
 from gspo_lightning.cli import main
 from gspo_lightning.commands.export import sharded_weights
+from gspo_lightning.errors import UserError
 from gspo_lightning.lora import LoRA, adapters_off
 from gspo_lightning.policy import ModelSettings, load_policy
 from gspo_lightning.resume import damage
+from gspo_lightning.strategies import check_optimizer
 from tests.training import runs
 from tests.training.processes import Command
 from tests.training.test_invariance import SGD
@@ -60,6 +69,7 @@ LONG = {
     "fsdp2 resident": Case("fsdp2", DENSE),
     "fsdp2 lockstep": Case("fsdp2", of_strategy={"rollouts": "lockstep"}),
     "ddp MoE": Case("ddp", MOE),
+    "fsdp2 without optimizer state": Case("fsdp2", ["--model.optimizer.momentum=0"]),
     "fsdp offloaded": Case("fsdp", OFFLOADED),
     "fsdp2 offloaded": Case("fsdp2", OFFLOADED),
     "fsdp offloaded weights": Case("fsdp", of_strategy={"cpu_offload": "true"}),
@@ -135,6 +145,27 @@ def test_a_damaged_shard_is_found(name: str, made: dict[str, Path], tmp_path: Pa
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
     assert "checksum" in str(damage(checkpoint))
+
+
+@pytest.fixture
+def rank_of_two() -> Iterator[None]:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("rank_of_two")
+def test_optimizers_that_shards_cannot_bear_are_refused() -> None:
+    fsdp = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"), use_orig_params=True)
+    fsdp2 = fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (2,)))
+    for policy in (fsdp, fsdp2):
+        with pytest.raises(UserError, match="AdamW8bit of bitsandbytes cannot step"):
+            check_optimizer(AdamW8bit(policy.parameters()), policy)
+        check_optimizer(torch.optim.SGD(policy.parameters(), lr=0.1, momentum=0.9), policy)
+    with pytest.raises(UserError, match="SGD without momentum keeps no state"):
+        check_optimizer(torch.optim.SGD(fsdp.parameters(), lr=0.1), fsdp)
+    for policy in (fsdp2, nn.Linear(4, 4)):
+        check_optimizer(torch.optim.SGD(policy.parameters(), lr=0.1), policy)
 
 
 @pytest.mark.long
