@@ -40,7 +40,7 @@ from gspo_lightning.policy import DType, Layout, ModelSettings, Policy, load_pol
 from gspo_lightning.policy_checks import check_head, choose_layout, probe
 from gspo_lightning.precision import check_ratio_noise, warn_if_weights_stand_still
 from gspo_lightning.reference import ReferencePolicy
-from gspo_lightning.resume import Provenance, flush
+from gspo_lightning.resume import Provenance, flush, reopen_epoch
 from gspo_lightning.rollouts.records import record
 from gspo_lightning.routing import LOAD, replay_word, routers_of, routing_scalars
 from gspo_lightning.sharding import clip_norm, gathered, is_sharded, total_norm, without_sync
@@ -271,6 +271,8 @@ class GSPOModule(LightningModule):
         checkpoint["gspo_meter"] = self.meter.state_dict()
         checkpoint["gspo_noise"] = self.old_logprobs.noise
         checkpoint["gspo_evaluations"] = [[step, dict(values)] for step, values in self.evaluations]
+        if not self.data.loader.spent:
+            reopen_epoch(checkpoint)
         flush(self.loggers)
 
     # the loop ----------------------------------------------------------------------------------------------------

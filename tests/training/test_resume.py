@@ -50,6 +50,19 @@ def test_interrupt_after_any_update_then_resume(
     assert_same_run(run, undisturbed)
 
 
+@pytest.mark.parametrize("updates", [2, 3])  # at the end of an iteration, and in the middle of one
+def test_a_run_that_max_steps_ends_goes_on_where_it_stopped(tmp_path: Path, undisturbed: Path, updates: int) -> None:
+    run = runs.fit(tmp_path, *OPTIONS, f"--trainer.max_steps={updates}")
+    assert runs.checkpoint(run)["global_step"] == updates
+    assert runs.fit(tmp_path, *OPTIONS, "--ckpt_path=last") == run
+    assert runs.checkpoint(run)["global_step"] == 8
+    assert runs.largest_difference(runs.weights(run), runs.weights(undisturbed)) == 0.0
+    mine, theirs = runs.scalars(run), runs.scalars(undisturbed)
+    assert {tag: mine[tag] for tag in theirs if not tag.startswith("val/")} == {
+        tag: values for tag, values in theirs.items() if not tag.startswith("val/")
+    }  # the run that ended has one more evaluation
+
+
 def test_interrupt_during_a_rollout_then_resume(
     tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
