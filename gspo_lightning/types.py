@@ -171,7 +171,8 @@ class MicroBatch:
     [N, T] bool marks: pieces of partial rollouts that an earlier version sampled. Rows with the same ``prompt_index``
     [N] int64 have the same prompt (None: nobody said so). ``routes`` [N, S - 1, L, k], small
     integers: the k experts that the rollout or the old policy sent each token to, in L layers.
-    ``weight`` is 1, or 0 for a filler that only keeps ranks in step.
+    ``weight`` is 1, or 0 for a filler that only keeps ranks in step. ``host`` has lengths and ``prompt_index`` as they
+    were before the batch moved to a device: what is planned from them does not wait for it.
     """
 
     input_ids: Tensor
@@ -187,6 +188,7 @@ class MicroBatch:
     stale: Tensor | None = None
     old_from_source: bool = False
     routes: Tensor | None = None
+    host: tuple[Tensor, Tensor, Tensor | None] | None = None
 
     def __post_init__(self) -> None:
         rows, width = self.response_mask.shape
@@ -216,15 +218,25 @@ class MicroBatch:
         return torch.where(inside, self.input_ids.gather(1, places), 0)
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        """The same rows on another device."""
+        """The same rows on another device; the host does not wait for those that leave it."""
+        here = self.input_ids.device.type == "cpu"
         moved: dict[str, Any] = {
-            f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)
+            f.name: value.to(device, non_blocking=here)
+            for f in fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor)
         }
-        return replace(self, **moved)
+        return replace(self, **moved, host=self.on_host() if here else self.host)
+
+    def on_host(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """``prompt_lengths``, ``response_lengths`` and ``prompt_index`` on the CPU."""
+        if self.host is not None:
+            return self.host
+        index = None if self.prompt_index is None else self.prompt_index.cpu()
+        return self.prompt_lengths.cpu(), self.response_lengths.cpu(), index
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and primitives only, so that a checkpoint loads with ``weights_only=True``."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "host"}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> MicroBatch:

@@ -78,22 +78,26 @@ def _block_mask(own: Tensor, first: Tensor, end: Tensor, device: torch.device) -
     its prompts; what lies between is left to the mask itself.
     """
     blocks = len(own) // BLOCK
-    here, there = torch.arange(blocks).unsqueeze(1), torch.arange(blocks)
+    own_block, other = torch.arange(blocks).unsqueeze(1), torch.arange(blocks)
     lowest = own.view(blocks, BLOCK).amin(1, keepdim=True) // BLOCK
     empty = end == 0
     low = first.masked_fill(empty, len(own)).view(blocks, BLOCK).amin(1, keepdim=True) // BLOCK
     high = (end - 1).view(blocks, BLOCK).amax(1, keepdim=True) // BLOCK
-    listed = ((there >= lowest) & (there <= here)) | ((there >= low) & (there <= high))
+    listed = ((other >= lowest) & (other <= own_block)) | ((other >= low) & (other <= high))
     order = listed.int().argsort(dim=1, descending=True, stable=True)
-    starts, firsts, ends = (x.to(device=device, dtype=torch.int32) for x in (own, first, end))
+
+    def there(x: Tensor) -> Tensor:
+        return x.to(dtype=torch.int32).to(device, non_blocking=True)
+
+    starts, firsts, ends = there(own), there(first), there(end)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         within = (key <= query) & (key >= starts[query])
         return within | ((key >= firsts[query]) & (key < ends[query]))
 
     mask: BlockMask = BlockMask.from_kv_blocks(
-        listed.sum(1, dtype=torch.int32)[None, None].to(device),
-        order.to(device=device, dtype=torch.int32)[None, None],
+        there(listed.sum(1))[None, None],
+        there(order)[None, None],
         BLOCK_SIZE=BLOCK,
         mask_mod=sees,
         seq_lengths=(len(own), len(own)),

@@ -37,8 +37,8 @@ class PackedLayout:
     @classmethod
     def of(cls, batch: MicroBatch) -> PackedLayout:
         """The layout of a micro-batch, on its device; rows with the same ``prompt_index`` share their prompt."""
-        widths, counts = batch.prompt_lengths.cpu(), batch.response_lengths.cpu()
-        owner = torch.arange(len(widths)) if batch.prompt_index is None else batch.prompt_index.cpu()
+        widths, counts, index = batch.on_host()
+        owner = torch.arange(len(widths)) if index is None else index
         order = torch.argsort(owner, stable=True)
         first = torch.ones_like(order, dtype=torch.bool)
         first[1:] = owner[order][1:] != owner[order][:-1]
@@ -56,16 +56,21 @@ class PackedLayout:
         before = size + inner_starts[tokens] + steps - 1
         last = prompt_starts[prompt_of] + widths[order] - 1
         rows = order[tokens]
-        device = batch.input_ids.device
         ids = batch.input_ids
+
+        def there(x: Tensor) -> Tensor:
+            return x.to(ids.device, non_blocking=True)
+
+        sources, places = there(packed_rows), there(positions)
+        rows_there, steps_there = there(rows), there(steps)
         return cls(
-            token_ids=ids[packed_rows.to(device), positions.to(device)],
-            positions=positions.to(device),
-            sources=packed_rows.to(device),
-            predicts=torch.where(steps == 0, last[tokens], before).to(device),
-            targets=ids[rows.to(device), (widths[rows] + steps).to(device)],
-            rows=rows.to(device),
-            steps=steps.to(device),
+            token_ids=ids[sources, places],
+            positions=places,
+            sources=sources,
+            predicts=there(torch.where(steps == 0, last[tokens], before)),
+            targets=ids[rows_there, there(widths[rows] + steps)],
+            rows=rows_there,
+            steps=steps_there,
             segments=[
                 *zip(prompt_starts.tolist(), widths[heads].tolist(), strict=True),
                 *((s, n) for s, n in zip((size + inner_starts).tolist(), kept.tolist(), strict=True) if n),

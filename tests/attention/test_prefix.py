@@ -85,3 +85,16 @@ def test_a_batch_that_does_not_say_who_shares_repeats_its_prompts() -> None:
     assert len(PackedLayout.of(batch).token_ids) == 2 + 1 + 1
     batch.prompt_index = None
     assert len(PackedLayout.of(batch).token_ids) == 2 + 2 + 1 + 1
+
+
+def test_a_layout_reads_nothing_back_from_the_device() -> None:
+    """A tensor on the meta device has no data: reading it back would raise, as it would wait on a GPU."""
+    rows = [
+        Rollout(Prompt(0, "", (1, 2)), k, torch.tensor([5, 6, 7]), None, torch.ones(3).bool(), FinishReason.STOP, 0)
+        for k in range(2)
+    ]
+    batch = make_micro_batch(rows)
+    here, there = PackedLayout.of(batch), PackedLayout.of(batch.to("meta"))
+    assert (there.segments, there.crossings, there.longest) == (here.segments, here.crossings, here.longest)
+    assert there.token_ids.device.type == there.targets.device.type == "meta"
+    assert there.predicts.shape == here.predicts.shape
