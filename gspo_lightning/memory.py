@@ -160,4 +160,4 @@ def _rows(part: MicroBatch, rows: slice) -> MicroBatch:
         if isinstance(value := getattr(part, f.name), Tensor):
             columns = width if f.name == "input_ids" else steps
             taken[f.name] = value[rows, :columns] if value.dim() == 2 else value[rows]
-    return dataclasses.replace(part, **taken)
+    return dataclasses.replace(part, **taken, host=None)

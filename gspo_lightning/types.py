@@ -194,6 +194,10 @@ class MicroBatch:
         rows, width = self.response_mask.shape
         if self.input_ids.shape[0] != rows:
             raise ValueError(f"input_ids has {self.input_ids.shape[0]} rows, response_mask {rows}")
+        if self.host is not None and len(self.host[0]) != rows:
+            raise ValueError(
+                f"host has {len(self.host[0])} rows, response_mask {rows}: other rows need their own (None)"
+            )
         for name in ("old_logprobs", "behaviour_logprobs", "ref_logprobs"):
             value = getattr(self, name)
             if value is not None and tuple(value.shape) != (rows, width):

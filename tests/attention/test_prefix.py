@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from gspo_lightning.attention import PackedLayout, attention_plan
 from gspo_lightning.attention.plans import dense_attention
+from gspo_lightning.memory import cut_rows
 from gspo_lightning.packing import make_micro_batch
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 
@@ -85,6 +88,18 @@ def test_a_batch_that_does_not_say_who_shares_repeats_its_prompts() -> None:
     assert len(PackedLayout.of(batch).token_ids) == 2 + 1 + 1
     batch.prompt_index = None
     assert len(PackedLayout.of(batch).token_ids) == 2 + 2 + 1 + 1
+
+
+def test_pieces_of_a_batch_that_has_moved_have_layouts_of_their_own() -> None:
+    rows = [
+        Rollout(Prompt(0, "", (1, 2)), k, torch.arange(5, 7 + k), None, torch.ones(2 + k).bool(), FinishReason.STOP, 0)
+        for k in range(2)
+    ]
+    batch = make_micro_batch(rows).to("cpu")
+    pieces = cut_rows(batch, 1, packed=True)
+    assert [PackedLayout.of(piece).targets.tolist() for piece in pieces] == [[5, 6], [5, 6, 7]]
+    with pytest.raises(ValueError, match="host has 2 rows, response_mask 1"):
+        dataclasses.replace(pieces[0], host=batch.host)
 
 
 def test_a_layout_reads_nothing_back_from_the_device() -> None:
