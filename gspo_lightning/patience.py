@@ -1,4 +1,4 @@
-"""A rollout source that fails for a while is asked again before the run stops."""
+"""A rollout source that fails for a while, or runs out of memory, is asked again before the run stops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
+
 from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.memory import is_out_of_memory
 from gspo_lightning.policy import Policy
 from gspo_lightning.rollouts import Beginning, RolloutSource
 from gspo_lightning.types import Prompt, Rollout
@@ -46,7 +49,7 @@ class Patient(RolloutSource):
             InfrastructureError: it failed every time.
         """
         self.source.on_group = self.on_group
-        return self._ask(lambda: self.source.generate(policy, prompts, **options))
+        return self._fit(policy, lambda: self.source.generate(policy, prompts, **options))
 
     def extend(self, policy: Policy, beginnings: Sequence[Beginning], **options: Any) -> list[Rollout]:
         """As the source's.
@@ -54,7 +57,33 @@ class Patient(RolloutSource):
         Raises:
             InfrastructureError: it failed every time.
         """
-        return self._ask(lambda: self.source.extend(policy, beginnings, **options))
+        return self._fit(policy, lambda: self.source.extend(policy, beginnings, **options))
+
+    def _fit(self, policy: Policy, question: Callable[[], T]) -> T:
+        """Ask with fewer responses at a time where memory ran out.
+
+        Raises:
+            InfrastructureError: a single group does not fit.
+        """
+        in_step = policy.gathering is not None and policy.gathering.lockstep  # other ranks wait for this one
+        while True:
+            try:
+                return self._ask(question)
+            except (RuntimeError, MemoryError) as error:
+                if in_step or not is_out_of_memory(error):
+                    raise
+                why = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+            # outside the except clause: the exception holds the tensors of the attempt
+            rows = self.source.use_less_memory()
+            what = f"{type(self.source).__name__} is out of memory ({why})"
+            if not rows:
+                raise InfrastructureError(
+                    f"{what}\n  fix: lower data.max_response_tokens or data.group_size, or data.rollouts.max_rows "
+                    "where the source has it"
+                )
+            log.warning("%s; again, and from now on with at most %d responses at a time", what, rows)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
 
     def _ask(self, question: Callable[[], T]) -> T:
         for attempt in range(self.retries + 1):

@@ -185,6 +185,14 @@ class RolloutSource(ABC):
             longest: tokens of the longest sequence, prompt and response, that will be asked for; 0: nobody knows.
         """
 
+    def use_less_memory(self) -> int:
+        """Called when memory ran out: work on fewer responses at a time from now on.
+
+        Returns:
+            how many; 0 where that is not possible.
+        """
+        return 0
+
     def for_evaluation(self) -> RolloutSource:
         """What answers held-out prompts."""
         return self

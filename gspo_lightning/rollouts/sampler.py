@@ -38,6 +38,7 @@ class GroupedSampler(RolloutSource):
         if not 0 < compact_at <= 1:
             raise ValueError(f"compact_at must lie in (0, 1], got {compact_at}")
         self.max_rows, self.compact_at = max_rows, compact_at
+        self._busiest = self._too_many = 0
 
     def generate(
         self,
@@ -94,6 +95,14 @@ class GroupedSampler(RolloutSource):
         self._decode(policy, written, blocks, sampling, draws, left)
         return written.rollouts(0, len(beginnings), version, policy)
 
+    def use_less_memory(self) -> int:
+        """See :meth:`RolloutSource.use_less_memory`. The responses to a prompt are never decoded apart."""
+        most, self._busiest = self._busiest, 0
+        if most <= 1 or 0 < self._too_many <= most:
+            return 0
+        self._too_many, self.max_rows = most, most // 2
+        return self.max_rows
+
     @torch.no_grad()
     def _decode(
         self,
@@ -126,6 +135,7 @@ class GroupedSampler(RolloutSource):
         while entered < len(blocks) or len(rows):
             if new := self._admitted(blocks[entered:], len(rows), decoder):
                 first, last = ends[entered], ends[entered + new]
+                self._busiest = max(self._busiest, len(rows) + last - first)
                 contexts = [written.beginnings[i].context for i in ends[entered : entered + new]]
                 fresh = decoder.add(contexts, blocks[entered : entered + new])
                 logits = torch.cat([logits, fresh]) if len(rows) else fresh

@@ -14,6 +14,7 @@ import torch
 
 from gspo_lightning import module
 from gspo_lightning.rollouts import GroupedSampler
+from gspo_lightning.rollouts.decoding import SharedDecoder
 from tests.training import runs
 from tests.training.processes import Command
 
@@ -38,6 +39,38 @@ def small_memory() -> None:
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "micro_batch_loss", module.micro_batch_loss)  # restored afterwards
     small_memory()
+
+
+def test_out_of_memory_while_sampling_goes_on_with_fewer_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every response is the one that a roomier machine samples."""
+    options = [*OPTIONS, "--trainer.max_epochs=2", "--data.record_rollouts=true"]
+    roomy = runs.fit(tmp_path / "roomy", *options)
+    original = SharedDecoder.step
+
+    def limited(self: SharedDecoder, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        if len(tokens) > 8:  # two groups of four
+            torch.empty(1 << 60)
+        return original(self, tokens, positions)
+
+    monkeypatch.setattr(SharedDecoder, "step", limited)
+    small = runs.fit(tmp_path / "small", *options)
+    error = capsys.readouterr().err
+    assert "GroupedSampler is out of memory" in error
+    assert "with at most 16 responses at a time" in error
+    assert "with at most 8 responses at a time" in error
+    assert error.count("responses at a time") == 2  # remembered
+
+    def responses(run: Path) -> list[Any]:
+        lines = [line for file in sorted((run / "rollouts").glob("*.jsonl")) for line in file.read_text().splitlines()]
+        rows = [json.loads(line) for line in lines]
+        return sorted((r["iteration"], r["id"], r["completion_ids"]) for r in rows)
+
+    assert responses(small) == responses(roomy)
+    monkeypatch.setattr(SharedDecoder, "step", lambda *_: torch.empty(1 << 60))
+    runs.fit(tmp_path / "none", *options, code=1)
+    assert "fix: lower data.max_response_tokens or data.group_size" in capsys.readouterr().err
 
 
 def test_out_of_memory_repeats_the_update_in_smaller_pieces(
