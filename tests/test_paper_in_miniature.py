@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from experiments.paper_in_miniature.grid import Grid
+from experiments.paper_in_miniature.numbers import read_results, reward_for_tokens
+from experiments.paper_in_miniature.picture import draw
 from experiments.paper_in_miniature.run import run
-from experiments.paper_in_miniature.tables import page, read_results
+from experiments.paper_in_miniature.tables import page
 
 
 def test_every_cell_has_a_name_of_its_own_and_every_regime_its_control() -> None:
@@ -42,16 +44,32 @@ def test_the_page_says_what_is_seen_and_what_is_missing(tmp_path: Path) -> None:
             sequence = cell.method == "GSPO"
             updates = {"index": [0, 1], "clipped": [0.0, 0.4 if sequence else 0.004], "gradient_norm": [1.0, 2.0]}
             result = {"accuracy_after": 0.5 + 0.1 * cell.seed * sequence, "reward": [0.5], "updates": updates}
-            result |= {"changed_over_iteration": [], "failed": None}
+            result |= {"changed_over_iteration": [], "failed": None, "tokens": [100.0], "accuracy_before": 0.5}
             (tmp_path / f"{cell.name}.json").write_text(json.dumps(result))
     text = page(grid, read_results(tmp_path), "command")
     assert "**4 of 240 cells have a result.**" in text
     assert "26 of dense, lr 0.0002, 4 updates per rollout" not in text
     assert "31 of dense, lr 0.0002, 4 updates per rollout" in text
     assert "clipped tokens: GSPO 0.4, GRPO 0.004, 100 x" in text
-    assert "accuracy after: GSPO 0.65, GRPO 0.5 | +0.15 [+0.1, +0.2] | 2 of 2 seeds higher" in text
+    assert "accuracy after: GSPO 0.65, GRPO 0.5 | +0.15 [+0.1, +0.2] | so in every seed" in text
+    assert "| GSPO ends better | accuracy after: GSPO less GRPO | +0.15 | 1 | 0 | 0 | 0 |" in text
+    assert (
+        "| GSPO earns more for the same compute | reward for the same tokens: GSPO less GRPO | +0 | 0 | 0 | 0 | 1 |"
+        in text
+    )
     assert "| GSPO | 1, 2 | **0.65** (0.6, 0.7) | **0.5** (0.5, 0.5) | **0.4** (0.4, 0.4) |" in text
-    assert text.count("### ") == 1
+    assert text.count("### ") == 2
+    assert "Learning with most tokens clipped" not in text  # nothing clips half of them here
+    assert [axes.get_title(loc="left") for axes in draw(grid, read_results(tmp_path)).axes] == [
+        "Reward against compute", "Clipped tokens", "Gradient norm, largest of an iteration",
+    ]  # fmt: skip
+
+
+def test_reward_is_compared_at_the_same_number_of_tokens() -> None:
+    run = {"reward": [0.2, 0.6, 1.0], "tokens": [100.0, 200.0, 100.0]}
+    assert reward_for_tokens(200)(run) == pytest.approx((100 * 0.2 + 100 * 0.6) / 200)
+    assert reward_for_tokens(400)(run) == pytest.approx((20 + 120 + 100) / 400)
+    assert reward_for_tokens(401)(run) is None
 
 
 @pytest.mark.parametrize("word", ["seeds", "regimes", "methods", "cold_start_steps"])

@@ -16,8 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.paper_in_miniature.grid import GRID, Grid
+from experiments.paper_in_miniature.numbers import read_results
+from experiments.paper_in_miniature.picture import draw
 from experiments.paper_in_miniature.run import run
-from experiments.paper_in_miniature.tables import page, read_results
+from experiments.paper_in_miniature.tables import page
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,7 +50,10 @@ def main(argv: Sequence[str]) -> int:
         print(f"{number + 1}/{len(cells)} {cell.name}: accuracy {shown}, {result['seconds']} s", flush=True)
     command = "python -m experiments.paper_in_miniature"
     options.page.parent.mkdir(parents=True, exist_ok=True)
-    options.page.write_text(page(grid, read_results(results), command), encoding="utf-8")
+    found, picture = read_results(results), options.page.with_suffix(".png")
+    if found:
+        draw(grid, found).savefig(picture)
+    options.page.write_text(page(grid, found, command, picture.name if found else ""), encoding="utf-8")
     print(f"written: {options.page}")
     return 0
 
