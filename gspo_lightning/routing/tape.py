@@ -55,7 +55,8 @@ class _Pass:
     def decide(self, layer: int, top_k: Callable[[], Any], scores: Tensor) -> Any:
         """The answer to a router's ``topk`` over ``scores`` [..., E]."""
         if self.tape is not None:
-            live = top_k()
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self.prescribed is None):
+                live = top_k()  # under replay it is only looked at; what it saves for backward would not be recomputed
             self.tape.chosen[layer] = live.indices.detach().flatten(0, -2)
             self.tape.confidence[layer] = _confidence(scores.detach().flatten(0, -2))
             if self.prescribed is None:

@@ -187,8 +187,8 @@ def by_hand(policy: Policy, part: MicroBatch) -> None:
         decoder.mlp.forward = forward
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_gradient_checkpointing_recomputes_with_the_same_experts(packed: bool) -> None:
+@pytest.mark.parametrize(("packed", "measured"), [(False, False), (True, False), (True, True)])
+def test_gradient_checkpointing_recomputes_with_the_same_experts(packed: bool, measured: bool) -> None:
     policies = [build("qwen3-moe") for _ in range(2)]
     for policy in policies:
         policy.packed = packed
@@ -199,7 +199,8 @@ def test_gradient_checkpointing_recomputes_with_the_same_experts(packed: bool) -
     losses = []
     for policy in policies:
         moved(policy, 0.05).train()
-        losses.append((policy(part)[0] * part.advantages.unsqueeze(1)).sum())
+        with recording(policy.routing if measured else None):
+            losses.append((policy(part)[0] * part.advantages.unsqueeze(1)).sum())
         losses[-1].backward()
     assert torch.equal(losses[0], losses[1])
     for one, other in zip(policies[0].parameters(), policies[1].parameters(), strict=True):

@@ -1,4 +1,4 @@
-"""A plug-in for tests: a reward that differs between responses of an untaught model, so that every update moves it."""
+"""A plug-in for tests: rewards that move an untaught model at every update, or a taught one into the ditch."""
 
 from __future__ import annotations
 
@@ -11,3 +11,11 @@ class Graded(Reward):
     def score(self, completion: str) -> float:
         """In [0, 6/7]."""
         return (sum(i * ord(c) for i, c in enumerate(completion, 1)) % 7) / 7
+
+
+class Echo(Reward):
+    """Pays for saying the same again."""
+
+    def score(self, completion: str) -> float:
+        """The number of characters that were there before in the response."""
+        return float(len(completion) - len(set(completion)))

@@ -61,7 +61,7 @@ def flatten(module: Any) -> None:
 
 
 def never_end(module: Any) -> None:
-    head(module)[1] *= -1.0  # the end token
+    head(module)[[1, 2]] = head(module)[[2, 1]]  # <eos> is as likely as <unk> was
 
 
 def cut_short(module: Any) -> None:
@@ -70,6 +70,11 @@ def cut_short(module: Any) -> None:
 
 def race(module: Any) -> None:
     module.trainer.optimizers[0].param_groups[0]["lr"] = 0.1
+
+
+def pay_for_repetition(module: Any) -> None:
+    module.data.runner.weights = {"correct": 0.0, "echo": 1.0}
+    module.trainer.optimizers[0].param_groups[0]["lr"] = 1e-2
 
 
 def unlearn(module: Any) -> None:
@@ -90,6 +95,11 @@ class Loud(GSPO):
         return out
 
 
+ECHO = [
+    f"--plugins={Path(__file__).with_name('graded.py')}", '--data.rewards={"correct": "ExactMatch", "echo": "Echo"}',
+    '--data.reward_weights={"correct": 1, "echo": 0}', "--model.objective=GRPO", "--data.minibatches_per_rollout=8",
+]  # fmt: skip
+"""A second reward that pays nothing at first."""
 PROVOKED: dict[str, tuple[Callable[[Any], None], set[str]]] = {
     "certain": (sure_and_wrong, {"entropy_collapse"}),
     "dissolved": (flatten, {"entropy_explosion", "reward_collapse", "dead_group_flood"}),
@@ -97,6 +107,7 @@ PROVOKED: dict[str, tuple[Callable[[Any], None], set[str]]] = {
     "cut": (cut_short, {"length_collapse", "reward_collapse"}),
     "racing": (race, {"ratio_explosion"}),
     "loud": (loud, {"gradient_spikes"}),
+    "echoing": (pay_for_repetition, {"repetition"}),
 }
 
 
@@ -117,12 +128,13 @@ def test_a_provoked_collapse_rings_within_five_iterations(
 ) -> None:
     change, expected = PROVOKED[name]
     inject(monkeypatch, change)
-    run = runs.fit(taught, *SIZE, collapse(), f"--trainer.max_epochs={AT + 5}", small=False)
+    options, per_iteration = (ECHO, 8) if name == "echoing" else ([], 2)
+    run = runs.fit(taught, *SIZE, *options, collapse(), f"--trainer.max_epochs={AT + 5}", small=False)
     found = {a["signature"]: a for a in alarms(run)}
     assert expected <= found.keys()
-    first = 2 * AT + 1
+    first = per_iteration * AT + 1
     for signature in expected:
-        assert first <= found[signature]["since"] <= found[signature]["update"] <= first + 2 * 5 - 1
+        assert first <= found[signature]["since"] <= found[signature]["update"] <= first + per_iteration * 5 - 1
     scalars = runs.scalars(run)["collapse/alarms"]
     assert all(value == 0 for step, value in scalars if step < first)
     assert max(value for _, value in scalars) >= 1
