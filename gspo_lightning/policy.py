@@ -208,15 +208,20 @@ class Policy(nn.Module):
         twin.packed, twin.routing = self.packed, self.routing  # the hooks of its routers were copied with the model
         return twin.requires_grad_(False)
 
+    def merged_model(self) -> PreTrainedModel:
+        """The model; where it has adapters, a copy with them merged into the weights."""
+        if not has_adapters(self.model):
+            return self.model
+        model = copy.deepcopy(self.model)
+        merge_adapters(model)
+        return model
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Model, tokenizer and generation config in transformers format; adapters are merged into the weights.
 
         Whichever rank is asked writes: transformers, left alone, writes nothing on others than the first, silently.
         """
-        model = self.model
-        if has_adapters(model):
-            model = copy.deepcopy(model)
-            merge_adapters(model)
+        model = self.merged_model()
         model.should_save_on_this_rank = lambda wanted: wanted
         try:
             model.save_pretrained(folder)

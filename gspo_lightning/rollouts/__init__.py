@@ -6,7 +6,7 @@ from gspo_lightning.rollouts.environment import EnvironmentRollouts
 from gspo_lightning.rollouts.generate import TransformersGenerate
 from gspo_lightning.rollouts.recorded import Recorded
 from gspo_lightning.rollouts.sampler import GroupedSampler
-from gspo_lightning.rollouts.vllm import VLLMServer
+from gspo_lightning.rollouts.vllm import VLLMEngine, VLLMServer
 
 __all__ = [
     "Beginning",
@@ -17,6 +17,7 @@ __all__ = [
     "Recorded",
     "RolloutSource",
     "TransformersGenerate",
+    "VLLMEngine",
     "VLLMServer",
     "sample_tokens",
 ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import served
 
 from gspo_lightning.policy import Policy
 from gspo_lightning.rollouts.vllm.process import LocalServer
+from tests.training import runs
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +30,11 @@ def url(running: tuple[str, LocalServer]) -> str:
 def policy() -> Policy:
     """The quickstart's model with heads that vLLM takes, untaught, in eval mode."""
     return served.tiny_policy()
+
+
+@pytest.fixture(scope="session")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], None]:
+    """Puts the quickstart's cold start, made once, where a run finds it."""
+    made = tmp_path_factory.mktemp("taught")
+    runs.fit(made, served.HEADS, "--trainer.max_epochs=0", "--data.val=null", small=False)
+    return lambda root: runs.share_cold_start(made, root)

@@ -1,5 +1,6 @@
-"""Rollouts by vLLM servers over HTTP."""
+"""Rollouts by vLLM: servers over HTTP, or an engine in this process."""
 
+from gspo_lightning.rollouts.vllm.engine import VLLMEngine
 from gspo_lightning.rollouts.vllm.server import VLLMServer
 
-__all__ = ["VLLMServer"]
+__all__ = ["VLLMEngine", "VLLMServer"]

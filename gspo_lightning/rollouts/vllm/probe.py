@@ -15,9 +15,11 @@ from gspo_lightning.rollouts.vllm.pool import Server
 from gspo_lightning.rollouts.vllm.protocol import Answer, parse, request
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
-__all__ = ["Probe"]
+__all__ = ["LENGTH", "Probe"]
 
 TOKENS = 8
+LENGTH = 2 * TOKENS
+"""Of prompt and response."""
 TEMPERATURE = 1.5
 """Another one than 1, so that a server that leaves the temperature out of its log-probabilities is found out."""
 
@@ -36,7 +38,9 @@ class Probe:
         self._vocabulary = int(policy.model.config.get_text_config().vocab_size)
         step = max(1, self._vocabulary // TOKENS)
         ids = tuple(i % self._vocabulary for i in range(step // 2, step * TOKENS, step))
-        self._row = Beginning(Prompt(0, "", ids), 0, ids, drawn=0, room=TOKENS)
+        self.row = Beginning(Prompt(0, "", ids), 0, ids, drawn=0, room=TOKENS)
+        """What is asked."""
+        self.sampling = SamplingParams(TOKENS, temperature=TEMPERATURE)
         exact = policy.model.dtype == torch.float32 and dtype in (None, "float32") and not torch.is_autocast_enabled()
         self.tolerance = tolerance if tolerance is not None else 1e-3 if exact else 0.1
 
@@ -46,13 +50,12 @@ class Probe:
         Raises:
             BadReplyError: it cannot answer by token ids with log-probabilities.
         """
-        sampling = SamplingParams(TOKENS, temperature=TEMPERATURE)
-        body: dict[str, Any] = request(server.model, self._row, 1, sampling, seed=1)
+        body: dict[str, Any] = request(server.model, self.row, 1, self.sampling, seed=1)
         return parse(await server.client.complete(body), body, self._vocabulary)[0]
 
     @torch.no_grad()
     def check(self, urls: Sequence[str], answers: Sequence[Answer]) -> float:
-        """The largest of the servers' mean absolute differences, nats.
+        """The largest of the mean absolute differences, nats; ``urls`` say who gave the answers.
 
         Raises:
             UserError: it is above the tolerance.
@@ -76,4 +79,4 @@ class Probe:
         ids = torch.tensor(answer.token_ids)
         mask = torch.ones_like(ids, dtype=torch.bool)
         logprobs = torch.tensor(answer.logprobs, dtype=torch.float32)
-        return Rollout(self._row.prompt, sample, ids, logprobs, mask, FinishReason.LENGTH, 0, reward=0.0)
+        return Rollout(self.row.prompt, sample, ids, logprobs, mask, FinishReason.LENGTH, 0, reward=0.0)

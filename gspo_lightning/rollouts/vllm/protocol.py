@@ -17,7 +17,7 @@ from gspo_lightning.policy import Policy
 from gspo_lightning.rollouts.base import Beginning, Draws, finish
 from gspo_lightning.types import FinishReason, Rollout, SamplingParams
 
-__all__ = ["Answer", "BadReplyError", "parse", "request", "seed_of", "to_rollouts"]
+__all__ = ["Answer", "BadReplyError", "checked", "parse", "request", "seed_of", "to_rollouts"]
 
 LARGEST_LOGPROB = 1e-3
 """Nats: what rounding may put a log-probability above 0."""
@@ -91,16 +91,26 @@ def _answer(choice: dict[str, Any], asked: Mapping[str, Any], vocabulary: int) -
         raise BadReplyError(f"it does not return token ids (token_ids: {_shown(ids)})")
     if echoed is not None and echoed != asked["prompt"]:
         raise BadReplyError("it read another prompt than it was sent")
-    if not all(0 <= i < vocabulary for i in ids):
-        raise BadReplyError(f"it sent the token id {max(ids, key=abs)}, but the policy's vocabulary has {vocabulary}")
     found = choice.get("logprobs")
     logprobs = found.get("token_logprobs") if isinstance(found, dict) else None
     if not isinstance(logprobs, list) or len(logprobs) != len(ids):
         raise BadReplyError(f"it does not return a log-probability for each token (logprobs: {_shown(found)})")
+    return checked(Answer(ids, logprobs), str(choice.get("finish_reason")), asked, vocabulary)
+
+
+def checked(answer: Answer, reason: str, asked: Mapping[str, Any], vocabulary: int) -> Answer:
+    """The answer, if its tokens are the policy's, its log-probabilities are some, and it ends where it should.
+
+    Raises:
+        BadReplyError: it is not what was asked for.
+    """
+    ids, logprobs = answer.token_ids, answer.logprobs
+    if not all(0 <= i < vocabulary for i in ids):
+        raise BadReplyError(f"it sent the token id {max(ids, key=abs)}, but the policy's vocabulary has {vocabulary}")
     if not all(isinstance(x, int | float) and math.isfinite(x) and x <= LARGEST_LOGPROB for x in logprobs):
         raise BadReplyError(f"its log-probabilities are none: {_shown(logprobs)}")
-    _check_end(ids, str(choice.get("finish_reason")), asked)
-    return Answer(ids, logprobs)
+    _check_end(ids, reason, asked)
+    return answer
 
 
 def _check_end(ids: Sequence[int], reason: str, asked: Mapping[str, Any]) -> None:

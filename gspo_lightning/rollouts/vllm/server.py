@@ -21,7 +21,7 @@ from gspo_lightning.policy import Policy
 from gspo_lightning.rollouts.base import Beginning, Draws, Enough, Progress, RolloutSource, cut
 from gspo_lightning.rollouts.vllm.client import Client, ServerError, UnsupportedError
 from gspo_lightning.rollouts.vllm.pool import Faults, Pool, Server, Weights
-from gspo_lightning.rollouts.vllm.probe import Probe
+from gspo_lightning.rollouts.vllm.probe import LENGTH, Probe
 from gspo_lightning.rollouts.vllm.process import LocalServer, command, free_port
 from gspo_lightning.rollouts.vllm.protocol import BadReplyError, parse, request, seed_of, to_rollouts
 from gspo_lightning.rollouts.vllm.weights import WeightFolders
@@ -301,12 +301,12 @@ class VLLMServer(RolloutSource):
 
     def _start(self, port: int, number: int, device: str, dtype: str, folder: Path) -> LocalServer:
         options = {**DEFAULTS, "dtype": self.dtype or dtype}
-        environment = {"VLLM_SERVER_DEV_MODE": "1"}
+        environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
         if device == "cpu":
             options |= CPU_DEFAULTS
             environment |= CPU_ENVIRONMENT
         if self._longest:
-            options["max_model_len"] = self._longest
+            options["max_model_len"] = max(self._longest, LENGTH)
         if self.gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus[number]
         line = command(self.python, folder, self.host, port, options | self.options)

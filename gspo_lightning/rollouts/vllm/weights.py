@@ -1,4 +1,4 @@
-"""A policy's weights on disk, where servers find them."""
+"""A policy's weights as an inference engine reads them: in memory, or on disk where servers find them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,28 @@ import tempfile
 from pathlib import Path
 
 import torch
+from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import logging as transformers_logging
 
 from gspo_lightning.policy import Policy
 
-__all__ = ["WeightFolders"]
+__all__ = ["WeightFolders", "in_checkpoint_format"]
 
 MEMORY = Path("/dev/shm")
 """Files that never reach a disk, on Linux."""
+
+
+def in_checkpoint_format(policy: Policy) -> dict[str, Tensor]:
+    """The weights by the names and in the shapes that ``save_pretrained`` writes, as views where that is possible.
+
+    Transformers keeps the experts of a layer in one tensor, checkpoints have one each; adapters are merged.
+    """
+    model = policy.merged_model()
+    state = {name: value.detach() for name, value in model.state_dict().items()}
+    found: dict[str, Tensor] = revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
+    return found
 
 
 class WeightFolders:

@@ -1,0 +1,214 @@
+"""vLLM in the trainer's own process: weights go from model to model."""
+
+from __future__ import annotations
+
+import importlib.util
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gspo_lightning.distributed import rank_and_world
+from gspo_lightning.errors import GSPOError, InfrastructureError, UserError
+from gspo_lightning.policy import Policy
+from gspo_lightning.rollouts.base import Beginning, Draws, Enough, Progress, RolloutSource, finish
+from gspo_lightning.rollouts.vllm.inside import Inside, Piece
+from gspo_lightning.rollouts.vllm.probe import LENGTH, Probe
+from gspo_lightning.rollouts.vllm.protocol import Answer, BadReplyError, checked, request, seed_of, to_rollouts
+from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
+
+__all__ = ["VLLMEngine"]
+
+
+class VLLMEngine(RolloutSource):
+    """Samples with vLLM in the trainer's own process, on its device, and hands it the weights in memory.
+
+    The engine is made at the first rollout and keeps weights and a key-value cache of its own beside the trainer's, so
+    the device must hold both. For one process; several ranks share servers (``VLLMServer``).
+
+    Args:
+        dtype: of the engine's weights; None is the policy's.
+        gpu_memory_utilization: share of a GPU's memory that the engine may fill, its weights and cache together.
+        options: further arguments of ``vllm.LLM`` (``{max_num_seqs: 64}``).
+        tolerance: nats by which log-probabilities of a probe may differ from the trainer's, on average, after weights
+            were handed over; None is 1e-3 in float32, else 0.1.
+    """
+
+    def __init__(
+        self,
+        dtype: str | None = None,
+        gpu_memory_utilization: float = 0.4,
+        options: dict[str, Any] | None = None,
+        tolerance: float | None = None,
+    ) -> None:
+        if not 0 < gpu_memory_utilization < 1:
+            raise UserError(
+                "data.rollouts.gpu_memory_utilization", f"is {gpu_memory_utilization}; it must lie in (0, 1)"
+            )
+        self.dtype, self.gpu_memory_utilization, self.tolerance = dtype, gpu_memory_utilization, tolerance
+        self.options = dict(options or {})
+        self._longest = 0
+        self._met = False
+        self._inside: Inside | None = None
+        self._synced: tuple[weakref.ref[Policy], int] | None = None
+
+    def open(self, longest: int) -> None:
+        """Look whether vLLM is there.
+
+        Raises:
+            UserError: it is not.
+        """
+        self._longest = max(self._longest, longest)
+        if importlib.util.find_spec("vllm") is None:
+            raise UserError(
+                "data.rollouts",
+                "is VLLMEngine, but vLLM is not installed for this Python",
+                fix="pip install 'gspo_lightning[vllm]'; or VLLMServer with data.rollouts.python, the interpreter of "
+                "an environment that has vLLM",
+            )
+
+    def close(self) -> None:
+        """End the engine and give its memory back."""
+        if self._inside is not None:
+            self._inside.close()
+        self._inside = self._synced = None
+
+    def sync_weights(self, policy: Policy, version: int) -> None:
+        """Copy the weights into the engine; a probe shows that they arrived.
+
+        Raises:
+            InfrastructureError: they did not.
+            UserError: there are several ranks, or vLLM cannot serve this model.
+        """
+        if self._synced is not None and self._synced[0]() is policy and self._synced[1] == version:
+            return
+        self._synced = None
+        if rank_and_world()[1] > 1:
+            raise UserError(
+                "data.rollouts",
+                f"is VLLMEngine, which one process can use, but there are {rank_and_world()[1]} ranks",
+                fix="use VLLMServer, which all ranks share",
+            )
+        try:
+            self._hand_over(policy)
+        except GSPOError:
+            raise
+        except Exception as error:
+            if self._met:
+                raise
+            raise UserError(
+                "data.rollouts",
+                f"is VLLMEngine, but vLLM cannot serve this model as asked: {error}",
+                fix="change data.rollouts.options (arguments of vllm.LLM), or use GroupedSampler",
+            ) from error
+        self._met = True
+        self._synced = (weakref.ref(policy), version)
+
+    def _hand_over(self, policy: Policy) -> None:
+        if self._inside is None:
+            self._inside = Inside(policy, self._arguments(policy))
+        self._inside.load(policy)
+        probe = Probe(policy, self.tolerance, self.dtype)
+        asked = request("", probe.row, 1, probe.sampling, seed=1)
+        ((_, piece),) = self._inside.run([asked])
+        probe.check(["vLLM"], [_checked(piece, asked, policy)])
+
+    def generate(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        progress: Progress | None = None,
+    ) -> list[list[Rollout]]:
+        """See :meth:`RolloutSource.generate`; the weights are those of the last :meth:`sync_weights`.
+
+        Raises:
+            InfrastructureError: the engine gave something else than was asked for.
+        """
+        rows = Beginning.groups(prompts, group_size, sampling.max_response_tokens)
+        groups: list[dict[int, Rollout]] = [{} for _ in prompts]
+        for ended, (i, rollout) in enumerate(self._rollouts(policy, rows, sampling, draws, version), 1):
+            group = groups[i // group_size]
+            group[rollout.sample] = rollout
+            if self.on_group is not None and len(group) == group_size:
+                self.on_group(_in_order(group))
+            if progress is not None:
+                progress(ended, len(rows))
+        return [_in_order(group) for group in groups]
+
+    def extend(
+        self,
+        policy: Policy,
+        beginnings: Sequence[Beginning],
+        *,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        enough: Enough | None = None,
+    ) -> list[Rollout]:
+        """See :meth:`RolloutSource.extend`; what is drawn differs between a whole response and its pieces.
+
+        Raises:
+            InfrastructureError: the engine gave something else than was asked for.
+        """
+        ended: set[int] = set()
+        found: dict[int, Rollout] = {}
+        stop = None if enough is None else lambda: enough(ended)
+        for i, rollout in self._rollouts(policy, beginnings, sampling, draws, version, stop):
+            found[i] = rollout
+            if rollout.finish_reason is not FinishReason.CUT:
+                ended.add(i)
+        return [found[i] for i in range(len(beginnings))]
+
+    def _rollouts(
+        self,
+        policy: Policy,
+        rows: Sequence[Beginning],
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int,
+        enough: Callable[[], bool] | None = None,
+    ) -> Iterator[tuple[int, Rollout]]:
+        """(index of the row, its rollout), as they end."""
+        if self._inside is None or self._synced is None or self._synced[1] != version:
+            raise RuntimeError(f"version {version} was not handed over by sync_weights()")
+        asked = [request("", row, 1, sampling, seed_of(draws, row)) for row in rows]
+        for i, piece in self._inside.run(asked, enough):
+            yield i, _rollout(piece, rows[i], asked[i], sampling, version, policy)
+
+    def _arguments(self, policy: Policy) -> dict[str, Any]:
+        ours: dict[str, Any] = {"dtype": self.dtype or str(policy.model.dtype)[6:]}
+        if policy.device.type == "cpu":
+            ours |= {"enforce_eager": True, "kv_cache_memory_bytes": 2**30}
+        else:
+            ours |= {"gpu_memory_utilization": self.gpu_memory_utilization}
+        if self._longest:
+            ours["max_model_len"] = max(self._longest, LENGTH)
+        return ours | self.options
+
+
+def _rollout(
+    piece: Piece, row: Beginning, asked: Mapping[str, Any], sampling: SamplingParams, version: int, policy: Policy
+) -> Rollout:
+    if not piece.reason:
+        tokens, logprobs = torch.tensor(piece.answer.token_ids), torch.tensor(piece.answer.logprobs)
+        return finish(row.prompt, row.sample, tokens, logprobs, reason=FinishReason.CUT, version=version, policy=policy)
+    (rollout,) = to_rollouts([_checked(piece, asked, policy)], row, [row.sample], sampling, version, policy)
+    return rollout
+
+
+def _checked(piece: Piece, asked: Mapping[str, Any], policy: Policy) -> Answer:
+    vocabulary = int(policy.model.config.get_text_config().vocab_size)
+    try:
+        return checked(piece.answer, piece.reason, asked, vocabulary)
+    except BadReplyError as error:
+        raise InfrastructureError(f"vLLM did not do what it was asked: {error}") from error
+
+
+def _in_order(group: Mapping[int, Rollout]) -> list[Rollout]:
+    return [group[k] for k in range(len(group))]

@@ -1,0 +1,91 @@
+"""vLLM in this process: the trainer's weights by reference, its probabilities, no trace of an engine that started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import served
+import torch
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.policy import ModelSettings, Policy, load_policy
+from gspo_lightning.rollouts import Beginning, VLLMEngine
+from gspo_lightning.types import FinishReason, Prompt, SamplingParams
+from tests.training import runs
+
+pytestmark = served.VLLM
+
+
+@pytest.fixture
+def engine(policy: Policy) -> Iterator[VLLMEngine]:
+    with closing(VLLMEngine(options={"block_size": served.BLOCK})) as source:
+        source.open(128)
+        yield source
+
+
+def test_the_engine_keeps_the_contract_and_leaves_no_trace(
+    engine: VLLMEngine, policy: Policy, prompts: list[Prompt]
+) -> None:
+    before = surroundings()
+    served.check_contract(engine, policy, prompts)
+    served.check_that_weights_arrive(engine, policy, prompts)
+    check_draws(engine, policy, prompts)
+    check_pieces(engine, policy, prompts)
+    after = surroundings()
+    assert {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)} == set()
+    engine.close()
+    assert not torch.distributed.is_initialized()
+
+
+def surroundings() -> dict[str, Any]:
+    """What everybody in this process shares, but for variables that torch and vLLM keep for themselves."""
+    own = ("VLLM_", "_TORCH")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    threads = {"function": torch.set_num_threads, "threads": torch.get_num_threads()}
+    return {**variables, **threads, "gradients": torch.is_grad_enabled()}
+
+
+def check_draws(engine: VLLMEngine, policy: Policy, prompts: list[Prompt]) -> None:
+    """A response has a seed of its own: neither the others nor their order matter."""
+    forward = served.sample(engine, policy, prompts, 2)
+    assert served.tokens(forward) == served.tokens(served.sample(engine, policy, prompts[::-1], 2)[::-1])
+    assert served.tokens(served.sample(engine, policy, prompts[1:2], 6))[:2] == served.tokens(forward[1:2])
+
+
+def check_pieces(engine: VLLMEngine, policy: Policy, prompts: list[Prompt]) -> None:
+    """Greedy: the pieces of a response are the whole; what was cut keeps its tokens."""
+    greedy = SamplingParams(20, temperature=0.0)
+    whole = served.sample(engine, policy, prompts, 1, greedy)
+    rooms = [3, 20, 20, 20]
+    rows = [Beginning(p, 0, p.token_ids, 0, room) for p, room in zip(prompts, rooms, strict=True)]
+
+    def first(ended: Collection[int]) -> bool:
+        return len(ended) > 0
+
+    pieces = engine.extend(policy, rows, sampling=greedy, draws=served.DRAWS, version=served.VERSION, enough=first)
+    assert [r.finish_reason for r in pieces] == [FinishReason.LENGTH, *[FinishReason.CUT] * 3]
+    for piece, (response,) in zip(pieces, whole, strict=True):
+        assert len(piece.token_ids) == 3
+        assert piece.token_ids.tolist() == response.token_ids.tolist()[:3]
+        assert piece.logprobs is not None
+        assert response.logprobs is not None
+        torch.testing.assert_close(piece.logprobs, response.logprobs[:3], rtol=0, atol=1e-5)
+    again = served.sample(engine, policy, prompts, 1, greedy)  # what was cut is not under way any more
+    assert served.tokens(again) == served.tokens(whole)
+
+
+def test_a_model_that_vllm_does_not_take_is_one_message() -> None:
+    refused = load_policy(ModelSettings()).eval()  # heads of 16
+    with closing(VLLMEngine()) as source, pytest.raises(UserError, match="vLLM cannot serve this model as asked"):
+        source.sync_weights(refused, 0)
+
+
+def test_the_quickstart_learns_through_the_engine(taught: Callable[[Path], None], tmp_path: Path) -> None:
+    taught(tmp_path)
+    run = runs.fit(tmp_path, served.HEADS, "--data.rollouts=VLLMEngine", small=False)
+    served.check_learnt(run)
