@@ -46,7 +46,7 @@ from gspo_lightning.routing import LOAD, replay_word, routers_of, routing_scalar
 from gspo_lightning.sharding import clip_norm, gathered, is_sharded, total_norm, without_sync
 from gspo_lightning.strategies import FSDP2Strategy, FSDPStrategy, check_optimizer
 from gspo_lightning.types import MicroBatch, MiniBatch, Prompt
-from gspo_lightning.update import changed_routes, micro_batch_loss, mini_batch_count
+from gspo_lightning.update import changed_routes, load_balance, micro_batch_loss, mini_batch_count
 
 __all__ = ["GSPOModule"]
 
@@ -85,6 +85,8 @@ class GSPOModule(LightningModule):
         max_skips: mini-batches of a run that may be skipped.
         routing_replay: mixtures of experts: in training, send every token to the experts it went to in the forward pass
             of the old policy (``R2``) or in the rollout (``R3``), weighted by live scores; ``off`` routes freely.
+        router_aux_loss_coef: mixtures of experts: weight of the routers' load-balancing loss over all tokens of a
+            mini-batch (Switch Transformer; Qwen3-MoE's form), 0 leaves it out. It costs one more forward pass.
         router_metrics: measure load, confidence and changes of routers; None: where the model has routers.
         seed: of freshly initialised weights; the command line sets it from ``seed_everything``.
     """
@@ -117,6 +119,7 @@ class GSPOModule(LightningModule):
         max_skips: int = 3,
         routing_replay: Literal["off", "R2", "R3"] | bool = "off",
         router_metrics: bool | None = None,
+        router_aux_loss_coef: float = 0.0,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -137,6 +140,7 @@ class GSPOModule(LightningModule):
         self.evaluation_metrics = EvaluationMetrics()
         self.guard = NonFiniteGuard(on_nonfinite, max_skips)
         self.routing_replay, self.router_metrics = replay_word(routing_replay), router_metrics
+        self.router_aux_loss_coef = router_aux_loss_coef
         self.weights_from_checkpoint = False
         """Set where a checkpoint will be loaded: a cold start would only be overwritten."""
         self.provenance: Provenance = {}
@@ -197,7 +201,9 @@ class GSPOModule(LightningModule):
         check_weights(self.policy, f"in {settings.name_or_path}")
         self.policy.register_forward_hook(self.guard.watch)
         check_head(self.policy)
-        self.policy.routing = routers_of(self.policy.backbone, self.routing_replay, self.router_metrics)
+        self.policy.routing = routers_of(
+            self.policy.backbone, self.routing_replay, self.router_metrics, self.router_aux_loss_coef
+        )
         self._base_norm = frozen_norm(self.policy) if settings.lora is not None else 0.0
         longest = self.data.max_prompt_tokens + self.data.max_response_tokens
         choose_layout(self.policy, settings.layout, longest, self.trainer.strategy.root_device)
@@ -294,6 +300,7 @@ class GSPOModule(LightningModule):
             optimizer.zero_grad(set_to_none=True)
             micro_batches = self._in_step(parts)
             denominator = all_sum(mini_batch_count(self.objective, micro_batches))
+            self._balance = load_balance(self.router_aux_loss_coef, self.policy, micro_batches, self.data.temperature)
             sums = self.meter.sums()
             for part in micro_batches[:-1]:
                 with self._without_sync():

@@ -17,10 +17,10 @@ from gspo_lightning.metrics.update import measure_mismatch, sequence_log_ratios
 from gspo_lightning.objectives import Objective
 from gspo_lightning.old_policy import OldPolicy
 from gspo_lightning.policy import Policy
-from gspo_lightning.routing import LOAD, recording, routing_sums
+from gspo_lightning.routing import LOAD, LoadBalance, expert_load, recording, routing_sums
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["changed_routes", "micro_batch_loss", "mini_batch_count"]
+__all__ = ["changed_routes", "load_balance", "micro_batch_loss", "mini_batch_count"]
 
 
 def mini_batch_count(objective: Objective, micro_batches: Sequence[MicroBatch]) -> Tensor:
@@ -39,6 +39,7 @@ def micro_batch_loss(
     sums: MetricSums,
     segments: Tensor | None = None,
     on_policy: bool = False,
+    balance: LoadBalance | None = None,
 ) -> Tensor:
     """The share of one micro-batch in the loss of its mini-batch, a scalar with gradient.
 
@@ -53,8 +54,9 @@ def micro_batch_loss(
         sums: what is measured is added here.
         segments: [N, T] int64, for objectives over given segments.
         on_policy: no update has been made since the snapshot, so that its log-probabilities are the policy's own.
+        balance: of the mini-batch, where routers have a loss of their own (:func:`load_balance`).
     """
-    with recording(policy.routing) as tape:
+    with recording(policy.routing, with_scores=balance is not None) as tape:
         logprobs, entropy = policy(part, temperature)
     old_logprobs = old_policy.logprobs(part, temperature, logprobs if on_policy else None)
     out = objective(
@@ -83,7 +85,34 @@ def micro_batch_loss(
         routes, load = routing_sums(tape, part, policy.routing)
         sums.add(routes)
         sums.add_vector(LOAD, load)
-    return out.loss
+    if balance is None or tape is None or policy.routing is None:
+        return out.loss
+    uneven = balance.share(tape, part, policy.routing, policy.packed)
+    sums.add({"router_aux_loss": uneven})
+    return out.loss + balance.coef * uneven[0]
+
+
+@torch.no_grad()
+def load_balance(
+    coef: float, policy: Policy, micro_batches: Sequence[MicroBatch], temperature: float
+) -> LoadBalance | None:
+    """What the load-balancing loss needs to know of a mini-batch: one more forward pass over it. None with ``coef`` 0.
+
+    Args:
+        coef: weight of the loss.
+        policy: is trained.
+        micro_batches: this rank's, on its device, as many as every other rank has.
+        temperature: the one responses were sampled at.
+    """
+    if coef == 0 or policy.routing is None:
+        return None
+    load = torch.zeros(policy.routing.experts + 1, dtype=torch.float64, device=policy.device)
+    for part in micro_batches:
+        with recording(policy.routing) as tape:
+            policy(part, temperature)
+        if tape is not None:
+            load += expert_load(tape, part, policy.routing, policy.packed)
+    return LoadBalance(coef, all_sum(load))
 
 
 @torch.no_grad()

@@ -76,4 +76,14 @@ MOE = (
         _GROUP,
         when=_WHEN,
     ),
+    MetricSpec(
+        "moe/aux_loss",
+        "E x sum over experts of (choices per (token, layer)) x (mean probability), prompts included, before "
+        "model.router_aux_loss_coef",
+        "1",
+        "k at a perfect balance, up to E for everything to the same k experts with certainty",
+        "If it stays far above k, raise the coefficient; if rewards stop rising with it, lower the coefficient.",
+        _GROUP,
+        when="every update; only with model.router_aux_loss_coef above 0",
+    ),
 )

@@ -35,6 +35,7 @@ _TAGS = {
     "changed_choices": "moe/changed_choices",
     "changed_experts": "moe/changed_experts",
     "router_confidence": "moe/router_confidence",
+    "router_aux_loss": "moe/aux_loss",
 }
 """Name in the sums -> tag. Names that are not listed are logged as ``objective/<name>``."""
 _ROOTS = {

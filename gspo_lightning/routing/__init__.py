@@ -1,5 +1,6 @@
 """Mixtures of experts: which experts a token went to, measured, recorded and replayed."""
 
+from gspo_lightning.routing.balance import LoadBalance, expert_load
 from gspo_lightning.routing.measure import LOAD, routing_scalars, routing_sums, share_changed
 from gspo_lightning.routing.routers import Replay, Routing, find_routers, replay_word, routers_of
 from gspo_lightning.routing.tape import Tape, checkpoint_contexts, recording, routed
@@ -7,11 +8,13 @@ from gspo_lightning.routing.tokens import TokenPlaces, gather_routes, index_dtyp
 
 __all__ = [
     "LOAD",
+    "LoadBalance",
     "Replay",
     "Routing",
     "Tape",
     "TokenPlaces",
     "checkpoint_contexts",
+    "expert_load",
     "find_routers",
     "gather_routes",
     "index_dtype",

@@ -143,26 +143,35 @@ def replay_word(value: str | bool) -> Replay:
     raise UserError("model.routing_replay", f"is {value!r}, but must be off, R2 or R3")
 
 
-def routers_of(backbone: nn.Module, replay: Replay, metrics: bool | None) -> Routing | None:
-    """Hook the routers of a model where they are to be replayed or measured; None where not.
+def routers_of(backbone: nn.Module, replay: Replay, metrics: bool | None, aux_loss_coef: float = 0.0) -> Routing | None:
+    """Hook the routers of a model where they are replayed, measured or balanced; None where not.
 
     Args:
         backbone: a transformers model without its head.
         replay: Routing Replay.
         metrics: whether to measure; None: if the model has routers.
+        aux_loss_coef: weight of their load-balancing loss.
 
     Raises:
-        UserError: the model has none, but they are to be replayed, or measured for certain.
+        UserError: the coefficient is negative, or the model has no routers, but they are to be replayed, balanced, or
+            measured for certain.
     """
-    if replay == "off" and metrics is False:
+    if not 0 <= aux_loss_coef < float("inf"):
+        raise UserError("model.router_aux_loss_coef", f"is {aux_loss_coef}; it must be 0 or above")
+    wanted = {
+        "model.routing_replay": (replay != "off", replay),
+        "model.router_aux_loss_coef": (aux_loss_coef > 0, aux_loss_coef),
+        "model.router_metrics": (bool(metrics), "true"),
+    }
+    asked = [(field, value) for field, (yes, value) in wanted.items() if yes]
+    if not asked and metrics is False:
         return None
     routing = Routing.install(backbone, replay)
-    if routing is None and (replay != "off" or metrics):
-        field = "model.routing_replay" if replay != "off" else "model.router_metrics"
+    if routing is None and asked:
+        field, value = asked[0]
         raise UserError(
             field,
-            f"is {replay if replay != 'off' else 'true'}, but {type(backbone).__name__} has no routers: nothing in it "
-            "chooses among experts",
+            f"is {value}, but {type(backbone).__name__} has no routers: nothing in it chooses among experts",
             fix=f"leave {field} out, or use a mixture of experts such as tiny-qwen3-moe",
         )
     return routing

@@ -31,11 +31,14 @@ class Tape:
     """The choices of one forward pass over M tokens, layer by layer; filled in by the pass.
 
     ``chosen[layer]`` [M, k] int64 are the experts that live scores choose, also where others are prescribed;
-    ``confidence[layer]`` [M] is the best expert's share of all scores. ``places`` says which token is which, where
-    :class:`gspo_lightning.policy.Policy` made the pass.
+    ``confidence[layer]`` [M] is the best expert's share of all scores. ``scores[layer]`` [M, E], with their gradient,
+    are there if asked for. ``places`` says which token is which, where :class:`gspo_lightning.policy.Policy` made the
+    pass.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, with_scores: bool = False) -> None:
+        self.with_scores = with_scores
+        self.scores: dict[int, Tensor] = {}
         self.chosen: dict[int, Tensor] = {}
         self.confidence: dict[int, Tensor] = {}
         self.places: TokenPlaces | None = None
@@ -58,6 +61,8 @@ class _Pass:
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.prescribed is None):
                 live = top_k()  # under replay it is only looked at; what it saves for backward would not be recomputed
             self.tape.chosen[layer] = live.indices.detach().flatten(0, -2)
+            if self.tape.with_scores:
+                self.tape.scores[layer] = scores.flatten(0, -2)
             self.tape.confidence[layer] = _confidence(scores.detach().flatten(0, -2))
             if self.prescribed is None:
                 return live
@@ -80,12 +85,12 @@ def _confidence(scores: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def recording(routing: Routing | None) -> Iterator[Tape | None]:
+def recording(routing: Routing | None, *, with_scores: bool = False) -> Iterator[Tape | None]:
     """The tape of the (one) forward pass of a policy inside; None where there is nothing to record."""
     if routing is None:
         yield None
         return
-    tape = Tape()
+    tape = Tape(with_scores)
     token = _wanted.set(tape)
     try:
         yield tape

@@ -115,10 +115,19 @@ def test_a_run_whose_workers_are_killed_at_random_is_the_undisturbed_run(tmp_pat
     assert runs.largest_difference(runs.weights(run), runs.weights(undisturbed)) == 0.0
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_plug_in_that_raises_on_one_rank_ends_both_with_its_message(tmp_path: Path, rank: int) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "rank"),
+    [
+        ("ddp", 0),
+        ("ddp", 1),
+        pytest.param("fsdp", 1, marks=pytest.mark.long),
+        pytest.param("fsdp2", 0, marks=pytest.mark.long),
+        pytest.param("fsdp2", 1, marks=pytest.mark.long),
+    ],
+)
+def test_a_plug_in_that_raises_on_one_rank_ends_both_with_its_message(tmp_path: Path, strategy: str, rank: int) -> None:
     argv = [
-        "fit", f"--config={runs.QUICKSTART}", f"--config={runs.ROOT / 'configs' / 'ddp.yaml'}", *runs.SMALL,
+        "fit", f"--config={runs.QUICKSTART}", f"--config={runs.ROOT / 'configs' / strategy}.yaml", *runs.SMALL,
         *plug_in(tmp_path / "plugin", RAISING, "RaisesOnOneRank"), "--trainer.accelerator=cpu", "--trainer.devices=2",
         "--data.val=null", f"--trainer.default_root_dir={tmp_path / 'run'}",
     ]  # fmt: skip

@@ -60,7 +60,9 @@ class Case:
 
 
 DENSE = ["--model.old_policy=ResidentSnapshot"]
-MOE = ["--model.name_or_path=tiny-qwen3-moe", "--model.gradient_checkpointing=true"]
+MOE = [
+    "--model.name_or_path=tiny-qwen3-moe", "--model.gradient_checkpointing=true", "--model.router_aux_loss_coef=0.01",
+]  # fmt: skip
 ADAPTERS = [*DENSE, "--model.lora={r: 4}"]
 OFFLOADED = ["--model.old_policy=OffloadedSnapshot", "--model.old_policy.refresh_every=2"]
 CASES = {"fsdp": Case("fsdp", DENSE), "fsdp2": Case("fsdp2", MOE)}
