@@ -9,7 +9,7 @@ import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from gspo_lightning.callbacks.dashboard_layout import GUIDE, LAYOUT
+from gspo_lightning.callbacks.dashboard_layout import GUIDE, layout
 from gspo_lightning.metrics.sums import RATIO_EDGES
 
 __all__ = ["Dashboard", "sample_table", "write_ratios"]
@@ -34,8 +34,14 @@ class Dashboard(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Arrange the tab "Custom Scalars" and say how to read it."""
+        data = pl_module.data
+        charts = layout(
+            routers=pl_module.policy.routing is not None,
+            reference=pl_module.reference is not None,
+            staleness=data.partial is not None or data.max_staleness > 0,
+        )
         for writer in _writers(trainer):
-            writer.add_custom_scalars(LAYOUT)
+            writer.add_custom_scalars(charts)
             writer.add_text("how_to_read", GUIDE, trainer.global_step)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:

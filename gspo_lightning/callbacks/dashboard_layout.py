@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["GUIDE", "LAYOUT"]
+__all__ = ["GUIDE", "LAYOUT", "layout"]
 
 Chart = list[str | list[str]]
 
@@ -59,21 +59,36 @@ LAYOUT: dict[str, dict[str, Chart]] = {
     },
     "5 Is the sampler the policy?": {
         "gap of log-probabilities": _lines("noise/sampler_(logprob|sequence)_gap"),
-        "mismatch": _lines("mismatch/.+"),
         "staleness": _lines("staleness/.+"),
     },
-    "6 Mixture of experts": {"routers": _lines("moe/.+")},
+    "6 Mixture of experts": {
+        "choices that differ from the old policy's": _lines("moe/changed_.+"),
+        "confidence of the routers": _lines("moe/router_confidence"),
+        "evenness of the load": _lines("moe/load_entropy", "moe/idle_experts"),
+        "load of the busiest expert": _lines("moe/load_max_violation"),
+    },
     "7 Speed": {
         "tokens per second": _lines("throughput/(generated|trained)_tokens_per_s"),
         "seconds": _lines("time/(rollout|reward|update)_s"),
     },
 }
-"""Category -> chart -> what it shows. Charts whose tags a run does not log stay empty."""
+"""Category -> chart -> what it shows, for a run that logs everything."""
+
+
+def layout(*, routers: bool, reference: bool, staleness: bool) -> dict[str, dict[str, Chart]]:
+    """:data:`LAYOUT` without the charts that would stay empty in a run without these."""
+    absent = {"KL to the reference": not reference, "staleness": not staleness}
+    found = {title: {k: v for k, v in charts.items() if not absent.get(k)} for title, charts in LAYOUT.items()}
+    if not routers:
+        del found["6 Mixture of experts"]
+    return found
+
 
 GUIDE = """\
 **Where to look.** The tab *Custom Scalars* is arranged as questions: does it learn, is it stable, how far does the
 policy move, what does clipping take away. *Histograms* show `s_i` (`ratio/histogram`) and the token ratios, by the sign
-of the advantage, and rewards and lengths. *Text* has `samples`: read them first when a curve looks odd.
+of the advantage, and rewards and lengths. *Text* has `samples`: read them first when a curve looks odd;
+`alarms` are there once a collapse was recognised.
 
 **What is misread most.** The loss is around 0 by construction: read `reward/mean` and `val/accuracy`. GSPO clips about
 half of all tokens, and that is healthy. Ratios, KL and clip fractions are a saw-tooth: every iteration starts from a

@@ -24,7 +24,7 @@ EXTRA_ROWS = {
     "update/relative_norm": "size of an update relative to the weights",
     "response/repetition": "repeated 4-grams",
 }
-EXTRA_ROOMS = ("moe/changed", "mismatch/", "staleness/")
+EXTRA_ROOMS = ("moe/changed", "staleness/")
 """Further rows of the table, for runs that log them: tags with their words, and every tag that begins like these."""
 LOW_ENTROPY = 0.01
 """Nats per token: below it nearly every token is certain."""

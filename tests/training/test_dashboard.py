@@ -9,6 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
+from gspo_lightning.callbacks import dashboard_layout
 from gspo_lightning.metrics import table
 from tests.training import runs
 
@@ -31,7 +32,7 @@ def layout(reader: EventAccumulator) -> dict[str, dict[str, list[str]]]:
     return charts
 
 
-def test_layout_asks_questions_and_its_first_charts_are_filled(reader: EventAccumulator) -> None:
+def test_layout_asks_questions_and_no_chart_is_empty(reader: EventAccumulator) -> None:
     written = reader.Tags()["scalars"]
     found = layout(reader)
     assert next(iter(found)) == "1 Does it learn?"
@@ -41,8 +42,16 @@ def test_layout_asks_questions_and_its_first_charts_are_filled(reader: EventAccu
         for chart, patterns in charts.items()
         if not any(re.search(p, tag) for p in patterns for tag in written)
     ]
-    not_of_this_run = {"KL to the reference", "mismatch", "routers", "staleness"}
-    assert set(empty) <= not_of_this_run
+    assert not empty
+    assert "6 Mixture of experts" not in found
+
+
+def test_charts_of_what_only_some_runs_log_are_there_when_it_is() -> None:
+    found = dashboard_layout.layout(routers=True, reference=True, staleness=True)
+    assert found == dashboard_layout.LAYOUT
+    sometimes = [found["2 Is it stable?"]["KL to the reference"], found["5 Is the sampler the policy?"]["staleness"]]
+    for _, patterns in [*sometimes, *found["6 Mixture of experts"].values()]:
+        assert all(any(re.search(p, spec.tag) for spec in table.METRICS) for p in patterns)
 
 
 def test_a_chart_shows_its_tags_and_no_others(reader: EventAccumulator) -> None:
