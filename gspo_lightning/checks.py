@@ -214,7 +214,7 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
     check_device(str(trainer.precision), module.settings.dtype, trainer.strategy.root_device)
     check_strategy(trainer.strategy)
     check_ranks(data, trainer.world_size)
-    _check_adapters(module)
+    _check_adapters(module, trainer)
     if data.max_staleness:
         _check_ahead(data, module, trainer)
     if data.updates_per_iteration == 1:
@@ -238,13 +238,13 @@ def check_sampling(policy: Policy, sampling: SamplingParams) -> None:
     check_turn_end(policy.tokenizer, sampling.stop_token_ids)
 
 
-def _check_adapters(module: GSPOModule) -> None:
+def _check_adapters(module: GSPOModule, trainer: Trainer) -> None:
     lora = module.settings.lora
-    if lora is not None and lora.base == "4bit":
+    if lora is not None and lora.base == "4bit" and "FSDP" in type(trainer.strategy).__name__:
         raise UserError(
             "model.lora.base",
-            "is 4bit, which gspo plan counts, but training on 4-bit weights is not done yet",
-            fix="use as_loaded, with model.dtype: bfloat16",
+            "is 4bit, but packed weights are not numbers that can be cut into shards and put together again",
+            fix="use trainer.strategy: ddp (packed weights are small), or base: as_loaded",
         )
 
 

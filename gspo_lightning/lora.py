@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.four_bit import dequantise, quantise
 from gspo_lightning.randomness import Purpose, stream
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def add_adapters(model: PreTrainedModel, lora: LoRA, seed: int) -> None:
     except ImportError as error:
         raise UserError("model.lora", "needs peft", fix="pip install 'gspo_lightning[lora]'") from error
     model.requires_grad_(False)
+    if lora.base == "4bit":
+        quantise(model)
     config = LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules, lora_dropout=0.0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(seed, Purpose.INITIALISATION) % (1 << 63))
@@ -106,7 +109,8 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def merge_adapters(model: nn.Module) -> None:
-    """Add the adapters to the weights and take them out: an ordinary transformers model again."""
+    """Add the adapters to the weights and take them out: an ordinary transformers model again, nothing in 4 bits."""
+    dequantise(model)
     for name, layer in list(_adapted(model)):
         layer.merge()
         parent, _, last = name.rpartition(".")
@@ -152,7 +156,7 @@ def check_names(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
 @torch.no_grad()
 def frozen_norm(policy: nn.Module) -> float:
     """Of all frozen weights together: tells one base of adapters from another. Taken before they are sharded."""
-    parts = [p.detach().double().norm() ** 2 for name, p in policy.named_parameters() if MARK not in name]
+    parts = [p.data.double().norm() ** 2 for name, p in policy.named_parameters() if MARK not in name]
     return float(torch.stack(parts).sum().sqrt())
 
 

@@ -33,6 +33,7 @@ ROOMS = [
     "environments",
     "prompts",
     "tiny",
+    "four_bit",
     "lora",
     "policy",
     "policy_checks",

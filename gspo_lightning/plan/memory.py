@@ -95,8 +95,9 @@ def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
     if job.old_policy == "ResidentSnapshot":
         memory.add("old policy", counts.trainable * (4 if job.lora else size) / kept)
     elif job.old_policy == "OffloadedSnapshot":
-        memory.host["old policy"] = counts.trainable * size
-        memory.add("old policy", counts.trainable * size, SAMPLING)
+        memory.host["old policy"] = round(counts.trainable * size / kept)
+        if kept == 1:  # shards visit the device layer by layer
+            memory.add("old policy", counts.trainable * size, SAMPLING)
     else:
         cached = job.minibatches * job.rows * job.max_response * 4
         memory.add("old log-probabilities", cached, TRAINING, STEPPING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -27,9 +28,9 @@ def batch() -> MicroBatch:
     return MicroBatch(ids, torch.full((4,), 4), torch.full((4,), 5), mask, torch.zeros(4))
 
 
-def adapted(scale: float = 0.05) -> Policy:
+def adapted(scale: float = 0.05, base: Literal["as_loaded", "4bit"] = "as_loaded") -> Policy:
     """A policy whose adapters are not the zero they start from."""
-    policy = load_policy(ModelSettings("tiny-qwen3", lora=LoRA(r=4)))
+    policy = load_policy(ModelSettings("tiny-qwen3", lora=LoRA(r=4, base=base)))
     with torch.no_grad():
         for name, weight in policy.named_parameters():
             if "lora_B" in name:
@@ -76,6 +77,40 @@ def test_export_is_an_ordinary_model_with_the_same_logits(tmp_path: Path, whole:
         found = exported(ids).logits
     assert torch.allclose(found, expected, atol=1e-5)
     assert not torch.allclose(found, base, atol=1e-4)  # training has moved them
+
+
+FOUR_BITS = [*ADAPTERS, "--model.lora.base=4bit"]
+
+
+def test_adapters_on_four_bit_weights_train_resume_and_export_merged(tmp_path: Path) -> None:
+    whole = runs.fit(tmp_path / "whole", *FOUR_BITS)
+    assert all(".lora_" in name for name in runs.checkpoint(whole)["state_dict"])
+    assert all(value > 0 for _, value in runs.scalars(whole)["optim/gradient_norm"])
+    runs.fit(tmp_path, *FOUR_BITS, ONE)
+    resumed = runs.fit(tmp_path, *FOUR_BITS, "--ckpt_path=last")
+    assert runs.largest_difference(runs.weights(resumed), runs.weights(whole)) == 0.0
+    assert runs.scalars(resumed)["reward/mean"] == runs.scalars(whole)["reward/mean"]
+    last = whole / "checkpoints" / "last.ckpt"
+    assert main(["export", str(last), str(tmp_path / "model")]) == 0
+    policy = load_policy(ModelSettings("tiny-qwen3", seed=1, lora=LoRA(r=4, alpha=8, base="4bit")))
+    own = {n.removeprefix("policy."): w for n, w in runs.weights(whole).items()}
+    assert not policy.load_state_dict(own, strict=False).unexpected_keys
+    exported, ids = AutoModelForCausalLM.from_pretrained(tmp_path / "model"), batch().input_ids
+    with torch.no_grad():
+        assert torch.allclose(exported(ids).logits, policy.model(ids).logits, atol=1e-5)
+
+
+def test_four_bits_pack_linear_layers_and_nothing_else() -> None:
+    policy, plain = adapted(base="4bit"), load_policy(ModelSettings("tiny-qwen3"))
+    packed = {name for name, p in policy.model.named_parameters() if p.dtype == torch.uint8}
+    linear = {name for name, layer in plain.model.named_modules() if isinstance(layer, torch.nn.Linear)}
+    assert packed == {f"{name}.base_layer.weight" for name in linear - {"lm_head"}}
+    assert sum(p.numel() for n, p in policy.model.named_parameters() if n in packed) * 2 == sum(
+        plain.model.get_submodule(name).weight.numel() for name in linear - {"lm_head"}
+    )
+    with torch.no_grad(), adapters_off(policy.model):
+        error = (policy(batch())[0] - plain(batch())[0]).abs()
+    assert 0 < float(error.mean()) < 0.3
 
 
 def test_adapters_on_another_base_are_refused(tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:

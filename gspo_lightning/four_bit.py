@@ -1,0 +1,61 @@
+"""Frozen weights in 4 bits under adapters (NF4; QLoRA, arXiv 2305.14314), by bitsandbytes, on GPUs and CPUs.
+
+A layer keeps its name and its place: training and sampling see a linear layer that unpacks its weight while it
+computes, in the dtype that the weight had.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["dequantise", "quantise"]
+
+ROUTERS = ("gate", "router")
+"""Last names of linear layers that choose experts: small, and a rounded choice is another expert."""
+
+
+@torch.no_grad()
+def quantise(model: PreTrainedModel) -> None:
+    """Pack the weight of every linear layer but the output head and routers, in place: 0.53 bytes per weight.
+
+    Fused experts of a mixture and embeddings are no linear layers and stay as they are.
+    """
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    head = model.get_output_embeddings()
+    for name, layer in list(model.named_modules()):
+        if type(layer) is not nn.Linear or layer is head or name.split(".")[-1] in ROUTERS:
+            continue
+        weight = layer.weight
+        packed = Linear4bit(1, 1, bias=False, compute_dtype=weight.dtype, quant_type="nf4")
+        packed.support_avx512bf16_for_cpu = False  # it would repack the weight while it samples, to other values
+        packed.in_features, packed.out_features, packed.bias = layer.in_features, layer.out_features, layer.bias
+        packed.weight = Params4bit(weight.data, requires_grad=False, quant_type="nf4", module=packed)
+        _put(model, name, packed.to(weight.device))
+
+
+@torch.no_grad()
+def dequantise(model: nn.Module) -> None:
+    """The inverse of :func:`quantise`, but for what rounding has taken: ordinary linear layers, in place."""
+    packed = [(name, layer) for name, layer in model.named_modules() if type(layer).__name__ == "Linear4bit"]
+    if not packed:
+        return
+    from bitsandbytes.functional import dequantize_4bit
+
+    for name, layer in packed:
+        plain = nn.Linear(1, 1, bias=False, device=layer.weight.device)
+        plain.in_features, plain.out_features, plain.bias = layer.in_features, layer.out_features, layer.bias
+        whole = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+        plain.weight = nn.Parameter(whole.reshape(layer.out_features, layer.in_features), requires_grad=False)
+        _put(model, name, plain)
+
+
+def _put(model: nn.Module, name: str, layer: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, layer)
