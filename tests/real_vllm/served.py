@@ -110,7 +110,8 @@ def largest_gap(policy: Policy, groups: Sequence[Sequence[Rollout]]) -> float:
 
 def check_contract(source: RolloutSource, policy: Policy, prompts: list[Prompt]) -> None:
     """Groups in order, honest ends, the trainer's log-probabilities, nothing of the model's generation config."""
-    policy.model.generation_config.update(temperature=0.1, top_k=2, repetition_penalty=4.0, eos_token_id=[1, 4, 7])
+    theirs = {"do_sample": True, "temperature": 0.1, "top_k": 2, "repetition_penalty": 4.0, "eos_token_id": [1, 4, 7]}
+    policy.model.generation_config.update(**theirs)
     source.sync_weights(policy, VERSION)
     seen: list[Sequence[Rollout]] = []
     source.on_group = seen.append
