@@ -70,8 +70,8 @@ test: install  # files of tests in two processes; every test is single-threaded
 test-quick: install
 	$(BIN)/python -m pytest -m "not slow and not long"
 
-test-long: install
-	$(BIN)/python -m pytest tests -m long
+test-long: install  # tests one by one in two processes
+	$(BIN)/python -m pytest tests -m long -n $(TEST_PROCESSES) --dist load
 
 # vLLM pins versions of its own, so it has an environment of its own; VLLM_PYTHON=... takes one that is there
 test-vllm:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 import traceback
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; None takes ``sys.argv``.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # tells of kernels it could not download, at any import
     show_traceback = "--traceback" in arguments
     if show_traceback:
         arguments.remove("--traceback")

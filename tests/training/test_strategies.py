@@ -66,6 +66,10 @@ MOE = [
 ADAPTERS = [*DENSE, "--model.lora={r: 4}"]
 OFFLOADED = ["--model.old_policy=OffloadedSnapshot", "--model.old_policy.refresh_every=2"]
 CASES = {"fsdp": Case("fsdp", DENSE), "fsdp2": Case("fsdp2", MOE)}
+REPLAY = {
+    "ddp R2": Case("ddp", [*MOE, "--model.objective=GRPO", "--model.routing_replay=R2"]),
+    "fsdp2 R3": Case("fsdp2", [*MOE, "--model.objective=GRPO", "--model.routing_replay=R3"]),
+}
 LONG = {
     "fsdp MoE": Case("fsdp", MOE),
     "fsdp2 resident": Case("fsdp2", DENSE),
@@ -179,6 +183,21 @@ def test_other_models_and_snapshots(name: str, tmp_path: Path) -> None:
     assert assert_resumes(case, two, tmp_path / "resumed") == 0.0
     if "adapters" in name:
         assert_exports_merged(two / "checkpoints" / "last.ckpt", tmp_path / "model")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", REPLAY)
+def test_routing_replay_on_two_ranks_is_that_of_one(name: str, tmp_path: Path) -> None:
+    case = REPLAY[name]
+    two = case.run(tmp_path / "two")
+    assert_same_run(case, two, tmp_path / "one")
+    tags = {tag: dict(values) for tag, values in runs.scalars(two).items()}
+    for update in (1, 3):  # the first of an iteration: nothing has changed since its rollouts
+        assert tags["ratio/mean"][update] == 1.0
+        assert tags["ratio/std"][update] == 0.0
+    assert tags["moe/changed_choices"][2] > 0  # there was something to replay
+    free = [option for option in case.options if "replay" not in option]
+    assert runs.scalars(runs.fit(tmp_path / "free", *OPTIONS, *free))["ratio/std"][1][1] != tags["ratio/std"][2]
 
 
 def assert_exports_merged(checkpoint: Path, folder: Path) -> None:
