@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
@@ -90,9 +91,10 @@ class _LogProbs(torch.autograd.Function):
 
 
 def _blocks(logits: Tensor) -> list[slice]:
-    """Rows that pass through the buffer at a time."""
+    """Rows that pass through the buffer at a time; where there are only shapes, one block stands for all."""
     size = max(1, BUFFER[logits.device.type == "cpu"] // max(1, logits.shape[-1]))
-    return [slice(first, first + size) for first in range(0, len(logits), size)]
+    rows = range(0, len(logits), size)
+    return [slice(first, first + size) for first in (rows[:1] if isinstance(logits, FakeTensor) else rows)]
 
 
 def token_logprobs(

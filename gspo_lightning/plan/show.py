@@ -39,7 +39,7 @@ def _head(job: Job, device: Device) -> Iterator[str]:
 def _table(memory: Memory) -> Table:
     table = Table(title="memory of one device", title_justify="left")
     table.add_column("item")
-    moments = [m for m in (SAMPLING, TRAINING, STEPPING) if m != SAMPLING or "keys and values" in memory.items]
+    moments = (SAMPLING, TRAINING, STEPPING)
     for moment in moments:
         table.add_column(moment, justify="right")
     for item, row in memory.items.items():
