@@ -26,7 +26,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 import transformers
 
-from benchmarks.gpu_parts import Bench, check_kernels, check_noise, check_parity, measure_memory, measure_step
+from benchmarks.gpu_parts import (
+    Bench,
+    check_kernels,
+    check_noise,
+    check_parity,
+    compare_plan,
+    measure_memory,
+    measure_step,
+)
 
 __all__ = ["main"]
 
@@ -97,6 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for model, workload, seconds in (("1.7b", "skewed", 100), ("0.6b", "equal", 90), ("1.7b", "equal", 120)):
         step = functools.partial(measure_step, bench, model, workload)
         run.part(f"step_{model}_{workload}", step, 0 if bench.toy else seconds)
+    steps = {name: part for name, part in run.parts.items() if name.startswith("step_")}
+    run.part("plan", lambda: compare_plan(bench, steps), 0 if bench.toy else 60)
     agrees = bool(run.parts["parity"].get("ok", False))
     outcome = {"ok": agrees and not run.failed, "failed": run.failed, "seconds": time.monotonic() - run.start}
     result = outcome | run.parts

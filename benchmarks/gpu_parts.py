@@ -6,8 +6,9 @@ import copy
 import functools
 import gc
 import itertools
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,13 +24,17 @@ from benchmarks.ours import Ours, recorded
 from benchmarks.parity import GRADIENT, LOSS, compare_gradients, gradient_of, perturb
 from benchmarks.peers.trl import TRL, as_batch, trl_version
 from benchmarks.step import micro_batch_sizes
-from benchmarks.workloads import Workload
+from benchmarks.workloads import MINI_BATCHES, Workload
 from gspo_lightning.attention import check_attention
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.objectives import GSPO
+from gspo_lightning.plan.devices import Device
+from gspo_lightning.plan.job import Job
+from gspo_lightning.plan.memory import memory_of
+from gspo_lightning.policy import ModelSettings
 from gspo_lightning.types import Rollout
 
-__all__ = ["Bench", "check_kernels", "check_noise", "check_parity", "measure_memory", "measure_step"]
+__all__ = ["Bench", "check_kernels", "check_noise", "check_parity", "compare_plan", "measure_memory", "measure_step"]
 
 QWEN3: dict[str, Shape] = {
     "0.6b": Shape(151_936, 1024, 28, 16, 8, 128, 3072),
@@ -277,6 +282,41 @@ def _our_step(bench: Bench, shape: Shape, work: Workload) -> dict[str, Any]:
             continue
         return mine | {"packed": ours.policy.packed} | _seconds(second, work)
     raise torch.OutOfMemoryError(f"{work.rows} rows do not fit, not even {max_tokens} tokens at a time")
+
+
+def compare_plan(bench: Bench, steps: Mapping[str, Any]) -> dict[str, Any]:
+    """Peak memory of our steps beside what ``gspo plan`` counts for them (without the context of the device).
+
+    Args:
+        bench: where they ran.
+        steps: name (``step_MODEL_WORKLOAD``) -> what :func:`measure_step` found.
+    """
+    found: dict[str, Any] = {}
+    for name, step in steps.items():
+        mine = step.get("ours")
+        if mine is None:
+            continue
+        _, model, workload = name.split("_")
+        planned = _planned(bench.shape(model), bench.work(workload), mine["max_tokens"], mine["packed"])
+        found[name] = {
+            "planned_mib": planned, "measured_mib": mine["peak_mib"], "ratio": planned / max(mine["peak_mib"], 1e-9),
+        }  # fmt: skip
+    return found
+
+
+def _planned(shape: Shape, work: Workload, budget: int, packed: bool) -> float:
+    """MiB."""
+    with tempfile.TemporaryDirectory() as folder:
+        with torch.device("meta"):
+            build_model(shape).config.save_pretrained(folder)
+        job = Job(
+            model=ModelSettings(folder), optimizer="torch.optim.AdamW", precision="bf16-mixed", strategy="single",
+            shards_weights=True, cpu_offload=False, world=1, old_policy="CachedLogProbs", reference=False,
+            prompts=work.prompts, group_size=work.group_size, minibatches=MINI_BATCHES, epochs=1, budget=budget,
+            max_prompt=work.prompt_tokens[1], max_response=int(work.lengths.max()), iterations=1, packed=packed,
+            source="GroupedSampler", max_rows=512,
+        )  # fmt: skip
+        return memory_of(job, Device("without a context", 1 << 60, 1.0, 1.0, cpu=True)).peak / 2**20
 
 
 def _trl_step(bench: Bench, shape: Shape, work: Workload) -> dict[str, Any]:

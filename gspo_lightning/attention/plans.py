@@ -66,7 +66,8 @@ def check_attention(device: torch.device, heads: tuple[int, int], size: int, dty
         expected.append(theirs)
     names = ("values", "gradients of queries", "gradients of keys", "gradients of values", "values in inference mode")
     for name, mine, other in zip(names, found, expected, strict=True):
-        difference = float((mine.double() - other.double()).abs().max() / other.double().abs().max())
+        mine, other = mine.detach().double(), other.detach().double()
+        difference = float((mine - other).abs().max() / other.abs().max())
         if not difference <= _TOLERANCE.get(dtype, 0.05):
             raise UnsupportedAttentionError(f"an attention kernel whose {name} are off by {difference:.1g} on {device}")
 
