@@ -12,7 +12,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["CollapseError", "GSPOError", "InfrastructureError", "NonFiniteError", "UserError", "did_you_mean"]
+__all__ = [
+    "CollapseError",
+    "GSPOError",
+    "InfrastructureError",
+    "NonFiniteError",
+    "UserError",
+    "did_you_mean",
+    "first_line",
+]
 
 
 class GSPOError(Exception):
@@ -54,6 +62,15 @@ class CollapseError(GSPOError, RuntimeError):
 
 def _rebuild_user_error(field: str, problem: str, fix: str | None) -> UserError:
     return UserError(field, problem, fix=fix)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; its kind where it says nothing.
+
+    >>> first_line(ValueError("too long\\nby 3")), first_line(MemoryError())
+    ('too long', 'MemoryError')
+    """
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

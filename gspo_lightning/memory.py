@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.distributed import all_gather_objects, largest, rank_and_world
-from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.errors import InfrastructureError, first_line
 from gspo_lightning.resume import write_text
 from gspo_lightning.types import MicroBatch
 
@@ -79,7 +79,7 @@ class MemoryLimit:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                failed = str(error).strip().splitlines()[0][:200] or type(error).__name__
+                failed = first_line(error)[:200]
             if failed and self.sharded:  # the others wait in a gather: no agreement is possible any more
                 self._smaller(pieces, parts, update, failed)
             # outside the except clause: the exception holds the tensors of the attempt

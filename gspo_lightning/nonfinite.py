@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gspo_lightning.distributed import largest, local
-from gspo_lightning.errors import NonFiniteError, UserError
+from gspo_lightning.errors import NonFiniteError, UserError, first_line
 from gspo_lightning.objectives import Objective
 from gspo_lightning.old_policy import OldPolicy
 from gspo_lightning.policy import ModelSettings, Policy
@@ -79,7 +79,7 @@ class Dump:
             content["model"] = ModelSettings(**content["model"])
             return cls(**content)
         except Exception as error:  # whatever a foreign or torn file makes torch raise
-            cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            cause = first_line(error)
             raise UserError("DUMP", f"{path} cannot be read: {cause}") from error
 
 

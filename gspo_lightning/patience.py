@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.errors import InfrastructureError, first_line
 from gspo_lightning.memory import is_out_of_memory
 from gspo_lightning.policy import Policy
 from gspo_lightning.rollouts import Beginning, RolloutSource
@@ -72,7 +72,7 @@ class Patient(RolloutSource):
             except (RuntimeError, MemoryError) as error:
                 if in_step or not is_out_of_memory(error):
                     raise
-                why = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+                why = first_line(error)[:200]
             # outside the except clause: the exception holds the tensors of the attempt
             rows = self.source.use_less_memory()
             what = f"{type(self.source).__name__} is out of memory ({why})"

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from gspo_lightning.attention import PackedLayout, attention_plan, with_plan
-from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.errors import UserError, did_you_mean, first_line
 from gspo_lightning.loading import LOADING
 from gspo_lightning.logprobs import token_logprobs
 from gspo_lightning.lora import LoRA, add_adapters, has_adapters, merge_adapters
@@ -385,7 +385,7 @@ def _load_pretrained(settings: ModelSettings) -> PreTrainedModel:
 
 
 def _not_loadable(name: str, error: Exception) -> UserError:
-    cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    cause = first_line(error)
     return UserError(
         "model.name_or_path",
         f"{name!r} cannot be loaded: {cause}",

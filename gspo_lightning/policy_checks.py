@@ -8,7 +8,7 @@ import warnings
 import torch
 
 from gspo_lightning.attention import UnsupportedAttentionError, check_attention, windows
-from gspo_lightning.errors import UserError
+from gspo_lightning.errors import UserError, first_line
 from gspo_lightning.policy import Layout, Policy
 from gspo_lightning.types import MicroBatch
 
@@ -77,7 +77,7 @@ def _why_not_packed(policy: Policy, longest: int, device: torch.device) -> str |
     try:
         packed, _ = policy(batch)
     except (UnsupportedAttentionError, NotImplementedError, RuntimeError, TypeError) as error:
-        return str(error).strip().splitlines()[0]
+        return first_line(error)
     finally:
         policy.packed = False
     difference = float((packed - padded).abs().sum() / batch.response_mask.sum())
@@ -96,7 +96,7 @@ def _why_no_kernel(policy: Policy, device: torch.device) -> str | None:
         try:
             check_attention(device, pair, size, dtype)
         except Exception as error:
-            return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            return first_line(error)
     return None
 
 

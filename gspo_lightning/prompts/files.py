@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.errors import UserError, did_you_mean, first_line
 from gspo_lightning.prompts.base import Columns, PromptSet, Record, map_columns
 from gspo_lightning.registry import components
 
@@ -71,7 +71,7 @@ class HubPrompts(PromptSet):
         try:
             rows = load_dataset(self.path, self.name, split=self.split)
         except Exception as error:
-            cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            cause = first_line(error)
             raise UserError(
                 "data",
                 f"{self.path!r} is no file here, and cannot be loaded as a data set: {cause}",

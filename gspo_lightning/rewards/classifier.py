@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.errors import UserError, did_you_mean, first_line
 from gspo_lightning.loading import LOADING
 from gspo_lightning.rewards.base import Reward, Sample, Score
 
@@ -135,7 +135,7 @@ class SequenceClassificationReward(Reward):
                     self.name_or_path, dtype=dtype, output_loading_info=True, **source
                 )
         except (OSError, ValueError, ImportError, RuntimeError) as error:  # Runtime: shapes do not fit
-            raise _refusal(f"{self.name_or_path!r} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+            raise _refusal(f"{self.name_or_path!r} cannot be loaded: {first_line(error)}") from error
         if missing := sorted(report["missing_keys"]):
             raise _refusal(
                 f"{self.name_or_path!r} is no trained classifier: it has no weights for {', '.join(missing)}"
