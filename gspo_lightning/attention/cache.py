@@ -17,6 +17,10 @@ FIRST = 32
 """Tokens per row that are allocated at first; doubled whenever they are used up."""
 
 
+SMALL_PRODUCT = 400
+"""Below so many multiplications PyTorch's batched product on a CPU is a plain loop, slower than a larger one."""
+
+
 @dataclass(slots=True)
 class _Layer:
     """[P, K, p, d] of the prompts and [R, K, t, d] of what the rows have written."""
@@ -89,10 +93,10 @@ class GroupCache:
         self.widths = self.widths[prompts]
         width = int(self.widths.max()) if len(prompts) else 0
         for layer in self.layers.values():
-            layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+            layer.keys, layer.values = layer.keys.index_select(0, rows), layer.values.index_select(0, rows)
             if not whole:
-                layer.prompt_keys = layer.prompt_keys[prompts, :, :width]
-                layer.prompt_values = layer.prompt_values[prompts, :, :width]
+                layer.prompt_keys = layer.prompt_keys[:, :, :width].index_select(0, prompts)
+                layer.prompt_values = layer.prompt_values[:, :, :width].index_select(0, prompts)
         self._regroup()
 
     def advance(self) -> None:
@@ -124,20 +128,18 @@ class GroupCache:
         rows, heads, size = key.shape
         self._append(layer, key, value)
         own_keys, own_values = layer.keys[:, :, : self._tokens], layer.values[:, :, : self._tokens]
-        q = (query * scaling).view(rows, heads, -1, size)
+        q = (query if scaling == 1.0 else query * scaling).view(rows, heads, -1, size)
         own = q @ own_keys.transpose(-1, -2)
         if self._own_mask is not None:
             own = own + self._own_mask.to(own.dtype)
-        grouped = self._group(q)
-        there = grouped @ layer.prompt_keys.transpose(-1, -2)
+        there = self._group(q) @ layer.prompt_keys.transpose(-1, -2)
         if self._prompt_mask is not None:
             there = there + self._prompt_mask.to(there.dtype)
         width = there.shape[-1]
-        scores = torch.cat([self._ungroup(there), own], dim=-1)
+        scores = torch.cat([self._ungroup(there, q.shape[2]), own], dim=-1)
         weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
-        out = weights[..., width:] @ own_values
-        out = out + self._ungroup(self._group(weights[..., :width]) @ layer.prompt_values)
-        return out.reshape(rows, -1, size)
+        out = self._ungroup(self._group(weights[..., :width]) @ layer.prompt_values, q.shape[2])
+        return out.add_(_weighted(weights[..., width:], own_values)).view(rows, -1, size)
 
     def _append(self, layer: _Layer, key: Tensor, value: Tensor) -> None:
         if self._tokens > layer.keys.shape[2]:
@@ -153,36 +155,51 @@ class GroupCache:
         """Rows as a [P, largest group] rectangle."""
         self._own_mask = None
         self._prompt_mask: Tensor | None = None
-        self._rank: Tensor | None = None
+        self._places: dict[int, tuple[Tensor, Tensor]] = {}
         self._tokens = 0
         if not len(self.owner):
             return
         self._rows = torch.arange(len(self.owner), device=self.device)
-        sizes = torch.bincount(self.owner, minlength=len(self.widths))
-        first = sizes.cumsum(0) - sizes
-        self._largest = int(sizes.max())
-        if int(sizes.min()) < self._largest:
-            self._rank = self._rows - first[self.owner]
+        self._sizes = torch.bincount(self.owner, minlength=len(self.widths))
+        self._largest = int(self._sizes.max())
         longest = int(self.widths.max())
         if int(self.widths.min()) < longest:
             outside = torch.arange(longest, device=self.device) >= self.widths.unsqueeze(1)
             self._prompt_mask = _minus_infinity(outside)[:, None, None]
 
-    def _group(self, x: Tensor) -> Tensor:
-        """[R, K, g, n] to [P, K, rows of a prompt * g, n], with unused rows where a prompt has fewer."""
-        _, heads, shared, size = x.shape
-        if self._rank is None:
-            grouped = x.view(len(self.widths), self._largest, heads, shared, size).transpose(1, 2)
-        else:
-            grouped = x.new_zeros(len(self.widths), heads, self._largest, shared, size)
-            grouped[self.owner, :, self._rank] = x
-        return grouped.reshape(len(self.widths), heads, -1, size)
+    def _places_of(self, heads: int) -> tuple[Tensor, Tensor]:
+        """Of [R * K] vectors, which ones stand in a [P, K, largest group] rectangle; and of it, which are the rows'.
 
-    def _ungroup(self, x: Tensor) -> Tensor:
+        Where a prompt has fewer rows than others its last one stands in for them.
+        """
+        if heads not in self._places:
+            first = (self._sizes.cumsum(0) - self._sizes).unsqueeze(1)
+            rank = torch.minimum(torch.arange(self._largest, device=self.device), self._sizes.unsqueeze(1) - 1)
+            head = torch.arange(heads, device=self.device).unsqueeze(1)
+            into = (first + rank).unsqueeze(1) * heads + head
+            own = self._rows - first.squeeze(1)[self.owner]
+            back = (self.owner.unsqueeze(1) * heads + head.squeeze(1)) * self._largest + own.unsqueeze(1)
+            self._places[heads] = into.flatten(), back.flatten()
+        return self._places[heads]
+
+    def _group(self, x: Tensor) -> Tensor:
+        """[R, K, g, n] to [P, K, largest group * g, n]."""
+        _, heads, shared, size = x.shape
+        chosen = x.flatten(0, 1).index_select(0, self._places_of(heads)[0])
+        return chosen.view(len(self.widths), heads, self._largest * shared, size)
+
+    def _ungroup(self, x: Tensor, shared: int) -> Tensor:
         """The inverse of :meth:`_group`."""
-        prompts, heads, _, size = x.shape
-        rows = x.view(prompts, heads, self._largest, -1, size)
-        return rows.transpose(1, 2).flatten(0, 1) if self._rank is None else rows[self.owner, :, self._rank]
+        _, heads, _, size = x.shape
+        chosen = x.reshape(-1, shared, size).index_select(0, self._places_of(heads)[1])
+        return chosen.view(len(self._rows), heads, shared, size)
+
+
+def _weighted(weights: Tensor, values: Tensor) -> Tensor:
+    """[R, K, g, t] weights of [R, K, t, d] values: [R, K, g, d]."""
+    if weights.shape[2] == 1 and values.shape[2] * values.shape[3] < SMALL_PRODUCT:
+        return (weights.transpose(-1, -2) * values).sum(2, keepdim=True)
+    return weights @ values
 
 
 def _side_by_side(packed: Tensor, new: _Entering) -> Tensor:
