@@ -96,6 +96,9 @@ class Policy(nn.Module):
         self.tokenizer = tokenizer
         self.packed = False
         """Whether :meth:`forward` shares prompts and leaves padding out; set by :mod:`gspo_lightning.policy_checks`."""
+        self.lean: bool | None = None
+        """Whether tokens can be decoded without the model's own modules; None: not tried yet
+        (:mod:`gspo_lightning.rollouts.decoding`)."""
         self.gathering: Any = None
         """How the whole weights are put together where they are sharded (:mod:`gspo_lightning.sharding`)."""
         self.routing: Routing | None = None
@@ -116,8 +119,11 @@ class Policy(nn.Module):
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., D], with the family's scaling and soft-capping."""
+        return self.finish_logits(self.model.get_output_embeddings()(hidden))
+
+    def finish_logits(self, logits: Tensor) -> Tensor:
+        """The scaling and soft-capping of :meth:`head`, for products with the head's weights."""
         config = self.model.config.get_text_config()
-        logits: Tensor = self.model.get_output_embeddings()(hidden)
         if (scale := getattr(config, "logit_scale", None)) is not None:  # Cohere
             logits = logits * scale
         if (scale := getattr(config, "logits_scaling", None)) is not None:  # Granite

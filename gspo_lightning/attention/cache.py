@@ -82,7 +82,7 @@ class GroupCache:
         self._own_mask = None
         if int(counts.min()) < self._tokens:
             outside = torch.arange(self._tokens, device=self.device) >= counts.unsqueeze(1)
-            self._own_mask = _minus_infinity(outside)[:, None, None]
+            self._own_mask = _minus_infinity(outside)[:, None]
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these (increasing), and prompts that no row needs any more."""
@@ -127,18 +127,27 @@ class GroupCache:
     def _decode(self, layer: _Layer, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         rows, heads, size = key.shape
         self._append(layer, key, value)
-        own_keys, own_values = layer.keys[:, :, : self._tokens], layer.values[:, :, : self._tokens]
-        q = (query if scaling == 1.0 else query * scaling).view(rows, heads, -1, size)
-        own = q @ own_keys.transpose(-1, -2)
+        own_keys, own_values = (x.flatten(0, 1)[:, : self._tokens] for x in (layer.keys, layer.values))
+        prompt_keys, prompt_values = layer.prompt_keys.flatten(0, 1), layer.prompt_values.flatten(0, 1)
+        into, back = self._places_of(heads)
+        q = (query if scaling == 1.0 else query * scaling).reshape(rows * heads, -1, size)
+        shared, width = q.shape[1], prompt_keys.shape[1]
+
+        def group(x: Tensor) -> Tensor:
+            return x.index_select(0, into).view(len(prompt_keys), -1, x.shape[2])
+
+        def ungroup(x: Tensor) -> Tensor:
+            return x.view(-1, shared, x.shape[2]).index_select(0, back)
+
+        own = torch.bmm(q, own_keys.transpose(1, 2))
         if self._own_mask is not None:
-            own = own + self._own_mask.to(own.dtype)
-        there = self._group(q) @ layer.prompt_keys.transpose(-1, -2)
+            own = own.view(rows, -1, self._tokens).add_(self._own_mask.to(own.dtype)).view_as(own)
+        there = torch.bmm(group(q), prompt_keys.transpose(1, 2))
         if self._prompt_mask is not None:
-            there = there + self._prompt_mask.to(there.dtype)
-        width = there.shape[-1]
-        scores = torch.cat([self._ungroup(there, q.shape[2]), own], dim=-1)
+            there = there.view(len(self.widths), -1, width).add_(self._prompt_mask.to(there.dtype)).view_as(there)
+        scores = torch.cat([ungroup(there), own], dim=-1)
         weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
-        out = self._ungroup(self._group(weights[..., :width]) @ layer.prompt_values, q.shape[2])
+        out = ungroup(torch.bmm(group(weights[..., :width]), prompt_values))
         return out.add_(_weighted(weights[..., width:], own_values)).view(rows, -1, size)
 
     def _append(self, layer: _Layer, key: Tensor, value: Tensor) -> None:
@@ -165,7 +174,7 @@ class GroupCache:
         longest = int(self.widths.max())
         if int(self.widths.min()) < longest:
             outside = torch.arange(longest, device=self.device) >= self.widths.unsqueeze(1)
-            self._prompt_mask = _minus_infinity(outside)[:, None, None]
+            self._prompt_mask = _minus_infinity(outside)[:, None]
 
     def _places_of(self, heads: int) -> tuple[Tensor, Tensor]:
         """Of [R * K] vectors, which ones stand in a [P, K, largest group] rectangle; and of it, which are the rows'.
@@ -182,24 +191,12 @@ class GroupCache:
             self._places[heads] = into.flatten(), back.flatten()
         return self._places[heads]
 
-    def _group(self, x: Tensor) -> Tensor:
-        """[R, K, g, n] to [P, K, largest group * g, n]."""
-        _, heads, shared, size = x.shape
-        chosen = x.flatten(0, 1).index_select(0, self._places_of(heads)[0])
-        return chosen.view(len(self.widths), heads, self._largest * shared, size)
-
-    def _ungroup(self, x: Tensor, shared: int) -> Tensor:
-        """The inverse of :meth:`_group`."""
-        _, heads, _, size = x.shape
-        chosen = x.reshape(-1, shared, size).index_select(0, self._places_of(heads)[1])
-        return chosen.view(len(self._rows), heads, shared, size)
-
 
 def _weighted(weights: Tensor, values: Tensor) -> Tensor:
-    """[R, K, g, t] weights of [R, K, t, d] values: [R, K, g, d]."""
-    if weights.shape[2] == 1 and values.shape[2] * values.shape[3] < SMALL_PRODUCT:
-        return (weights.transpose(-1, -2) * values).sum(2, keepdim=True)
-    return weights @ values
+    """[B, g, t] weights of [B, t, d] values: [B, g, d]."""
+    if weights.shape[1] == 1 and values.shape[1] * values.shape[2] < SMALL_PRODUCT:
+        return (weights.transpose(1, 2) * values).sum(1, keepdim=True)
+    return torch.bmm(weights, values)
 
 
 def _side_by_side(packed: Tensor, new: _Entering) -> Tensor:

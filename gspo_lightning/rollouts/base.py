@@ -54,7 +54,7 @@ class Draws:
         return cls(stream(seed, purpose, iteration), iteration=iteration)
 
     def uniform(self, prompt_ids: Tensor, samples: Tensor, positions: Tensor | int) -> Tensor:
-        """[rows] float64 in [0, 1); ``positions`` count the tokens of a response from 0."""
+        """Float64 in [0, 1) for each element; ``positions`` count the tokens of a response from 0."""
         return uniforms(self.base, prompt_ids, samples, positions)
 
 
@@ -278,7 +278,9 @@ def has_ended(
 
     ``last`` [rows] are the newest tokens; ``written`` gives all tokens of each row and is only called where needed.
     """
-    ended = torch.isin(last, torch.tensor(sampling.stop_token_ids, dtype=torch.int64).to(last.device))
+    ended = torch.zeros_like(last, dtype=torch.bool)
+    for stop in sampling.stop_token_ids:
+        ended = ended | (last == stop)
     if sampling.stop_strings:
         texts = policy.tokenizer.batch_decode(written(), skip_special_tokens=True)
         found = [any(stop in text for stop in sampling.stop_strings) for text in texts]

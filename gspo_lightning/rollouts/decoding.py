@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
 from gspo_lightning.attention import GroupCache, with_plan
+from gspo_lightning.errors import first_line
 from gspo_lightning.policy import Policy
+from gspo_lightning.rollouts.lean import LeanStack
 
-__all__ = ["Decoder", "PaddedDecoder", "SharedDecoder", "decoder_for"]
+__all__ = ["DecodeBy", "Decoder", "PaddedDecoder", "SharedDecoder", "decoder_for"]
+
+log = logging.getLogger(__name__)
+
+TOLERANCE = 1e-4
+"""Largest difference of log-probabilities (nats) between two ways to decode in float32 that is rounding."""
 
 
 class Decoder(ABC):
@@ -39,9 +47,18 @@ class Decoder(ABC):
         """Feed one token per row, [R] at positions [R]; returns the logits [R, V] of the next ones."""
 
 
-def decoder_for(policy: Policy) -> Decoder:
-    """The fast one where the model's attention is known (``Policy.packed``)."""
-    return SharedDecoder(policy) if policy.packed else PaddedDecoder(policy)
+DecodeBy = Literal["auto", "model"]
+
+
+def decoder_for(policy: Policy, by: DecodeBy = "auto") -> Decoder:
+    """The fast one where the model's attention is known (``Policy.packed``).
+
+    Args:
+        policy: the weights, which stay as they are while the decoder is used.
+        by: ``model`` sends every token through the model's own modules; ``auto`` does without them where that is known
+            to give the same.
+    """
+    return SharedDecoder(policy, by) if policy.packed else PaddedDecoder(policy)
 
 
 class SharedDecoder(Decoder):
@@ -49,9 +66,11 @@ class SharedDecoder(Decoder):
 
     may_grow = True
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, by: DecodeBy = "auto") -> None:
         super().__init__(policy)
         self.cache = GroupCache(policy.device)
+        with self._lean():
+            self.stack = _stack(policy) if by == "auto" else None
 
     def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor:
         """See :meth:`Decoder.add`."""
@@ -76,7 +95,10 @@ class SharedDecoder(Decoder):
         """See :meth:`Decoder.step`."""
         with self._lean():
             self.cache.write()
-            logits = self.policy.head(self._forward(tokens, positions))
+            if self.stack is None:
+                logits = self.policy.head(self._forward(tokens, positions))
+            else:
+                logits = self.stack(tokens, positions, self.cache)
             self.cache.advance()
             return logits
 
@@ -90,6 +112,38 @@ class SharedDecoder(Decoder):
             out = self.policy.backbone(input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), **options)
         hidden: Tensor = out.last_hidden_state.squeeze(0)
         return hidden
+
+
+def _stack(policy: Policy) -> LeanStack | None:
+    """The lean form of a policy; compared with the policy's own modules once."""
+    if policy.lean is False:
+        return None
+    try:
+        stack = LeanStack.of(policy)
+        if stack is not None and policy.lean is None:
+            _check(policy)
+    except (NotImplementedError, RuntimeError) as error:
+        log.warning("decoding goes through the modules of %s: %s", type(policy.model).__name__, first_line(error))
+        policy.lean = False
+        return None
+    return stack
+
+
+def _check(policy: Policy) -> None:
+    """Compare two steps of three rows; sets ``policy.lean``."""
+    vocabulary = policy.model.config.get_text_config().vocab_size
+    contexts = [[t % vocabulary for t in ids] for ids in ([3, 11, 5, 7, 2], [13, 4, 6])]
+    found = []
+    for lean in (False, True):
+        policy.lean = lean
+        decoder = SharedDecoder(policy)
+        logits, positions = decoder.add(contexts, [2, 1]), torch.tensor([5, 5, 3])
+        for step in range(2):
+            logits = decoder.step(torch.tensor([8, 9, 10]) % vocabulary, positions + step)
+        found.append(logits.log_softmax(-1))
+    difference = float((found[0] - found[1]).abs().max())
+    if not difference <= TOLERANCE:
+        raise NotImplementedError(f"without them log-probabilities are off by {difference:.2g} nats")
 
 
 class PaddedDecoder(Decoder):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ class Rows:
     position: Tensor  # of the next token in its sequence
     step: Tensor  # tokens written
     alive: Tensor  # still being decoded
+    stopped: Tensor  # ended by the policy
 
     @classmethod
     def of(cls, beginnings: Sequence[Beginning], first: int, device: torch.device) -> Rows:
@@ -36,10 +37,10 @@ class Rows:
         ]
         slot, prompt, sample, drawn, room, position, step = torch.tensor(known).long().view(-1, 7).T.to(device).unbind()
         alive = torch.ones(len(known), dtype=torch.bool, device=device)
-        return cls(slot, prompt, sample, drawn, room, position, step, alive)
+        return cls(slot, prompt, sample, drawn, room, position, step, alive, ~alive)
 
     def _fields(self) -> tuple[Tensor, ...]:
-        return self.slot, self.prompt_id, self.sample, self.drawn, self.room, self.position, self.step, self.alive
+        return tuple(getattr(self, field.name) for field in fields(self))
 
     def __getitem__(self, keep: Tensor) -> Rows:
         return Rows(*(x[keep] for x in self._fields()))
@@ -52,30 +53,34 @@ class Rows:
 
 
 class Written:
-    """Tokens and log-probabilities [N, T] of N responses, their ``lengths`` [N] and ``ended`` and ``stopped`` [N]."""
+    """Tokens and log-probabilities [N, T + 1] of N responses, their ``lengths`` [N] and ``ended`` and ``stopped`` [N].
+
+    Beyond the length of a response stands anything.
+    """
 
     def __init__(self, beginnings: Sequence[Beginning], device: torch.device) -> None:
         rows, width = len(beginnings), max((b.room for b in beginnings), default=0)
         self.beginnings = beginnings
-        self.tokens = torch.zeros(rows, width, dtype=torch.int64, device=device)
-        self.logprobs = torch.zeros(rows, width, dtype=torch.float32, device=device)
+        self.tokens = torch.zeros(rows, width + 1, dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros(rows, width + 1, dtype=torch.float32, device=device)
         self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
         self.ended, self.stopped = (torch.zeros(rows, dtype=torch.bool, device=device) for _ in range(2))
 
     def note(self, rows: Rows, tokens: Tensor, logprobs: Tensor) -> None:
-        """One more token [rows] for every living row."""
-        slot, step = rows.slot[rows.alive], rows.step[rows.alive]
-        self.tokens[slot, step] = tokens[rows.alive]
-        self.logprobs[slot, step] = logprobs[rows.alive]
-        self.lengths[slot] = step + 1
+        """One more token [rows] for every living row; what the others drew is never read."""
+        self.tokens[rows.slot, rows.step] = tokens
+        self.logprobs[rows.slot, rows.step] = logprobs
         rows.step = rows.step + rows.alive
 
-    def end(self, rows: Rows, stopped: Tensor) -> None:
+    @staticmethod
+    def end(rows: Rows, stopped: Tensor) -> None:
         """Rows that the policy has ended (bool [rows]), or that have no room left, are no longer alive."""
-        over = rows.alive & (stopped | (rows.step >= rows.room))
-        self.ended[rows.slot[over]] = True
-        self.stopped[rows.slot[rows.alive & stopped]] = True
-        rows.alive = rows.alive & ~over
+        rows.stopped = rows.stopped | (stopped & rows.alive)
+        rows.alive = rows.alive & ~(stopped | (rows.step >= rows.room))
+
+    def record(self, rows: Rows) -> None:
+        """How far these rows have come; needed before they leave the batch."""
+        self.lengths[rows.slot], self.ended[rows.slot], self.stopped[rows.slot] = rows.step, ~rows.alive, rows.stopped
 
     def of(self, rows: Rows) -> list[list[int]]:
         """The tokens of each row's message so far."""

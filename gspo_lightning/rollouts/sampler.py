@@ -21,6 +21,9 @@ from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 __all__ = ["GroupedSampler"]
 
+AHEAD = 16
+"""Tokens for which random numbers are drawn at a time."""
+
 
 class GroupedSampler(RolloutSource):
     """Samples in the trainer's own process, from the live weights.
@@ -130,7 +133,7 @@ class GroupedSampler(RolloutSource):
         decoder, device = decoder_for(policy), policy.device
         if book is not None:
             decoder = RecordingDecoder(decoder, book, policy)
-        rows, logits = Rows.of([], 0, device), torch.empty(0)
+        rows, logits, uniform = Rows.of([], 0, device), torch.empty(0), _Ahead(draws)
         entered = 0  # blocks
         while entered < len(blocks) or len(rows):
             if new := self._admitted(blocks[entered:], len(rows), decoder):
@@ -140,12 +143,15 @@ class GroupedSampler(RolloutSource):
                 fresh = decoder.add(contexts, blocks[entered : entered + new])
                 logits = torch.cat([logits, fresh]) if len(rows) else fresh
                 rows = rows + Rows.of(written.beginnings[first:last], first, device)
+                uniform.forget()
                 entered += new
-            chosen = self._sample(policy, rows, logits, sampling, draws, written)
+            chosen = self._sample(policy, rows, logits, sampling, uniform.next(rows), written)
             remaining = int(rows.alive.sum())
             if len(rows) - remaining >= self.compact_at * len(rows):
+                written.record(rows)
                 keep = rows.alive.nonzero(as_tuple=True)[0]
                 rows, chosen = rows[keep], chosen[keep]
+                uniform.keep(keep)
                 if left(ends[entered], set(rows.slot.tolist())):
                     return
                 if remaining or decoder.may_grow:
@@ -167,11 +173,35 @@ class GroupedSampler(RolloutSource):
     @staticmethod
     @torch.inference_mode()
     def _sample(
-        policy: Policy, rows: Rows, logits: Tensor, sampling: SamplingParams, draws: Draws, written: Written
+        policy: Policy, rows: Rows, logits: Tensor, sampling: SamplingParams, uniform: Tensor, written: Written
     ) -> Tensor:
         """Draw the next token of every row and note those of living ones; returns the tokens [rows]."""
-        uniform = draws.uniform(rows.prompt_id, rows.sample, rows.drawn + rows.step)
         chosen, logprobs = sample_tokens(logits, uniform, sampling)
         written.note(rows, chosen, logprobs)
         written.end(rows, has_ended(policy, chosen, sampling, lambda: written.of(rows)))
         return chosen
+
+
+class _Ahead:
+    """The uniform numbers [rows] of the next tokens, made for ``AHEAD`` tokens at a time: each is two dozen operators."""
+
+    def __init__(self, draws: Draws) -> None:
+        self.draws = draws
+        self.block: list[Tensor] = []
+
+    @torch.inference_mode()
+    def next(self, rows: Rows) -> Tensor:
+        """Of the next token of these rows."""
+        if not self.block:
+            positions = (rows.drawn + rows.step).unsqueeze(1) + torch.arange(AHEAD, device=rows.step.device)
+            block = self.draws.uniform(rows.prompt_id.unsqueeze(1), rows.sample.unsqueeze(1), positions)
+            self.block = list(block.T.contiguous().unbind())[::-1]
+        return self.block.pop()
+
+    def keep(self, rows: Tensor) -> None:
+        """Only these rows go on."""
+        self.block = list(torch.stack(self.block)[:, rows].unbind()) if self.block else []
+
+    def forget(self) -> None:
+        """Other rows have come."""
+        self.block = []
