@@ -42,7 +42,7 @@ class _Entering:
 
 
 class GroupCache:
-    """A plan (see :class:`gspo_lightning.attention.Plan`) for R rows over P prompts; rows of a prompt stand together.
+    """A plan (see :class:`gspo_lightning.attention.Plan`) for R rows over P prompts, in any order.
 
     A forward pass either prefills new prompts (after :meth:`enter`) or feeds one token per row (after :meth:`write`).
     """
@@ -85,15 +85,22 @@ class GroupCache:
             self._own_mask = _minus_infinity(outside)[:, None]
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these (increasing), and prompts that no row needs any more."""
+        """Drop all rows but these, which stand in this order then, and prompts that no row needs any more.
+
+        A row that keeps its place costs nothing.
+        """
         self._entering = None
         self.owner, self.written = self.owner[rows], self.written[rows]
         prompts, self.owner = torch.unique(self.owner, return_inverse=True)
         whole = len(prompts) == len(self.widths)
         self.widths = self.widths[prompts]
         width = int(self.widths.max()) if len(prompts) else 0
+        moved = (rows != torch.arange(len(rows), device=self.device)).nonzero().squeeze(1)
+        source = rows[moved]
         for layer in self.layers.values():
-            layer.keys, layer.values = layer.keys.index_select(0, rows), layer.values.index_select(0, rows)
+            for cached in (layer.keys, layer.values):
+                cached.index_copy_(0, moved, cached.index_select(0, source))
+            layer.keys, layer.values = layer.keys[: len(rows)], layer.values[: len(rows)]
             if not whole:
                 layer.prompt_keys = layer.prompt_keys[:, :, :width].index_select(0, prompts)
                 layer.prompt_values = layer.prompt_values[:, :, :width].index_select(0, prompts)
@@ -182,12 +189,14 @@ class GroupCache:
         Where a prompt has fewer rows than others its last one stands in for them.
         """
         if heads not in self._places:
-            first = (self._sizes.cumsum(0) - self._sizes).unsqueeze(1)
+            order = torch.argsort(self.owner, stable=True)  # rows by prompt
+            first = self._sizes.cumsum(0) - self._sizes
             rank = torch.minimum(torch.arange(self._largest, device=self.device), self._sizes.unsqueeze(1) - 1)
-            head = torch.arange(heads, device=self.device).unsqueeze(1)
-            into = (first + rank).unsqueeze(1) * heads + head
-            own = self._rows - first.squeeze(1)[self.owner]
-            back = (self.owner.unsqueeze(1) * heads + head.squeeze(1)) * self._largest + own.unsqueeze(1)
+            head = torch.arange(heads, device=self.device)
+            into = order[first.unsqueeze(1) + rank].unsqueeze(1) * heads + head.unsqueeze(1)
+            own = torch.empty_like(order)
+            own[order] = self._rows - first[self.owner[order]]
+            back = (self.owner.unsqueeze(1) * heads + head) * self._largest + own.unsqueeze(1)
             self._places[heads] = into.flatten(), back.flatten()
         return self._places[heads]
 

@@ -40,7 +40,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these (int64, increasing)."""
+        """Drop all rows but these (int64, none twice), which stand in this order then."""
 
     @abstractmethod
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:

@@ -149,7 +149,7 @@ class GroupedSampler(RolloutSource):
             remaining = int(rows.alive.sum())
             if len(rows) - remaining >= self.compact_at * len(rows):
                 written.record(rows)
-                keep = rows.alive.nonzero(as_tuple=True)[0]
+                keep = _closed_up(rows.alive, remaining)
                 rows, chosen = rows[keep], chosen[keep]
                 uniform.keep(keep)
                 if left(ends[entered], set(rows.slot.tolist())):
@@ -180,6 +180,14 @@ class GroupedSampler(RolloutSource):
         written.note(rows, chosen, logprobs)
         written.end(rows, has_ended(policy, chosen, sampling, lambda: written.of(rows)))
         return chosen
+
+
+def _closed_up(alive: Tensor, count: int) -> Tensor:
+    """The ``count`` living rows, the last of them in the places of dead ones: the others stay where they are."""
+    places = alive.nonzero().squeeze(1)
+    order = torch.arange(count, device=alive.device)
+    order[~alive[:count]] = places[places >= count]
+    return order
 
 
 class _Ahead:
