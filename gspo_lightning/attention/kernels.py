@@ -1,4 +1,4 @@
-"""The two pieces of shared-prefix attention on a CPU: causal within a segment, and whole responses over a prompt."""
+"""The two passes of shared-prefix attention on a CPU: causal within a segment, and responses over their prompt."""
 
 from __future__ import annotations
 
@@ -8,125 +8,156 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Crossing", "Kernel"]
+__all__ = ["Pass", "Span"]
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-WASTE = 1.2
-"""Padded over real tokens that a bucket of segments may have."""
+WASTE, SPARE = 1.2, 128
+"""A bucket may hold so many times its real tokens, and so many more: a call of the kernel costs as much as these."""
 
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """All responses of one prompt, which stand side by side, and the prompt."""
-
-    queries: slice
-    keys: slice
+Span = tuple[int, int, int, int]
+"""Start and length of queries, start and length of the keys that they see; in packed tokens."""
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """Segments of similar length as a padded [B, L] batch."""
+    """Spans of similar length as a padded batch of B; padding repeats the last token."""
 
-    index: Tensor  # [B, L] packed positions; padding repeats the last token, which no real query sees
-    inside: Tensor | None  # [B, 1, L, 1] False on padding; None where there is none
-    real: Tensor  # places in [B * L] that are not padding
-    places: Tensor  # their packed positions
+    queries: Tensor  # [B * L] packed tokens
+    keys: Tensor  # [B * S] packed tokens
+    size: int  # B
+    inside: Tensor | None  # [B, L, 1, 1] 0 on padded queries; None where there are none
+    mask: Tensor | None  # [B, 1, 1, S] -inf on padded keys; None where no query sees one
 
 
-class Kernel:
-    """PyTorch's own flash kernel, segments of similar length side by side."""
+class Pass:
+    """PyTorch's own flash kernel over spans, those of similar length side by side.
 
-    def __init__(self, segments: Sequence[tuple[int, int]], crossings: Sequence[tuple[int, int, int, int]]) -> None:
-        self.crossings = [Crossing(slice(q, q + n), slice(k, k + m)) for q, n, k, m in crossings]
-        self.buckets = [_bucket(part) for part in _similar(segments)]
+    Every one of the packed tokens from ``first`` on is a query in exactly one span.
 
-    def own(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-        """Causal attention within each segment: ``out`` [M, H, d] and log-sum-exp [M, H], float32 or wider."""
-        out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        wide = torch.promote_types(query.dtype, torch.float32)
-        lse = query.new_empty(query.shape[:2], dtype=wide)
+    Args:
+        spans: queries and the keys that they see: all of them, or with ``causal`` those up to themselves.
+        causal: queries and keys of a span are the same tokens.
+    """
+
+    def __init__(self, spans: Sequence[Span], *, causal: bool) -> None:
+        self.causal = causal
+        self.first = min(span[0] for span in spans)
+        parts = _similar(spans)
+        self.buckets = [_bucket(part, causal) for part in parts]
+        tokens, places = _real(parts, 0)
+        self.query_back = torch.empty_like(places)
+        self.query_back[tokens - self.first] = places
+        self.keys, self.key_back = (tokens.sort().values, self.query_back) if causal else _real(parts, 2)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+        """Attention of the queries from ``first`` on: ``out`` [m, H, d] and log-sum-exp [m, H], float32 or wider."""
+        outs, sums = [], []
         for bucket in self.buckets:
-            q, k, v = (_padded(x, bucket, query.shape[1]) for x in (query, key, value))
-            o, s = _flash(q, k, v, 0.0, True, scale=scaling)
-            _unpad(out, bucket, o)
-            _unpad(lse, bucket, s)
-        return out, lse
+            q, k, v = self._heads(bucket, query, key, value)
+            out, lse = _flash(q, k, v, 0.0, self.causal, attn_mask=_as(bucket.mask, q), scale=scaling)
+            outs.append(self._flat(out, query))
+            sums.append(self._flat(lse.unsqueeze(-1), query).squeeze(-1))
+        return _joined(outs).index_select(0, self.query_back), _joined(sums).index_select(0, self.query_back)
 
-    def own_backward(
+    def backward(
         self, gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, scaling: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of the causal part, given the joined ``out`` and ``lse``."""
-        heads = query.shape[1]
-        found = tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (query, key, value))
+        """Gradients of this part, given the joined ``out`` and ``lse`` of all tokens.
+
+        Returns:
+            those of the queries from ``first`` on, and those of the keys and values of the tokens ``keys``.
+        """
+        found: tuple[list[Tensor], list[Tensor], list[Tensor]] = [], [], []
         for bucket in self.buckets:
-            g, q, k, v, o = (_padded(x, bucket, heads) for x in (gradient, query, key, value, out))
+            q, k, v = self._heads(bucket, query, key, value)
+            g = _rows(gradient, bucket.queries, bucket.size)
             if bucket.inside is not None:
                 g = g * bucket.inside.to(g.dtype)
-            s = lse[bucket.index].transpose(1, 2)
-            parts = _flash_backward(g, q, k, v, o, s, 0.0, True, scale=scaling)
-            for whole, part in zip(found, parts, strict=True):
-                _unpad(whole, bucket, _grouped(part, whole.shape[1]))
-        return found  # type: ignore[return-value]
+            o, s = (_rows(x, bucket.queries, bucket.size) for x in (out, lse.unsqueeze(-1)))
+            g, o, s = (self._folded(x, key.shape[1]) for x in (g, o, s))
+            mask = _as(bucket.mask, q)
+            d_q, d_k, d_v = _flash_backward(
+                g, q, k, v, o, s.squeeze(-1), 0.0, self.causal, attn_mask=mask, scale=scaling
+            )
+            found[0].append(self._flat(d_q, query))
+            for parts, part in zip(found[1:], (d_k, d_v), strict=True):
+                parts.append(_grouped(part, key.shape[1]).transpose(1, 2).flatten(0, 1))
+        d_query, d_key, d_value = (_joined(parts) for parts in found)
+        return (
+            d_query.index_select(0, self.query_back),
+            d_key.index_select(0, self.key_back),
+            d_value.index_select(0, self.key_back),
+        )
 
-    def cross(
-        self, crossing: Crossing, query: Tensor, key: Tensor, value: Tensor, scaling: float
-    ) -> tuple[Tensor, Tensor]:
-        """Every response token of a prompt over the whole prompt: [m, H, d] and [m, H]."""
-        k, v = (_rows(x[crossing.keys]) for x in (key, value))
-        q = _folded(query[crossing.queries], k.shape[1])
-        o, s = _flash(q, k, v, 0.0, False, scale=scaling)
-        shape = query[crossing.queries].shape
-        return _unfolded(o, shape), _unfolded(s.unsqueeze(-1), (*shape[:2], 1)).squeeze(-1)
+    def _heads(self, bucket: _Bucket, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q = self._folded(_rows(query, bucket.queries, bucket.size), key.shape[1])
+        k, v = (_rows(x, bucket.keys, bucket.size).transpose(1, 2) for x in (key, value))
+        repeats = q.shape[1] // k.shape[1]
+        return q, *(x if repeats == 1 else x.repeat_interleave(repeats, dim=1) for x in (k, v))  # type: ignore[return-value]
 
-    def cross_backward(
-        self,
-        crossing: Crossing,
-        gradient: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        scaling: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of the crossing part, given the joined ``out`` and ``lse``."""
-        at = crossing.queries
-        k, v = (_rows(x[crossing.keys]) for x in (key, value))
-        g, q, o = (_folded(x[at], k.shape[1]) for x in (gradient, query, out))
-        s = _folded(lse[at].unsqueeze(-1), k.shape[1]).squeeze(-1)
-        d_q, d_k, d_v = _flash_backward(g, q, k, v, o, s, 0.0, False, scale=scaling)
-        return _unfolded(d_q, query[at].shape), d_k[0].transpose(0, 1), d_v[0].transpose(0, 1)
+    def _folded(self, x: Tensor, heads: int) -> Tensor:
+        """[B, L, H, d] to [B, H, L, d]; without a causal mask the queries of heads that share a key stand together."""
+        if self.causal or x.shape[2] == heads:
+            return x.transpose(1, 2)
+        return x.unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+
+    def _flat(self, x: Tensor, query: Tensor) -> Tensor:
+        """The inverse of :meth:`_folded`, as [B * L, H, d]."""
+        size, heads, _, width = x.shape
+        if heads == query.shape[1]:
+            return x.transpose(1, 2).flatten(0, 1)
+        return x.view(size, heads, query.shape[1] // heads, -1, width).permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
 
 
-def _similar(segments: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """Segments sorted by length and cut where padding would cost too much."""
-    groups: list[list[tuple[int, int]]] = []
-    real = 0
-    for start, length in sorted(segments, key=lambda s: -s[1]):
-        if groups and (len(groups[-1]) + 1) * groups[-1][0][1] <= WASTE * (real + length):
-            groups[-1].append((start, length))
-            real += length
+def _similar(spans: Sequence[Span]) -> list[list[Span]]:
+    """Spans sorted by length and cut where padding would cost too much."""
+    groups: list[list[Span]] = []
+    real = longest = 0
+    for span in sorted(spans, key=lambda s: (-s[1], -s[3])):
+        size = span[1] + span[3]
+        keys = max(longest, span[3])
+        if groups and (len(groups[-1]) + 1) * (groups[-1][0][1] + keys) <= WASTE * (real + size) + SPARE:
+            groups[-1].append(span)
+            real, longest = real + size, keys
         else:
-            groups.append([(start, length)])
-            real = length
+            groups.append([span])
+            real, longest = size, span[3]
     return groups
 
 
-def _bucket(segments: Sequence[tuple[int, int]]) -> _Bucket:
-    starts, lengths = (torch.tensor(x).unsqueeze(1) for x in zip(*segments, strict=True))
-    steps = torch.arange(int(lengths.max())).unsqueeze(0)
-    index = starts + torch.minimum(steps, lengths - 1)
-    inside = steps < lengths
-    real = inside.flatten().nonzero().squeeze(1)
-    padding = None if bool(inside.all()) else inside[:, None, :, None]
-    return _Bucket(index, padding, real, index.flatten()[real])
+def _bucket(spans: Sequence[Span], causal: bool) -> _Bucket:
+    first, count, begin, width = (torch.tensor(x).unsqueeze(1) for x in zip(*spans, strict=True))
+    steps, places = torch.arange(int(count.max())), torch.arange(int(width.max()))
+    inside, seen = steps < count, places < width
+    mask = None
+    if not causal and not bool(seen.all()):
+        mask = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)[:, None, None]
+    return _Bucket(
+        queries=(first + torch.minimum(steps, count - 1)).flatten(),
+        keys=(begin + torch.minimum(places, width - 1)).flatten(),
+        size=len(spans),
+        inside=None if bool(inside.all()) else inside[:, :, None, None],
+        mask=mask,
+    )
 
 
-def _padded(x: Tensor, bucket: _Bucket, heads: int) -> Tensor:
-    """[M, K, d] to [B, H, L, d]."""
-    rows = x[bucket.index].transpose(1, 2)
-    return rows if rows.shape[1] == heads else rows.repeat_interleave(heads // rows.shape[1], dim=1)
+def _real(parts: Sequence[Sequence[Span]], field: int) -> tuple[Tensor, Tensor]:
+    """Of the queries (0) or keys (2) of all buckets one after another: the packed tokens, and where each stands."""
+    tokens, places, offset = [], [], 0
+    for spans in parts:
+        longest = max(span[field + 1] for span in spans)
+        for i, span in enumerate(spans):
+            steps = torch.arange(span[field + 1])
+            tokens.append(span[field] + steps)
+            places.append(offset + i * longest + steps)
+        offset += len(spans) * longest
+    return torch.cat(tokens), torch.cat(places)
+
+
+def _rows(x: Tensor, index: Tensor, size: int) -> Tensor:
+    """[M, K, d] to [B, L, K, d]."""
+    return x.index_select(0, index).unflatten(0, (size, -1))
 
 
 def _grouped(x: Tensor, heads: int) -> Tensor:
@@ -134,24 +165,9 @@ def _grouped(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[1] == heads else x.unflatten(1, (heads, -1)).sum(2)
 
 
-def _unpad(whole: Tensor, bucket: _Bucket, part: Tensor) -> None:
-    """Write [B, K, L, ...] to its places in [M, K, ...]."""
-    flat = part.transpose(1, 2).flatten(0, 1)
-    whole[bucket.places] = flat if bucket.inside is None else flat[bucket.real]
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _rows(x: Tensor) -> Tensor:
-    """[m, K, d] to [1, K, m, d]."""
-    return x.transpose(0, 1).unsqueeze(0)
-
-
-def _folded(x: Tensor, heads: int) -> Tensor:
-    """[m, H, d] to [1, K, H / K * m, d]: query heads that share a key head stand one after another."""
-    tokens, _, size = x.shape
-    return x.reshape(tokens, heads, -1, size).permute(1, 2, 0, 3).reshape(1, heads, -1, size)
-
-
-def _unfolded(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """The inverse of :func:`_folded`."""
-    tokens, _, size = shape
-    return x.reshape(x.shape[1], -1, tokens, size).permute(2, 0, 1, 3).reshape(tokens, -1, size)
+def _as(mask: Tensor | None, x: Tensor) -> Tensor | None:
+    return None if mask is None else mask.to(x.dtype)

@@ -14,54 +14,59 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo_lightning.attention.kernels import Kernel
+from gspo_lightning.attention.kernels import Pass, Span
 
 __all__ = ["PrefixPlan"]
 
 
 class PrefixPlan:
-    """The attention of M packed tokens on a CPU; see :class:`gspo_lightning.attention.PackedLayout`."""
+    """The attention of M packed tokens on a CPU; see :class:`gspo_lightning.attention.PackedLayout`.
 
-    def __init__(
-        self, segments: Sequence[tuple[int, int]], crossings: Sequence[tuple[int, int, int, int]], longest: int
-    ) -> None:
+    Segments cover all tokens; the responses that cross to a prompt are the last of them.
+    """
+
+    def __init__(self, segments: Sequence[tuple[int, int]], crossings: Sequence[Span], longest: int) -> None:
         self.longest = longest
-        self.kernel = Kernel(segments, crossings)
+        self.passes = Pass([(s, n, s, n) for s, n in segments], causal=True), None
+        if crossings:
+            self.passes = self.passes[0], Pass(crossings, causal=False)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """[M, H, d] over [M, K, d] to [M, H, d]."""
-        out: Tensor = _SharedPrefix.apply(query, key, value, self.kernel, scaling)  # type: ignore[no-untyped-call]
+        out: Tensor = _SharedPrefix.apply(query, key, value, self.passes, scaling)  # type: ignore[no-untyped-call]
         return out
 
 
 class _SharedPrefix(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, kernel: Kernel, scaling: float) -> Tensor:
-        out, lse = kernel.own(query, key, value, scaling)
-        for crossing in kernel.crossings:
-            _join(out, lse, crossing.queries, *kernel.cross(crossing, query, key, value, scaling))
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, passes: tuple[Pass, Pass | None], scaling: float
+    ) -> Tensor:
+        own, cross = passes
+        out, lse = own.forward(query, key, value, scaling)
+        if cross is not None:
+            _join(out[cross.first :], lse[cross.first :], *cross.forward(query, key, value, scaling))
         ctx.save_for_backward(query, key, value, out, lse)
-        ctx.kernel, ctx.scaling = kernel, scaling
+        ctx.passes, ctx.scaling = passes, scaling
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, lse = ctx.saved_tensors
-        kernel: Kernel = ctx.kernel
-        gradient = grads[0].contiguous()
-        d_query, d_key, d_value = kernel.own_backward(gradient, query, key, value, out, lse, ctx.scaling)
-        for crossing in kernel.crossings:
-            parts = kernel.cross_backward(crossing, gradient, query, key, value, out, lse, ctx.scaling)
-            d_query[crossing.queries] += parts[0]
-            d_key[crossing.keys] += parts[1]
-            d_value[crossing.keys] += parts[2]
+        own, cross = ctx.passes
+        inputs = grads[0].contiguous(), query, key, value, out, lse, ctx.scaling
+        d_query, d_key, d_value = own.backward(*inputs)
+        if cross is not None:
+            parts = cross.backward(*inputs)
+            d_query[cross.first :] += parts[0]
+            d_key.index_add_(0, cross.keys, parts[1])
+            d_value.index_add_(0, cross.keys, parts[2])
         return d_query, d_key, d_value, None, None
 
 
-def _join(out: Tensor, lse: Tensor, place: slice, other: Tensor, other_lse: Tensor) -> None:
-    """Join attention over further keys into ``out`` [M, H, d] and ``lse`` [M, H] at ``place``, in place."""
-    mine = lse[place]
-    joined = torch.logaddexp(mine, other_lse)
-    share = (other_lse - joined).exp().unsqueeze(-1).to(out.dtype)
-    out[place] = torch.lerp(out[place], other, share.expand_as(other))
-    lse[place] = joined
+def _join(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
+    """Join attention over further keys into ``out`` [m, H, d] and ``lse`` [m, H], in place."""
+    joined = torch.logaddexp(lse, other_lse)
+    share = torch.sub(other_lse, joined).exp_().unsqueeze(-1).to(out.dtype)
+    out.lerp_(other, share)
+    lse.copy_(joined)
