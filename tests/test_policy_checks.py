@@ -6,13 +6,16 @@ import logging
 
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.packing import make_micro_batch
+from gspo_lightning.policy import Policy
 from gspo_lightning.policy_checks import choose_layout
 from gspo_lightning.rollouts import Draws, GroupedSampler
+from gspo_lightning.tiny import character_tokenizer
 from gspo_lightning.types import FinishReason, MicroBatch, Prompt, Rollout, SamplingParams
-from tests.model_families import WINDOW, build_policy
+from tests.model_families import COMMON, WINDOW, build_policy
 
 PACKED = ["qwen3", "qwen3-moe", "llama", "granite", "cohere"]
 
@@ -69,6 +72,18 @@ def test_a_window_that_is_too_short_falls_back_with_one_message(caplog: pytest.L
     assert f"a sliding window of {WINDOW} tokens" in caplog.text
     with pytest.raises(UserError, match=r"model\.layout: packed does not work here: a sliding window"):
         choose_layout(policy, "packed", WINDOW + 1)
+
+
+def test_a_window_that_only_the_config_knows_is_found(caplog: pytest.LogCaptureFixture) -> None:
+    """Mistral's layers do not know their window: rows beyond it would have stopped the run in the middle."""
+    model = MistralForCausalLM(MistralConfig(**COMMON, sliding_window=16))
+    policy = Policy(model, character_tokenizer()).eval()
+    choose_layout(policy, "auto", 16)
+    assert policy.packed
+    with caplog.at_level(logging.WARNING):
+        choose_layout(policy, "auto", 17)
+    assert not policy.packed
+    assert "a sliding window of 16 tokens" in caplog.text
 
 
 def test_soft_capped_scores_fall_back_although_the_window_is_long_enough(caplog: pytest.LogCaptureFixture) -> None:

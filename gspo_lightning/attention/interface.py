@@ -121,6 +121,7 @@ def with_plan(backbone: nn.Module, plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def windows(backbone: nn.Module) -> list[int]:
-    """Sizes of the sliding windows of a model's layers, in tokens."""
-    found = (getattr(m, "sliding_window", None) for m in backbone.modules())
+    """Sizes of the sliding windows of a model's layers, in tokens; of the config where no layer says (Mistral)."""
+    said: list[Any] = [m.sliding_window for m in backbone.modules() if hasattr(m, "sliding_window")]
+    found = said or [getattr(getattr(backbone, "config", None), "sliding_window", None)]
     return sorted({w for w in found if isinstance(w, int)})

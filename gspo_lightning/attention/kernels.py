@@ -107,7 +107,8 @@ class Pass:
         size, heads, _, width = x.shape
         if heads == query.shape[1]:
             return x.transpose(1, 2).flatten(0, 1)
-        return x.view(size, heads, query.shape[1] // heads, -1, width).permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
+        shared = query.shape[1] // heads
+        return x.view(size, heads, shared, -1, width).permute(0, 3, 1, 2, 4).reshape(-1, heads * shared, width)
 
 
 def _similar(spans: Sequence[Span]) -> list[list[Span]]:

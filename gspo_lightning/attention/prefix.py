@@ -27,9 +27,8 @@ class PrefixPlan:
 
     def __init__(self, segments: Sequence[tuple[int, int]], crossings: Sequence[Span], longest: int) -> None:
         self.longest = longest
-        self.passes = Pass([(s, n, s, n) for s, n in segments], causal=True), None
-        if crossings:
-            self.passes = self.passes[0], Pass(crossings, causal=False)
+        own = Pass([(s, n, s, n) for s, n in segments], causal=True)
+        self.passes = own, Pass(crossings, causal=False) if crossings else None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """[M, H, d] over [M, K, d] to [M, H, d]."""

@@ -24,8 +24,8 @@ __all__ = ["LeanStack"]
 LARGEST = 256 << 20
 """Bytes of weights that are copied at most: larger models spend their time in products, and memory is short."""
 BLOCKED, BLOCK = 1 << 18, 256
-"""Products of a few rows with more weights than that are up to twice as fast in blocks of so many columns."""
-FAMILIES = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer", "Qwen3MoeDecoderLayer"}
+"""Products of a few rows with more weights than that are faster in blocks of so many columns."""
+FAMILIES = {f"{family}DecoderLayer" for family in ("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe")}
 
 
 @dataclass(slots=True)
@@ -115,15 +115,26 @@ def _known(policy: Policy) -> bool:
 
 def _plain(policy: Policy) -> bool:
     """Whether every module that is passed over is an ordinary one, that nobody listens to or has changed."""
+    if any(type(linear) is not nn.Linear for linear in _linears(policy)):
+        return False
     size = 0
     for module in _passed_over(policy):
         weights = list(module.parameters(recurse=False))
-        if any(type(w) is not nn.Parameter or w.dtype not in (torch.float32, torch.float64) for w in weights):
+        if any(type(w) is not nn.Parameter or w.dtype != torch.float32 for w in weights):
             return False
         size += sum(w.nbytes for w in weights)
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
             return False
     return size <= LARGEST
+
+
+def _linears(policy: Policy) -> Iterator[nn.Module]:
+    backbone: Any = policy.backbone
+    yield policy.model.get_output_embeddings()
+    for layer in backbone.layers:
+        yield from (getattr(layer.self_attn, f"{name}_proj") for name in "qkvo")
+        if hasattr(layer.mlp, "gate_proj"):
+            yield from (layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
 
 
 def _passed_over(policy: Policy) -> Iterator[nn.Module]:
@@ -177,13 +188,7 @@ def _layer(layer: Any) -> _Layer:
 
 
 def _product(linears: list[Any], scale: Tensor | None = None) -> _Product:
-    """Linear layers of the same input side by side, that input multiplied by ``scale`` first.
-
-    Raises:
-        NotImplementedError: one of them is not a plain linear layer.
-    """
-    if any(type(linear) is not nn.Linear for linear in linears):
-        raise NotImplementedError(f"a layer of type {type(linears[0]).__name__}")
+    """Linear layers of the same input side by side, that input multiplied by ``scale`` first."""
     weight = torch.cat([linear.weight for linear in linears]).t()
     if weight.numel() > BLOCKED and weight.shape[1] % BLOCK == 0:
         weight = weight.unflatten(1, (-1, BLOCK)).transpose(0, 1)
@@ -192,8 +197,10 @@ def _product(linears: list[Any], scale: Tensor | None = None) -> _Product:
         weight *= scale.unsqueeze(1)
     if all(linear.bias is None for linear in linears):
         return _Product(weight, None)
-    biases = [linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears]
-    return _Product(weight, torch.cat(biases))
+    biases = (
+        linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears
+    )
+    return _Product(weight, torch.cat(list(biases)))
 
 
 def _eps(norm: Any) -> Tensor:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from gspo_lightning.policy import Policy
 from gspo_lightning.rollouts.base import Beginning, Draws, Enough, Progress, RolloutSource, has_ended, sample_tokens
-from gspo_lightning.rollouts.decoding import Decoder, decoder_for
+from gspo_lightning.rollouts.decoding import DecodeBy, Decoder, decoder_for
 from gspo_lightning.rollouts.routes import RecordingDecoder, RouteBook
 from gspo_lightning.rollouts.rows import Rows, Written
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
@@ -31,16 +32,20 @@ class GroupedSampler(RolloutSource):
     Args:
         max_rows: responses decoded at the same time; more prompts wait. Bounds the memory of the key-value cache.
         compact_at: share of finished rows at which the batch is compacted, in (0, 1].
+        decode: how tokens go through the model: ``model`` takes its own modules; ``auto`` does without them where a
+            comparison with them allows it, which on a CPU halves the time of a small model's step.
     """
 
     records_routes = True
 
-    def __init__(self, max_rows: int = 512, compact_at: float = 0.125) -> None:
+    def __init__(self, max_rows: int = 512, compact_at: float = 0.125, decode: DecodeBy = "auto") -> None:
         if max_rows < 1:
             raise ValueError(f"max_rows must be at least 1, got {max_rows}")
         if not 0 < compact_at <= 1:
             raise ValueError(f"compact_at must lie in (0, 1], got {compact_at}")
-        self.max_rows, self.compact_at = max_rows, compact_at
+        if decode not in get_args(DecodeBy):
+            raise ValueError(f"decode must be one of {', '.join(get_args(DecodeBy))}, got {decode!r}")
+        self.max_rows, self.compact_at, self.decode = max_rows, compact_at, decode
         self._busiest = self._too_many = 0
 
     def generate(
@@ -130,7 +135,7 @@ class GroupedSampler(RolloutSource):
             book: where the experts of a mixture are written down.
         """
         ends = list(accumulate(blocks, initial=0))
-        decoder, device = decoder_for(policy), policy.device
+        decoder, device = decoder_for(policy, self.decode), policy.device
         if book is not None:
             decoder = RecordingDecoder(decoder, book, policy)
         rows, logits, uniform = Rows.of([], 0, device), torch.empty(0), _Ahead(draws)
@@ -191,7 +196,7 @@ def _closed_up(alive: Tensor, count: int) -> Tensor:
 
 
 class _Ahead:
-    """The uniform numbers [rows] of the next tokens, made for ``AHEAD`` tokens at a time: each is two dozen operators."""
+    """The uniform numbers [rows] of the next tokens, ``AHEAD`` tokens at a time: that takes two dozen operators."""
 
     def __init__(self, draws: Draws) -> None:
         self.draws = draws

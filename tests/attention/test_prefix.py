@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from gspo_lightning.attention import PackedLayout, attention_plan
+from gspo_lightning.attention import PackedLayout, attention_plan, kernels
 from gspo_lightning.attention.plans import dense_attention
 from gspo_lightning.memory import cut_rows
 from gspo_lightning.packing import make_micro_batch
@@ -35,11 +35,17 @@ def layout_of(case: dict[int, tuple[int, list[int]]], shuffled: bool = False) ->
     return PackedLayout.of(make_micro_batch(rows))
 
 
+@pytest.mark.parametrize("waste", [(1.0, 0), (1.2, 128), (100.0, 0)], ids=["many buckets", "default", "one bucket"])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_values_and_gradients_are_those_of_dense_attention(
-    case: dict[int, tuple[int, list[int]]], heads: tuple[int, int]
+    case: dict[int, tuple[int, list[int]]],
+    heads: tuple[int, int],
+    waste: tuple[float, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(kernels, "WASTE", waste[0])
+    monkeypatch.setattr(kernels, "SPARE", waste[1])
     layout = layout_of(case)
     torch.manual_seed(0)
     size = len(layout.token_ids)

@@ -30,6 +30,7 @@ SOURCES: dict[str, RolloutSource] = {
     "grouped-two-prompts-at-a-time": GroupedSampler(max_rows=2 * GROUP + 1),
     "grouped-compact-always": GroupedSampler(compact_at=1e-9),
     "grouped-compact-never": GroupedSampler(compact_at=1.0),
+    "grouped-own-modules": GroupedSampler(decode="model"),
     "generate": TransformersGenerate(),
     "generate-small-batches": TransformersGenerate(batch_size=3),
     "recorded": Replayed(".jsonl"),
