@@ -17,6 +17,7 @@ from gspo_lightning.plan.models import config_of
 from gspo_lightning.plan.skeleton import Counts, count, skeleton
 from gspo_lightning.plan.step import Step, StepMemory, measure_step
 from gspo_lightning.policy import ModelSettings
+from gspo_lightning.rollouts.lean import LARGEST
 
 __all__ = ["SAMPLING", "STEPPING", "TRAINING", "Memory", "counts_of", "memory_of", "optimizer_bytes"]
 
@@ -156,6 +157,9 @@ def _sampling(memory: Memory, job: Job, counts: Counts) -> None:
     config = config_of(job.model).get_text_config()
     rows = min(max(1, job.prompts // job.world) * job.group_size, max(job.group_size, job.max_rows))
     memory.add("keys and values", kv_bytes(job, config, rows), SAMPLING)
+    copies = counts.total * job.compute_bytes
+    if job.packed and job.compute_bytes == 4 and job.lora is None and copies <= LARGEST:  # on a CPU
+        memory.add("weights, transposed", copies, SAMPLING)
     logits = 4 * rows * int(config.vocab_size) * 4  # logits, scores, probabilities, and blocks of them
     prefill = step_memory(job, prefill=True).total()
     memory.add("logits and temporaries", max(logits, prefill), SAMPLING)

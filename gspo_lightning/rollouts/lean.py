@@ -9,7 +9,7 @@ tokens before it relies on it (:mod:`gspo_lightning.rollouts.decoding`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from gspo_lightning.attention import GroupCache, windows
 from gspo_lightning.policy import Policy
+from gspo_lightning.rollouts.lean_experts import LeanExperts
 
 __all__ = ["LeanStack"]
 
@@ -52,6 +53,32 @@ class _Product:
 
 
 @dataclass(slots=True)
+class _Dense:
+    """A gated MLP."""
+
+    gate_up: _Product
+    down: _Product
+    act: nn.Module
+
+    def onto(self, residual: Tensor, x: Tensor) -> Tensor:
+        """``residual`` plus what it makes of ``x``."""
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down.onto(residual, self.act(gate).mul_(up))
+
+
+@dataclass(slots=True)
+class _Other:
+    """An MLP that is computed from its true input, by ``run``; ``scale`` is that of the norm in front of it."""
+
+    run: Callable[[Tensor], Tensor]
+    scale: Tensor
+
+    def onto(self, residual: Tensor, x: Tensor) -> Tensor:
+        """``residual`` plus what it makes of ``x``."""
+        return residual + self.run(x * self.scale)
+
+
+@dataclass(slots=True)
 class _Layer:
     """One layer; ``scale`` [H + K, d] of the norms of queries and keys, with the scaling of attention."""
 
@@ -61,12 +88,8 @@ class _Layer:
     scale: Tensor
     head_eps: Tensor | None
     out: _Product
+    mlp: _Dense | _Other
     eps: tuple[Tensor, Tensor]
-    gate_up: _Product | None
-    down: _Product | None
-    act: nn.Module | None
-    mlp: nn.Module
-    mlp_scale: Tensor
 
 
 class LeanStack:
@@ -92,7 +115,7 @@ class LeanStack:
         sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
         for layer in self.layers:
             x = layer.out.onto(x, self._attention(layer, _normed(x, layer.eps[0]), cos, sin, cache))
-            x = _mlp(layer, x)
+            x = layer.mlp.onto(x, _normed(x, layer.eps[1]))
         return self.policy.finish_logits(self.head(_normed(x, self.eps)))
 
     @staticmethod
@@ -145,15 +168,8 @@ def _passed_over(policy: Policy) -> Iterator[nn.Module]:
         yield from layer.self_attn.modules()
         if hasattr(layer.mlp, "gate_proj"):
             yield from layer.mlp.modules()
-
-
-def _mlp(layer: _Layer, x: Tensor) -> Tensor:
-    """``x`` plus what the layer's MLP makes of it."""
-    normed = _normed(x, layer.eps[1])
-    if layer.gate_up is None or layer.down is None or layer.act is None:
-        return x + layer.mlp((normed * layer.mlp_scale).unsqueeze(0)).squeeze(0)
-    gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-    return layer.down.onto(x, layer.act(gate).mul_(up))
+        elif LeanExperts.fit(layer.mlp):
+            yield from (layer.mlp, layer.mlp.experts)
 
 
 def _normed(x: Tensor, eps: Tensor) -> Tensor:
@@ -163,28 +179,29 @@ def _normed(x: Tensor, eps: Tensor) -> Tensor:
 
 
 def _layer(layer: Any) -> _Layer:
-    attention, mlp = layer.self_attn, layer.mlp
+    attention = layer.self_attn
     size = attention.head_dim
-    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     heads = attention.q_proj.out_features // size, attention.k_proj.out_features // size
     normed = hasattr(attention, "q_norm")
     own = [attention.q_norm.weight, attention.k_norm.weight] if normed else [attention.q_proj.weight.new_ones(size)] * 2
-    scale = torch.cat([(own[0] * attention.scaling).expand(heads[0], -1), own[1].expand(heads[1], -1)])
-    dense = hasattr(mlp, "gate_proj")
     return _Layer(
         index=attention.layer_idx,
-        qkv=_product(projections, layer.input_layernorm.weight),
+        qkv=_product([attention.q_proj, attention.k_proj, attention.v_proj], layer.input_layernorm.weight),
         heads=heads,
-        scale=scale,
+        scale=torch.cat([(own[0] * attention.scaling).expand(heads[0], -1), own[1].expand(heads[1], -1)]),
         head_eps=_eps(attention.q_norm) if normed else None,
         out=_product([attention.o_proj]),
+        mlp=_mlp(layer.mlp, layer.post_attention_layernorm.weight),
         eps=(_eps(layer.input_layernorm), _eps(layer.post_attention_layernorm)),
-        gate_up=_product([mlp.gate_proj, mlp.up_proj], layer.post_attention_layernorm.weight) if dense else None,
-        down=_product([mlp.down_proj]) if dense else None,
-        act=mlp.act_fn if dense else None,
-        mlp=mlp,
-        mlp_scale=layer.post_attention_layernorm.weight,
     )
+
+
+def _mlp(mlp: Any, scale: Tensor) -> _Dense | _Other:
+    if hasattr(mlp, "gate_proj"):
+        return _Dense(_product([mlp.gate_proj, mlp.up_proj], scale), _product([mlp.down_proj]), mlp.act_fn)
+    if LeanExperts.fit(mlp):
+        return _Other(LeanExperts(mlp), scale)
+    return _Other(lambda x: mlp(x.unsqueeze(0)).squeeze(0), scale)
 
 
 def _product(linears: list[Any], scale: Tensor | None = None) -> _Product:

@@ -11,6 +11,7 @@ from transformers import Qwen3Config
 
 from benchmarks.plan import CASES, compare
 from gspo_lightning.cli import main
+from gspo_lightning.plan import memory
 from gspo_lightning.plan.devices import CARDS, GIB, Device, device_of
 from gspo_lightning.plan.job import Job
 from gspo_lightning.plan.memory import SAMPLING, STEPPING, TRAINING, counts_of, kv_bytes, memory_of, optimizer_bytes
@@ -72,6 +73,16 @@ def test_states_by_hand(job: Job) -> None:
 def test_packed_cache_keeps_prompts_once(job: Job) -> None:
     packed = dataclasses.replace(job, packed=True)
     assert kv_bytes(packed, config_of(job.model), 32) == 3 * 512 * (8 * 20 + 32 * 128)  # 100 tokens take 128 places
+
+
+def test_small_models_are_copied_to_decode(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = dataclasses.replace(job, packed=True)
+    total = 4 * counts_of(job.model).total
+    assert memory_of(packed, CPU).items["weights, transposed"] == {SAMPLING: total}
+    assert "weights, transposed" not in memory_of(job, CPU).items
+    assert "weights, transposed" not in memory_of(dataclasses.replace(packed, precision="bf16-mixed"), CPU).items
+    monkeypatch.setattr(memory, "LARGEST", total - 1)
+    assert "weights, transposed" not in memory_of(packed, CPU).items
 
 
 def test_eight_bit_state(job: Job) -> None:
