@@ -1,7 +1,8 @@
 """Token log-probabilities and entropies straight from hidden states, in chunks.
 
 A [N, S, V] tensor of logits never exists: rows of hidden states pass through the output head ``chunk`` at a time, and
-their logits are recomputed in the backward pass. At V = 151,936 that is the largest tensor of a naive trainer.
+their logits are recomputed in the backward pass. At V = 151,936 that is the largest tensor of a naive trainer. The
+gradient of the head's weight is as large as the head, so it is made once and added to in place.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
@@ -47,20 +48,8 @@ class _LogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        log_z, entropy, chosen = (logits.new_empty(len(logits), dtype=wide) for _ in range(3))
-        for rows in _blocks(logits):
-            part = logits[rows].to(wide)
-            top = part.amax(-1, keepdim=True)
-            below = torch.sub(part, top).div_(temperature)
-            wanted = below.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
-            weights = torch.exp(below)
-            total = weights.sum(-1)
-            shift = total.log()
-            chosen[rows] = wanted - shift
-            # H = log Z - sum p x, with x relative to the largest: nothing cancels
-            entropy[rows] = shift - weights.mul_(below).sum(-1).div_(total)
-            log_z[rows] = top.squeeze(-1).div_(temperature).add_(shift)
+        chosen, entropy, log_z = _measured(logits, len(logits))
+        _measure(logits, targets, temperature, chosen, entropy, log_z)
         ctx.save_for_backward(logits, targets, log_z, entropy)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
@@ -71,30 +60,111 @@ class _LogProbs(torch.autograd.Function):
     def backward(ctx: Any, d_chosen: Tensor | None, d_entropy: Tensor | None) -> tuple[Tensor | None, None, None]:
         logits, targets, log_z, entropy = ctx.saved_tensors
         gradient = torch.empty_like(logits)
-        for rows in _blocks(logits):
-            logp = logits[rows].to(log_z.dtype).div(ctx.temperature).sub_(log_z[rows].unsqueeze(-1))
-            part = torch.exp(logp)
-            if d_entropy is None:
-                scale = None
-            else:  # dH / dx = -p (log p + H)
-                scale = logp.add_(entropy[rows].unsqueeze(-1)).mul_(d_entropy[rows].unsqueeze(-1))
-            if d_chosen is not None:
-                own = d_chosen[rows].unsqueeze(-1)
-                part = part.mul_(-own if scale is None else scale.add_(own).neg_())
-                part.scatter_add_(-1, targets[rows].unsqueeze(-1), own)
-            elif scale is not None:
-                part = part.mul_(scale.neg_())
-            else:
-                part.zero_()
-            gradient[rows] = part.div_(ctx.temperature)
+        _differentiate(gradient, logits, targets, ctx.temperature, log_z, entropy, d_chosen, d_entropy)
         return gradient, None, None
 
 
+class _HeadLogProbs(torch.autograd.Function):
+    """The product with the head's weight [V, D] and :class:`_LogProbs`, ``chunk`` rows at a time, in one buffer."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        found = _measured(hidden, len(hidden))
+        buffer = hidden.new_empty(chunk, len(weight))
+        for rows in _slices(hidden, chunk):
+            logits = torch.mm(hidden[rows], weight.t(), out=buffer[: len(hidden[rows])])
+            _measure(logits, targets[rows], temperature, *(x[rows] for x in found))
+        chosen, entropy, log_z = found
+        ctx.save_for_backward(hidden, weight, targets, log_z, entropy)
+        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.set_materialize_grads(False)
+        return chosen, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, d_chosen: Tensor | None, d_entropy: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        hidden, weight, targets, log_z, entropy = ctx.saved_tensors
+        d_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
+        d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        buffer = hidden.new_empty(ctx.chunk, len(weight))
+        for rows in _slices(hidden, ctx.chunk):
+            part = hidden[rows]
+            logits = torch.mm(part, weight.t(), out=buffer[: len(part)])
+            wanted = (x if x is None else x[rows] for x in (d_chosen, d_entropy))
+            _differentiate(logits, logits, targets[rows], ctx.temperature, log_z[rows], entropy[rows], *wanted)
+            if d_hidden is not None:
+                d_hidden[rows] = logits @ weight
+            if d_weight is not None:
+                d_weight.addmm_(logits.t(), part)
+        return d_hidden, d_weight, None, None, None
+
+
+def _measured(like: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    wide = torch.promote_types(like.dtype, torch.float32)
+    first, second, third = (like.new_empty(rows, dtype=wide) for _ in range(3))
+    return first, second, third
+
+
+def _measure(
+    logits: Tensor, targets: Tensor, temperature: float, chosen: Tensor, entropy: Tensor, log_z: Tensor
+) -> None:
+    """Log-probabilities, entropies and log Z of [M, V] logits into three [M] tensors."""
+    for rows in _blocks(logits):
+        part = logits[rows].to(log_z.dtype)
+        top = part.amax(-1, keepdim=True)
+        below = torch.sub(part, top).div_(temperature)
+        wanted = below.gather(-1, targets[rows].unsqueeze(-1)).squeeze(-1)
+        weights = torch.exp(below)
+        total = weights.sum(-1)
+        shift = total.log()
+        chosen[rows] = wanted - shift
+        # H = log Z - sum p x, with x relative to the largest: nothing cancels
+        entropy[rows] = shift - weights.mul_(below).sum(-1).div_(total)
+        log_z[rows] = top.squeeze(-1).div_(temperature).add_(shift)
+
+
+def _differentiate(
+    gradient: Tensor,
+    logits: Tensor,
+    targets: Tensor,
+    temperature: float,
+    log_z: Tensor,
+    entropy: Tensor,
+    d_chosen: Tensor | None,
+    d_entropy: Tensor | None,
+) -> None:
+    """The gradient of [M, V] ``logits`` into ``gradient``, which may be ``logits``."""
+    for rows in _blocks(logits):
+        logp = logits[rows].to(log_z.dtype).div(temperature).sub_(log_z[rows].unsqueeze(-1))
+        part = torch.exp(logp)
+        if d_entropy is None:
+            scale = None
+        else:  # dH / dx = -p (log p + H)
+            scale = logp.add_(entropy[rows].unsqueeze(-1)).mul_(d_entropy[rows].unsqueeze(-1))
+        if d_chosen is not None:
+            own = d_chosen[rows].unsqueeze(-1)
+            part = part.mul_(-own if scale is None else scale.add_(own).neg_())
+            part.scatter_add_(-1, targets[rows].unsqueeze(-1), own)
+        elif scale is not None:
+            part = part.mul_(scale.neg_())
+        else:
+            part.zero_()
+        gradient[rows] = part.div_(temperature)
+
+
 def _blocks(logits: Tensor) -> list[slice]:
-    """Rows that pass through the buffer at a time; where there are only shapes, one block stands for all."""
-    size = max(1, BUFFER[logits.device.type == "cpu"] // max(1, logits.shape[-1]))
-    rows = range(0, len(logits), size)
-    return [slice(first, first + size) for first in (rows[:1] if isinstance(logits, FakeTensor) else rows)]
+    """Rows that pass through the buffer of :data:`BUFFER` at a time."""
+    return _slices(logits, max(1, BUFFER[logits.device.type == "cpu"] // max(1, logits.shape[-1])))
+
+
+def _slices(x: Tensor, size: int) -> list[slice]:
+    """``size`` rows at a time; where there are only shapes, the first ones stand for all."""
+    rows = range(0, len(x), size)
+    return [slice(first, first + size) for first in (rows[:1] if isinstance(x, FakeTensor) else rows)]
 
 
 def token_logprobs(
@@ -108,7 +178,8 @@ def token_logprobs(
     """Log-probabilities of ``targets`` under ``head(hidden)``, ``chunk`` rows of logits at a time.
 
     Args:
-        head: maps hidden states [m, D] to logits [m, V] (output embedding, scaling and soft-capping).
+        head: maps hidden states [m, D] to logits [m, V] (output embedding, scaling and soft-capping). A plain
+            ``nn.Linear`` without bias is not called in chunks: its product is part of the fast path.
         hidden: [M, D], the hidden states that predict the targets.
         targets: [M] int64.
         temperature: sampling temperature, > 0.
@@ -125,6 +196,12 @@ def token_logprobs(
     """
     if temperature <= 0:
         raise ValueError(f"temperature must be > 0, got {temperature}")
+    if len(hidden) != len(targets):
+        raise ValueError(f"{len(hidden)} hidden states and {len(targets)} targets: one each is needed")
+
+    if torch.is_grad_enabled() and hidden.shape[0] > chunk and _is_product(head, hidden):
+        first, second = _HeadLogProbs.apply(hidden, head.weight, targets, temperature, chunk)  # type: ignore
+        return first, second
 
     def run(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
         return logprobs_from_logits(head(part), wanted, temperature)
@@ -140,3 +217,12 @@ def token_logprobs(
         chosen.append(found[0])
         entropies.append(found[1])
     return torch.cat(chosen), torch.cat(entropies)
+
+
+def _is_product(head: Callable[[Tensor], Tensor], hidden: Tensor) -> bool:
+    """Whether nothing but a product with a weight of the same type happens in it, unobserved."""
+    if not isinstance(head, nn.Linear) or {type(head), type(head.weight)} != {nn.Linear, nn.Parameter}:
+        return False
+    watched = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or "forward" in vars(head)
+    autocast = torch.is_autocast_enabled(hidden.device.type)
+    return getattr(head, "bias", None) is None and not watched and not autocast and head.weight.dtype == hidden.dtype

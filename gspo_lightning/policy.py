@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -44,8 +45,9 @@ Layout = Literal["auto", "packed", "padded"]
 
 KEPT_LOGITS = 192 << 20
 """Bytes of float32 logits of a micro-batch up to which they are computed once; beyond, again in the backward pass."""
-CHUNK_LOGITS = 32 << 20
-"""Bytes of float32 logits that exist at a time where they are computed twice."""
+CHUNK_LOGITS = {True: 32 << 20, False: 256 << 20}
+"""Bytes of float32 logits that exist at a time where they are computed twice, on a CPU and elsewhere. For every piece the
+gradient of the head's weight is read and written, which costs a GPU more beside its arithmetic (reckoned, not measured)."""
 
 
 @dataclass(frozen=True)
@@ -190,8 +192,15 @@ class Policy(nn.Module):
         """In one piece where logits are small enough to be kept for the backward pass, else in small pieces."""
         row = 4 * int(self.model.config.get_text_config().vocab_size)
         rows = max(1, len(hidden))
-        chunk = rows if rows * row <= KEPT_LOGITS else max(16, CHUNK_LOGITS // row)
-        return token_logprobs(self.head, hidden, targets, temperature=temperature, chunk=chunk)
+        chunk = rows if rows * row <= KEPT_LOGITS else max(16, CHUNK_LOGITS[hidden.device.type == "cpu"] // row)
+        return token_logprobs(self._head(), hidden, targets, temperature=temperature, chunk=chunk)
+
+    def _head(self) -> Callable[[Tensor], Tensor]:
+        """The output embedding itself where :meth:`head` does nothing else and its weight is whole."""
+        empty = torch.empty(0)
+        if self.gathering is None and self.finish_logits(empty) is empty:
+            return self.model.get_output_embeddings()
+        return self.head
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

@@ -38,23 +38,34 @@ def gradients(
     return first, second
 
 
+each_form = pytest.mark.parametrize("product", [True, False], ids=["a product", "any head"])
+
+
+def form(head: nn.Linear, product: bool) -> Callable[[Tensor], Tensor]:
+    """The head, as the product that it is or as a function that could be anything."""
+    return head if product else lambda hidden: head(hidden)
+
+
+@each_form
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 1.7])
 @pytest.mark.parametrize("chunk", [1, 2, 5, ROWS, 1000])
-def test_values_are_those_of_log_softmax_and_gather(chunk: int, temperature: float) -> None:
+def test_values_are_those_of_log_softmax_and_gather(chunk: int, temperature: float, product: bool) -> None:
     head, hidden, targets = problem()
-    chosen, entropy = token_logprobs(head, hidden, targets, temperature=temperature, chunk=chunk)
+    chosen, entropy = token_logprobs(form(head, product), hidden, targets, temperature=temperature, chunk=chunk)
     expected, expected_entropy = plain(head, hidden, targets, temperature)
     assert chosen.dtype == torch.float64
     torch.testing.assert_close(chosen, expected, rtol=0, atol=1e-13)
     torch.testing.assert_close(entropy, expected_entropy, rtol=0, atol=1e-13)
 
 
+@each_form
 @pytest.mark.parametrize("entropy_weight", [0.0, 0.3])
 @pytest.mark.parametrize("chunk", [1, 2, 5, ROWS, 1000])
-def test_gradients_do_not_depend_on_the_chunk_size(chunk: int, entropy_weight: float) -> None:
+def test_gradients_do_not_depend_on_the_chunk_size(chunk: int, entropy_weight: float, product: bool) -> None:
     head, hidden, targets = problem()
+    given = form(head, product)
     found = gradients(
-        lambda: token_logprobs(head, hidden, targets, temperature=0.8, chunk=chunk), head, hidden, entropy_weight
+        lambda: token_logprobs(given, hidden, targets, temperature=0.8, chunk=chunk), head, hidden, entropy_weight
     )
     expected = gradients(lambda: plain(head, hidden, targets, 0.8), head, hidden, entropy_weight)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
@@ -173,7 +184,7 @@ def test_one_row_and_the_default_temperature() -> None:
 
 def test_a_different_number_of_targets_is_refused() -> None:
     head, hidden, targets = problem()
-    with pytest.raises(ValueError, match=r"shorter|longer"):
+    with pytest.raises(ValueError, match="11 hidden states and 4 targets"):
         token_logprobs(head, hidden, targets[:4], chunk=2)
 
 
@@ -184,7 +195,8 @@ def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> No
         token_logprobs(head, hidden, targets, temperature=temperature)
 
 
-def test_no_tensor_of_all_logits_is_kept_for_the_backward_pass() -> None:
+@each_form
+def test_no_tensor_of_all_logits_is_kept_for_the_backward_pass(product: bool) -> None:
     rows, width, vocabulary, chunk = 64, 8, 512, 4
     head = nn.Linear(width, vocabulary, bias=False)
     hidden = torch.randn(rows, width, requires_grad=True)
@@ -195,10 +207,60 @@ def test_no_tensor_of_all_logits_is_kept_for_the_backward_pass() -> None:
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
-        chosen, entropy = token_logprobs(head, hidden, torch.arange(rows), chunk=chunk)
+        chosen, entropy = token_logprobs(form(head, product), hidden, torch.arange(rows), chunk=chunk)
         forward = list(saved)
         loss = chosen.sum() + 0.1 * entropy.sum()
     loss.backward()
     assert max(forward) <= max(vocabulary * width, rows * width)  # the weight and the hidden states, no logits at all
     assert sum(n for n in forward if n >= chunk * vocabulary and n != vocabulary * width) == 0
     assert max(saved) <= max(vocabulary * width, chunk * vocabulary)  # recomputed a chunk at a time
+
+
+def test_only_what_is_asked_for_gets_a_gradient() -> None:
+    head, hidden, targets = problem()
+    head.weight.requires_grad_(False)
+    chosen, _ = token_logprobs(head, hidden, targets, chunk=3)
+    chosen.sum().backward()
+    assert head.weight.grad is None
+    found, hidden.grad = hidden.grad, None
+    head.weight.requires_grad_(True)
+    token_logprobs(head, hidden.detach(), targets, chunk=3)[0].sum().backward()
+    assert hidden.grad is None
+    expected_hidden, expected_weight = torch.autograd.grad(
+        plain(head, hidden, targets, 1.0)[0].sum(), [hidden, head.weight]
+    )
+    torch.testing.assert_close((found, head.weight.grad), (expected_hidden, expected_weight), rtol=0, atol=1e-12)
+
+
+def test_a_graph_that_is_kept_gives_the_same_gradient_again() -> None:
+    """The gradient of logits is written over them, but these are made anew for every backward pass."""
+    head, hidden, targets = problem()
+    chosen, entropy = token_logprobs(head, hidden, targets, chunk=3)
+    loss = chosen.sum() + entropy.sum()
+    first = torch.autograd.grad(loss, [hidden, head.weight], retain_graph=True)
+    assert all(torch.equal(a, b) for a, b in zip(first, torch.autograd.grad(loss, [hidden, head.weight]), strict=True))
+
+
+class _Doubled(nn.Linear):
+    def forward(self, hidden: Tensor) -> Tensor:
+        return 2 * super().forward(hidden)
+
+
+@pytest.mark.parametrize("change", ["subclass", "hook", "bias", "autocast", "replaced"])
+def test_a_head_that_does_more_than_a_product_is_called(change: str) -> None:
+    head, hidden, targets = problem(torch.float32)
+    hidden = hidden.detach()
+    if change == "subclass":
+        head.__class__ = _Doubled
+    elif change == "hook":
+        head.register_forward_hook(lambda *args: 2 * args[2])
+    elif change == "bias":
+        head.bias = nn.Parameter(torch.arange(VOCABULARY) / 10)
+    elif change == "replaced":
+        head.forward = lambda x: 2 * nn.Linear.forward(head, x)  # type: ignore[method-assign]
+    with torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast"):
+        chosen, _ = token_logprobs(head, hidden, targets, chunk=3)
+        expected, _ = plain(head, hidden, targets, 1.0)
+    torch.testing.assert_close(chosen, expected.float(), rtol=1e-2 if change == "autocast" else 1e-5, atol=1e-5)
+    if change == "autocast":
+        assert not torch.allclose(chosen, plain(head, hidden, targets, 1.0)[0], rtol=1e-5)
