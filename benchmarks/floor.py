@@ -3,19 +3,26 @@
 No implementation of the same mathematics can be faster: every prompt is read once to sample and once to train,
 whatever the number of its responses; nothing is computed for padding, for tokens that predict nothing, or twice; and
 everything but matrix products is free. Old log-probabilities cost nothing, because sampling has computed them.
+
+How fast a product can be depends on its shape: a step that decodes 20 rows reads every weight for 20 of them. So the
+products with weights are timed at the shapes that occur, too (:func:`product_seconds`): what lies between them and the
+floor is the machine's, what lies between them and a measured step is the implementation's.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from benchmarks.models import Shape
 from benchmarks.workloads import Workload
 
-__all__ = ["Flops", "MatmulRate", "matmul_rate", "step_flops"]
+__all__ = ["Flops", "MatmulRate", "matmul_rate", "product_seconds", "step_flops"]
 
 
 @dataclass(frozen=True)
@@ -74,3 +81,59 @@ def matmul_rate(sizes: tuple[int, ...] = (512, 768, 1024, 1536, 2048), seconds: 
             best, spent = min(best, took), spent + took
         found[size] = 2 * size**3 / best
     return MatmulRate(max(found.values()), found)
+
+
+def product_seconds(shape: Shape, work: Workload, mini_batches: int) -> float:
+    """CPU seconds of a step's products with weights alone, at the shapes that occur.
+
+    Sampling: all prompts at once, then a token of every response that has not ended, which leaves at once. Training:
+    every mini-batch in one forward, and a backward that costs two. Attention is left out, and of a mixture all experts
+    get the same number of tokens.
+    """
+    low, high = work.prompt_tokens
+    prompts = sum(low + round((high - low) * i / max(work.prompts - 1, 1)) for i in range(work.prompts))
+    lengths = work.lengths.flatten()
+    decoding = Counter(int((lengths > t).sum()) for t in range(1, int(lengths.max())))
+    products = _Products(shape)
+    sampling = products.seconds(prompts, work.prompts)
+    sampling += sum(times * products.seconds(rows, rows) for rows, times in decoding.items())
+    tokens = (prompts + int((lengths - 1).sum())) // mini_batches
+    return sampling + 3 * mini_batches * products.seconds(tokens, int(lengths.sum()) // mini_batches)
+
+
+class _Products:
+    """The weights of a model, random, each in both layouts."""
+
+    def __init__(self, shape: Shape) -> None:
+        inner, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        sizes = [(shape.hidden, inner), (shape.hidden, keys), (shape.hidden, keys), (inner, shape.hidden)]
+        mlp = [(shape.hidden, shape.intermediate)] * 2 + [(shape.intermediate, shape.hidden)]
+        self.share = shape.experts_per_token / shape.experts if shape.experts else 1.0
+        self.layers = [(_weights(sizes), _weights(mlp * max(shape.experts, 1))) for _ in range(shape.layers)]
+        self.head = _weights([(shape.hidden, shape.vocabulary)])
+
+    def seconds(self, tokens: int, scored: int, tries: int = 3) -> float:
+        """CPU seconds of one forward, in the faster layout; ``scored`` tokens go through the head."""
+        each = max(1, round(tokens * self.share))
+        inputs = {(n, w.shape[0]): torch.randn(n, w.shape[0]) for n in (tokens, each) for w in self._all()}
+        inputs |= {(scored, w.shape[0]): torch.randn(scored, w.shape[0]) for _, w in self.head}
+        best = float("inf")
+        for layout in (0, 1):
+            for _ in range(tries):
+                start = time.process_time()
+                for attention, mlp in self.layers:
+                    for n, weights in ((tokens, attention), (each, mlp)):
+                        for pair in weights:
+                            torch.mm(inputs[n, pair[layout].shape[0]], pair[layout])
+                for pair in self.head:
+                    torch.mm(inputs[scored, pair[layout].shape[0]], pair[layout])
+                best = min(best, time.process_time() - start)
+        return best
+
+    def _all(self) -> list[Tensor]:
+        return [w for attention, mlp in self.layers for _, w in (*attention, *mlp)]
+
+
+def _weights(sizes: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
+    """[in, out] of each, as a linear layer stores it (transposed), and contiguous."""
+    return [(torch.randn(o, i).t(), torch.randn(i, o)) for i, o in sizes]

@@ -72,6 +72,7 @@ def _comparison_rows(report: Report) -> list[list[str]]:
             f"{1e3 * c.ours_per_token:.3f}",
             f"{c.ratio:.2f} ({c.ratio_low:.2f}-{c.ratio_high:.2f})" if c.ratio else "-",
             f"{c.floor_ratio:.2f}" if c.floor_ratio else "-",
+            f"{c.ours.cpu / c.products:.2f}" if c.products else "-",
         ]
         for c in report.comparisons
     ]
@@ -79,7 +80,7 @@ def _comparison_rows(report: Report) -> list[list[str]]:
 
 COMPARISON = [
     *("what", "model", "workload", "tokens", "TRL, CPU s", "ours, CPU s"),
-    *("wall s", "packed", "ours, ms/token", "TRL / ours", "ours / floor"),
+    *("wall s", "packed", "ours, ms/token", "TRL / ours", "ours / floor", "ours / products"),
 ]
 
 

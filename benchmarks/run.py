@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.floor import matmul_rate, step_flops
+from benchmarks.floor import matmul_rate, product_seconds, step_flops
 from benchmarks.memory import CASES, OURS, run_memory
 from benchmarks.models import MODELS
 from benchmarks.parity import run_parity
@@ -18,7 +18,7 @@ from benchmarks.report import Report, line, show, write
 from benchmarks.scaling import run_scaling
 from benchmarks.step import Comparison, run_step
 from benchmarks.train import run_train
-from benchmarks.workloads import WORKLOADS, Workload
+from benchmarks.workloads import MINI_BATCHES, WORKLOADS, Workload
 
 __all__ = ["run"]
 
@@ -97,6 +97,8 @@ def _set_floor(report: Report, work: Workload) -> None:
         report.matmul = again
     flops = step_flops(MODELS[newest.model], work)
     newest.flops = flops.total if newest.subject == "step" else flops.train
+    if newest.subject == "step":
+        newest.products = product_seconds(MODELS[newest.model], work, MINI_BATCHES)
     for c in report.comparisons:
         c.floor = c.flops / report.matmul.best
         c.floor_ratio = c.ours.cpu / c.floor
@@ -108,6 +110,8 @@ def _sentence(c: Comparison) -> str:
         text += f", TRL {c.trl.cpu:.2f} (micro-batch {c.trl_micro_batch}), ratio {c.ratio:.2f}"
     if c.floor_ratio is not None:
         text += f", {c.floor_ratio:.2f} x the floor"
+    if c.products:
+        text += f", {c.ours.cpu / c.products:.2f} x its products alone"
     return text + "; ours by phase: " + ", ".join(f"{k} {v:.2f}" for k, v in c.ours.phases.items())
 
 

@@ -45,6 +45,8 @@ class Comparison:
     floor: float | None = None
     """Seconds that the arithmetic alone takes at the matmul rate of this run."""
     floor_ratio: float | None = None
+    products: float | None = None
+    """Seconds that the products with weights alone take at their shapes; of whole steps."""
 
     @property
     def ours_per_token(self) -> float:

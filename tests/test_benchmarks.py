@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.__main__ import main
 from benchmarks.clock import TOTAL, Phases, alternate, summarise
-from benchmarks.floor import step_flops
+from benchmarks.floor import _Products, product_seconds, step_flops
 from benchmarks.forced import check_lengths
 from benchmarks.gpu_parts import Bench, check_noise, check_parity
 from benchmarks.memory import MemoryCase, frozen_groups, peak_memory, plain_loss, reset_peak
@@ -84,6 +85,24 @@ def test_flops_of_a_step_by_hand() -> None:
     assert flops.generate == body + head + 4 * pairs
     assert flops.train == 3 * flops.generate
     assert flops.total == 4 * flops.generate
+
+
+@pytest.mark.parametrize("experts", [(0, 0), (4, 2)])
+def test_timed_products_are_those_of_a_forward(experts: tuple[int, int]) -> None:
+    shape = Shape(12, 8, 2, 2, 1, 4, 16, *experts)
+    with FlopCounterMode(display=False) as counter:
+        assert _Products(shape).seconds(6, 5, tries=1) > 0
+    router = shape.layers * shape.hidden * shape.experts  # too small to be timed
+    assert counter.get_total_flops() == 2 * 2 * (6 * (shape.body - router) + 5 * shape.head)  # in both layouts
+
+
+def test_products_of_a_step_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of 2 tokens, two responses of 3: two steps of two rows, then (2 + 2 x 2) / 2 tokens in each mini-batch."""
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(_Products, "seconds", lambda _, *sizes: asked.append(sizes) or 10.0 ** len(asked))
+    shape = Shape(12, 8, 1, 2, 1, 4, 16)
+    assert product_seconds(shape, Workload(1, 2, (2, 2), 3, 3, sigma=0.0), 2) == 10 + 2 * 100 + 3 * 2 * 1000
+    assert asked == [(2, 1), (2, 2), (3, 3)]
 
 
 def test_own_sampler_writes_responses_of_the_scheduled_lengths() -> None:
