@@ -97,7 +97,7 @@ def test_timed_products_are_those_of_a_forward(experts: tuple[int, int]) -> None
 
 
 def test_products_of_a_step_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt of 2 tokens, two responses of 3: two steps of two rows, then (2 + 2 x 2) / 2 tokens in each mini-batch."""
+    """A prompt of 2 tokens, two responses of 3: two steps of two rows, then three tokens in each mini-batch."""
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(_Products, "seconds", lambda _, *sizes: asked.append(sizes) or 10.0 ** len(asked))
     shape = Shape(12, 8, 1, 2, 1, 4, 16)
