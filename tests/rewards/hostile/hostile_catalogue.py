@@ -42,7 +42,12 @@ def run(
 def complaints(program: Hostile, kind: Kind, python: Interpreter, target: dict[str, Any]) -> Iterator[str]:
     """What is wrong: not stopped as recorded, something changed outside, or stopped without the layer, too."""
     stopped: Stopped = getattr(program, kind.value)
-    if (seen := run(program, kind, python, target)) != stopped.evidence:
+    seen = run(program, kind, python, target)
+    for _ in range(2):  # on a busy machine time may be over before a program has done what it is stopped for
+        if not seen.startswith("timeout") or seen == stopped.evidence:
+            break
+        seen = run(program, kind, python, target)
+    if seen != stopped.evidence:
         yield f"{program.name}: {seen!r} instead of {stopped.evidence!r}"
     if Path(target["secret"]).read_text() + Path(target["scratch"]).read_text() != "secretsecret":
         yield f"{program.name}: a file outside was changed"
