@@ -216,6 +216,14 @@ def wrapped(policy: Policy) -> None:
     layer.down_proj = nn.Sequential(layer.down_proj)
 
 
+def test_a_model_whose_parts_have_other_names_is_asked_itself(caplog: pytest.LogCaptureFixture) -> None:
+    policy = build(FAMILIES["llama"]())
+    del policy.backbone.norm.variance_epsilon  # type: ignore[union-attr]
+    with caplog.at_level(logging.WARNING):
+        assert SharedDecoder(policy).stack is None
+    assert "no attribute 'variance_epsilon'" in caplog.text
+
+
 def hook(policy: Policy) -> None:
     policy.backbone.layers[1].self_attn.k_proj.register_forward_hook(lambda *_: None)  # type: ignore[union-attr]
 
