@@ -46,12 +46,10 @@ def step_flops(shape: Shape, work: Workload) -> Flops:
     A token at position j attends to j + 1 positions; a pair of positions costs 4 FLOP per element of a head: 2 for the
     score and 2 for the weighted sum.
     """
-    low, high = work.prompt_tokens
     forward = 0
     per_pair = 4 * shape.heads * shape.head_dim * shape.layers
     lengths: list[list[int]] = work.lengths.tolist()
-    for i, group in enumerate(lengths):
-        p = low + round((high - low) * i / max(work.prompts - 1, 1))
+    for p, group in zip(work.prompt_lengths, lengths, strict=True):
         forward += 2 * shape.body * p + 2 * shape.head + per_pair * (p * (p + 1) // 2)
         for n in group:
             m = n - 1
@@ -90,8 +88,7 @@ def product_seconds(shape: Shape, work: Workload, mini_batches: int) -> float:
     every mini-batch in one forward, and a backward that costs two. Attention is left out, and of a mixture all experts
     get the same number of tokens.
     """
-    low, high = work.prompt_tokens
-    prompts = sum(low + round((high - low) * i / max(work.prompts - 1, 1)) for i in range(work.prompts))
+    prompts = sum(work.prompt_lengths)
     lengths = work.lengths.flatten()
     decoding = Counter(int((lengths > t).sum()) for t in range(1, int(lengths.max())))
     products = _Products(shape)

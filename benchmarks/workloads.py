@@ -56,13 +56,16 @@ class Workload:
         order = permutation(stream(0, Purpose.ROW_ORDER, self.rows), self.rows)
         return lengths[order].reshape(self.prompts, self.group_size)
 
+    @property
+    def prompt_lengths(self) -> list[int]:
+        """Tokens of the P prompts, spread evenly."""
+        low, high = self.prompt_tokens
+        return [low + round((high - low) * i / max(self.prompts - 1, 1)) for i in range(self.prompts)]
+
     def make_prompts(self, vocabulary: int) -> list[Prompt]:
         """P prompts of random words; ``id`` is the index."""
-        low, high = self.prompt_tokens
-        steps = max(self.prompts - 1, 1)
         prompts = []
-        for i in range(self.prompts):
-            count = low + round((high - low) * i / steps)
+        for i, count in enumerate(self.prompt_lengths):
             drawn = uniforms(stream(1, Purpose.PROMPT_ORDER, i), torch.arange(count))
             ids = tuple((UNKNOWN + 1 + (drawn * (vocabulary - UNKNOWN - 1)).long()).tolist())
             prompts.append(Prompt(i, " ".join(f"w{t}" for t in ids), ids, {}))
