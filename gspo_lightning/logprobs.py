@@ -48,7 +48,7 @@ class _LogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        chosen, entropy, log_z = _measured(logits, len(logits))
+        chosen, entropy, log_z = _measured(logits)
         _measure(logits, targets, temperature, chosen, entropy, log_z)
         ctx.save_for_backward(logits, targets, log_z, entropy)
         ctx.temperature = temperature
@@ -71,7 +71,7 @@ class _HeadLogProbs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor]:
-        found = _measured(hidden, len(hidden))
+        found = _measured(hidden)
         buffer = hidden.new_empty(chunk, len(weight))
         for rows in _slices(hidden, chunk):
             logits = torch.mm(hidden[rows], weight.t(), out=buffer[: len(hidden[rows])])
@@ -103,9 +103,10 @@ class _HeadLogProbs(torch.autograd.Function):
         return d_hidden, d_weight, None, None, None
 
 
-def _measured(like: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    wide = torch.promote_types(like.dtype, torch.float32)
-    first, second, third = (like.new_empty(rows, dtype=wide) for _ in range(3))
+def _measured(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for what is measured of each row: log-probability, entropy and log Z, float32 or wider."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    first, second, third = (x.new_empty(len(x), dtype=wide) for _ in range(3))
     return first, second, third
 
 

@@ -121,7 +121,8 @@ def _stack(policy: Policy) -> LeanStack | None:
     try:
         stack = LeanStack.of(policy)
         if stack is not None and policy.lean is None:
-            _check(policy)
+            _check(policy, stack)
+            policy.lean = True
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # it only has the name of a known one
         log.warning("decoding goes through the modules of %s: %s", type(policy.model).__name__, first_line(error))
         policy.lean = False
@@ -129,14 +130,18 @@ def _stack(policy: Policy) -> LeanStack | None:
     return stack
 
 
-def _check(policy: Policy) -> None:
-    """Compare two steps of three rows; sets ``policy.lean``."""
+def _check(policy: Policy, stack: LeanStack) -> None:
+    """Compare two steps of three rows with those of the policy's own modules.
+
+    Raises:
+        ValueError: they differ.
+    """
     vocabulary = policy.model.config.get_text_config().vocab_size
     contexts = [[t % vocabulary for t in ids] for ids in ([3, 11, 5, 7, 2], [13, 4, 6])]
     found = []
-    for lean in (False, True):
-        policy.lean = lean
-        decoder = SharedDecoder(policy)
+    for way in (None, stack):
+        decoder = SharedDecoder(policy, "model")
+        decoder.stack = way
         logits, positions = decoder.add(contexts, [2, 1]), torch.tensor([5, 5, 3])
         for step in range(2):
             logits = decoder.step(torch.tensor([8, 9, 10]) % vocabulary, positions + step)
