@@ -40,5 +40,5 @@ async def _in_thread(function: Callable[..., Any], arguments: Sequence[Any]) -> 
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, value, failed)
 
-    threading.Thread(target=work, daemon=True).start()
+    threading.Thread(target=work, name="environment-method", daemon=True).start()
     return await future

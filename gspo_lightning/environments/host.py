@@ -52,6 +52,7 @@ class Host:
     def __init__(self, deadline_s: float, max_concurrent: int) -> None:
         self.deadline_s, self.max_concurrent = deadline_s, max_concurrent
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._beat = 0.0
 
     @property
@@ -63,7 +64,8 @@ class Host:
         """Begin all calls and return at once."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=_run, args=(self._loop,), name="environments", daemon=True).start()
+            self._thread = threading.Thread(target=_run, args=(self._loop,), name="environments", daemon=True)
+            self._thread.start()
             self._beat = time.monotonic()
             self._loop.call_soon_threadsafe(self._keep_beating, self._loop)
         late = BlockedError("an environment blocked the event loop: an async method must await, or be a plain one")
@@ -74,13 +76,20 @@ class Host:
     def abandon(self) -> None:
         """Leave a blocked loop, which ends if it ever comes back; the next call gets a new one."""
         log.warning("an environment has blocked the event loop for %g s: it goes on in a new one", self.deadline_s)
-        self.close()
+        self._stop(wait_s=0.0)
 
     def close(self) -> None:
-        """Stop the loop."""
-        if self._loop is not None:
-            loop, self._loop = self._loop, None
-            loop.call_soon_threadsafe(loop.stop)
+        """Stop the loop and wait for its thread; one that is blocked is left behind."""
+        self._stop(wait_s=2 * _GRACE_S)
+
+    def _stop(self, wait_s: float) -> None:
+        if self._loop is None or self._thread is None:
+            return
+        loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(wait_s)
+        if thread.is_alive():
+            thread.name = "environments-blocked"
 
     def _keep_beating(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._loop is loop:

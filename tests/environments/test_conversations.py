@@ -262,6 +262,6 @@ def test_an_environment_that_blocks_the_loop_is_left_behind() -> None:
     release.set()
     host.close()
     deadline = time.monotonic() + 20
-    while any(t.name == "environments" for t in threading.enumerate()) and time.monotonic() < deadline:
+    while any(t.name == "environments-blocked" for t in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not [t for t in threading.enumerate() if t.name == "environments"]
+    assert not [t for t in threading.enumerate() if t.name.startswith("environments")]

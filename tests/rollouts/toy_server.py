@@ -9,7 +9,6 @@ import argparse
 import json
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -46,6 +45,7 @@ class ToyServer:
     def __enter__(self) -> ToyServer:
         self._policy: Policy | None = None
         self._lock = threading.Lock()
+        self._over = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler())
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
@@ -53,6 +53,7 @@ class ToyServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -122,7 +123,7 @@ class ToyServer:
                 self._respond(json.loads(self.rfile.read(length) or b"{}"))
 
             def _respond(self, body: dict[str, Any]) -> None:
-                time.sleep(toy.delay_s)
+                toy._over.wait(toy.delay_s)
                 status, content = toy.answer(self.path, body)
                 if toy.fault is not None:
                     status, content = toy.fault(self.path, body, (status, content))
