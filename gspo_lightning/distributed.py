@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,9 +21,42 @@ __all__ = [
     "fail_together",
     "gather_rows",
     "largest",
+    "leaves_no_group",
     "local",
     "rank_and_world",
 ]
+
+
+_OF_RANKS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK")
+"""What Lightning tells the processes it starts, and leaves in the one that has started them."""
+
+
+@contextlib.contextmanager
+def leaves_no_group(*, of_many: bool = True) -> Iterator[None]:
+    """A process group that is made in this block ends with it, and so do the variables that tell ranks of it.
+
+    The next command of this process (a notebook, ``gspo compare``) would take itself for a rank of what is over. Where
+    the block fails, only a group of this process alone is ended: others may be in the middle of a collective.
+
+    Args:
+        of_many: also a group of several processes, where the others do nothing after the block.
+    """
+    known = dist.is_available() and dist.is_initialized()
+    variables = {name: os.environ.get(name) for name in _OF_RANKS}
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        world = rank_and_world()[1]
+        if not known and (world == 1 or (of_many and not failed)):
+            if dist.is_available() and dist.is_initialized():
+                dist.destroy_process_group()
+            for name, value in variables.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
 def rank_and_world() -> tuple[int, int]:

@@ -21,6 +21,7 @@ from gspo_lightning import callbacks
 from gspo_lightning.arguments import explain, plugin_paths
 from gspo_lightning.checks import check_precision, check_writable
 from gspo_lightning.data import PromptDataModule
+from gspo_lightning.distributed import leaves_no_group
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.module import GSPOModule
 from gspo_lightning.registry import import_plugins
@@ -47,15 +48,16 @@ def run(arguments: list[str], cli: type[TrainingCLI] | None = None) -> int:
     parsers = {name: dict(parser) for name in ("fit", "validate", "test", "predict")}
     argv, sys.argv = sys.argv, [sys.argv[0], *arguments]  # what Lightning's launcher starts the other ranks with
     try:
-        (cli or TrainingCLI)(
-            GSPOModule,
-            PromptDataModule,
-            args=arguments,
-            seed_everything_default=1,
-            parser_kwargs={**parser, **parsers},
-            save_config_kwargs={"overwrite": True},
-            auto_configure_optimizers=False,
-        )
+        with leaves_no_group(of_many=False):  # the other ranks may be this script, with more to do together
+            (cli or TrainingCLI)(
+                GSPOModule,
+                PromptDataModule,
+                args=arguments,
+                seed_everything_default=1,
+                parser_kwargs={**parser, **parsers},
+                save_config_kwargs={"overwrite": True},
+                auto_configure_optimizers=False,
+            )
     except UserError:
         raise
     except ArgumentError as error:

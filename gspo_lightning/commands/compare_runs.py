@@ -68,14 +68,17 @@ def run_once(
     os.replace(unfinished, stub)
     for old in done:  # of another command
         old.unlink()
-    code = gspo(argv)
-    done = sorted((output / name).glob("version_*/summary.json"), key=lambda p: p.stat().st_mtime)
-    if code != 0 or not done:
-        raise UserError(
-            "gspo compare",
-            f"the run {title} ended with exit code {code}",
-            fix="start the same command again to go on with it, or run it alone: gspo " + shlex.join(argv),
-        )
+    from gspo_lightning.distributed import leaves_no_group  # imports torch, as the run does
+
+    with leaves_no_group():  # or the next run would wait for this one's ranks, which have ended
+        code = gspo(argv)
+        done = sorted((output / name).glob("version_*/summary.json"), key=lambda p: p.stat().st_mtime)
+        if code != 0 or not done:
+            raise UserError(
+                "gspo compare",
+                f"the run {title} ended with exit code {code}",
+                fix="start the same command again to go on with it, or run it alone: gspo " + shlex.join(argv),
+            )
     return done[-1].parent
 
 
