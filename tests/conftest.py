@@ -8,6 +8,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before huggingface_hub is import
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of child processes, too: their threads would wait for each other
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import threading
+from collections.abc import Iterator
+
 import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
@@ -15,17 +18,28 @@ from transformers import PreTrainedTokenizerFast
 from gspo_lightning.policy import Policy
 from gspo_lightning.tiny import build_tiny_model, character_tokenizer
 from gspo_lightning.types import Prompt
+from tests.leftovers import describe, end_group_and_ranks, threads_left
 
 torch.set_num_threads(1)
 
-RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
-
 
 @pytest.fixture(autouse=True)
-def no_rendezvous_of_an_earlier_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning leaves them behind in the environment; ranks that a test starts would want the same port."""
-    for name in RENDEZVOUS:
-        monkeypatch.delenv(name, raising=False)
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test starts and ends without a process group, variables of ranks and threads of its own."""
+    end_group_and_ranks()  # of the shell that started the tests
+    before = set(threading.enumerate())  # with those of fixtures that live longer
+    yield
+    if left := end_group_and_ranks() + threads_left(before):
+        pytest.fail(describe(left, request.node.nodeid), pytrace=False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_thread_left_behind_by_a_file(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The threads of a file's own fixtures end with it."""
+    before = set(threading.enumerate())
+    yield
+    if left := threads_left(before):
+        pytest.fail(describe(left, f"a fixture of {request.node.nodeid}"), pytrace=False)
 
 
 @pytest.fixture
