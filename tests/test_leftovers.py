@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests import leftovers
@@ -17,7 +15,7 @@ from tests.conftest import no_thread_left_behind_by_a_file, nothing_left_behind
 def pytest_sessionfinish():
     sys.modules["test_inner"].over.set()
 """
-TESTS = '''
+TESTS = """
 import os
 import threading
 
@@ -82,7 +80,7 @@ def test_uses_a_thread_of_the_file(worker):
 
 def test_the_last(worker):
     assert worker.is_alive()
-'''
+"""
 
 
 class Seen:
