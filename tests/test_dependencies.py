@@ -1,0 +1,87 @@
+"""What pyproject.toml asks to be installed is used, and releases that were withdrawn are not among it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PACKAGE, EVERYWHERE = ("gspo_lightning",), ("gspo_lightning", "tests", "benchmarks", "tools", "examples")
+MODULES = {"pytest-xdist": "xdist"}
+"""Where the name of a distribution is not that of its module."""
+BY_NAME = ("import_module", "importorskip", "find_spec")
+"""Functions that are given the name of a module."""
+
+
+def requirements(lines: list[str]) -> list[Requirement]:
+    return [Requirement(line) for line in lines]
+
+
+@functools.cache
+def imported(folders: tuple[str, ...]) -> set[str]:
+    """Top-level modules that the files of these folders import, at any depth, or ask for by name."""
+    found: set[str] = set()
+    for file in (f for folder in folders for f in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+            elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+                called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                if called in BY_NAME and isinstance(node.args[0].value, str):
+                    found.add(node.args[0].value.partition(".")[0])
+    return found
+
+
+def commands() -> set[str]:
+    """Programs and modules that recipes of the Makefile start from the environment, and xdist where pytest has -n."""
+    text = (ROOT / "Makefile").read_text()
+    found = set(re.findall(r"\$\(BIN\)/([\w-]+)", text)) | set(re.findall(r"-m (\w+)", text))
+    return found | ({"xdist"} if re.search(r"-m pytest .*-n \$\(", text) else set())
+
+
+def unused(wanted: list[Requirement], used: set[str]) -> set[str]:
+    """Names of the distributions of which nothing is used; stubs are for what they describe."""
+    names = {r.name: MODULES.get(r.name, r.name.lower().removeprefix("types-").replace("-", "_")) for r in wanted}
+    stubs_of = {"pyyaml": "yaml"}
+    return {name for name, module in names.items() if not {module, name, stubs_of.get(module, module)} & used}
+
+
+@pytest.mark.parametrize("extra", PROJECT["optional-dependencies"])
+def test_every_extra_is_imported_or_a_command_of_the_makefile(extra: str) -> None:
+    wanted = requirements(PROJECT["optional-dependencies"][extra])
+    assert wanted
+    assert unused(wanted, imported(EVERYWHERE) | commands()) == set()
+
+
+def test_every_dependency_is_imported_by_the_package() -> None:
+    assert unused(requirements(PROJECT["dependencies"]), imported(PACKAGE)) == set()
+
+
+def test_what_nobody_imports_is_found() -> None:
+    assert unused(requirements(["reasoning-gym>=0.1", "torch"]), imported(EVERYWHERE) | commands()) == {"reasoning-gym"}
+
+
+@pytest.mark.parametrize(("version", "allowed"), [("2.6.1", True), ("2.6.2", False), ("2.6.3", False), ("2.6.4", True)])
+def test_withdrawn_releases_of_lightning_are_refused(version: str, allowed: bool) -> None:
+    (lightning,) = (r for r in requirements(PROJECT["dependencies"]) if r.name == "lightning")
+    assert lightning.specifier.contains(Version(version)) is allowed
+
+
+def test_the_pinned_versions_are_allowed() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {canonicalize_name(r.name): r for r in requirements([line for line in lines if not line.startswith("#")])}
+    groups = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][e] for e in ("dev", "data", "lora", "bench"))]
+    for wanted in (r for group in groups for r in requirements(group)):
+        (pin,) = pinned[canonicalize_name(wanted.name)].specifier
+        assert wanted.specifier.contains(pin.version), wanted
