@@ -10,20 +10,23 @@ VLLM_PYTHON ?=
 VLLM_HOME ?= $(HOME)/.cache/gspo_lightning
 TEST_PROCESSES ?= 2
 BIN := $(VENV)/bin
+SANDBOX_TESTS := tests/rewards/hostile $(patsubst %,tests/rewards/test_%.py,sandbox_parts code_honest code_cheats rewards_code)
 
-.PHONY: help install sandbox bench-install bench gpu-check quickstart test test-quick test-long test-vllm audit mutants check format \
-  lint types doctest constraints clean
+.PHONY: help install sandbox bench-install bench gpu-check quickstart test test-quick test-long test-sandbox test-trl test-vllm \
+  audit mutants check format lint types doctest constraints clean
 
 help:
 	@echo "make quickstart [SEED=2]   cold start, then GSPO, on a tiny model: about a minute on a CPU"
 	@echo "make test                  the whole test suite"
 	@echo "make test-quick            without the tests marked slow"
 	@echo "make test-long             the long forms: kills, damage, fuzzing, a soak (under an hour)"
+	@echo "make test-sandbox          programs in bubblewrap, which is installed first; make test takes it or Landlock"
+	@echo "make test-trl              the comparisons with TRL, which is installed first; make test skips them without it"
 	@echo "make test-vllm             training through real vLLM; its environment is built once, in VLLM_HOME"
 	@echo "make audit                 known vulnerabilities of the pinned packages (needs the network)"
 	@echo "make mutants               break the mathematics in every place and see that the tests notice (docs/mutants.md)"
 	@echo "make sandbox               bubblewrap, which model-written programs run in (docs/sandbox.md)"
-	@echo "make bench-install         TRL, for make bench and for tests that are skipped without it"
+	@echo "make bench-install         TRL, for make bench and make test-trl"
 	@echo "make bench                 speed and memory beside TRL, on one CPU thread: under 10 minutes (benchmarks/README.md)"
 	@echo "make gpu-check             the same questions on a CUDA device, in 8 minutes"
 	@echo "make check                 ruff, mypy --strict, doctests, pre-commit's configuration"
@@ -72,6 +75,13 @@ test-quick: install
 
 test-long: install  # tests one by one in two processes
 	$(BIN)/python -m pytest tests -m long -n $(TEST_PROCESSES) --dist load
+
+# with GSPO_TESTS_EXPECT, what was installed and does not work is a failure and not a skip
+test-sandbox: install sandbox
+	GSPO_TESTS_EXPECT=bubblewrap $(BIN)/python -m pytest $(SANDBOX_TESTS)
+
+test-trl: bench-install
+	GSPO_TESTS_EXPECT=trl $(BIN)/python -m pytest tests/objectives/test_objectives_against_trl.py tests/test_benchmarks.py
 
 # vLLM pins versions of its own, so it has an environment of its own; VLLM_PYTHON=... takes one that is there
 test-vllm:

@@ -29,7 +29,7 @@ from benchmarks.workloads import MINI_BATCHES, WORKLOADS, Workload
 
 SHAPE = Shape(vocabulary=128, hidden=16, layers=2, heads=2, kv_heads=1, head_dim=8, intermediate=24)
 WORK = Workload(4, 2, (3, 6), 5, 12)
-needs_trl = pytest.mark.skipif(trl_version() is None, reason="TRL is not installed: make bench-install")
+needs_trl = pytest.mark.skipif(trl_version() is None, reason="TRL is not installed: make test-trl")
 KEYS = ["step_ratio_10m", "step_ratio_1m", "step_ratio_moe", "memory_ratio_v152k", "floor_ratio_10m", "parity_ok"]
 
 
@@ -39,7 +39,7 @@ def make_ours(**options: Any) -> Ours:
 
 @pytest.fixture(scope="module")
 def trl() -> TRL:
-    pytest.importorskip("trl", reason="TRL is not installed: make bench-install")
+    pytest.importorskip("trl", reason="TRL is not installed: make test-trl")
     return TRL(build_model(SHAPE), word_tokenizer(SHAPE.vocabulary), WORK)
 
 

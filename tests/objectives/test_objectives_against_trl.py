@@ -16,6 +16,7 @@ Where the two differ by definition a test of its own shows the difference and sa
 from __future__ import annotations
 
 import math
+import os
 from collections import defaultdict
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -50,7 +51,7 @@ SAME_NAME = [
 """What TRL's trainers copy from their arguments under the same name."""
 WIDTH = 7
 LIMIT = 9  # max_completion_length of Dr. GRPO
-REASON = "TRL is not installed: `make bench-install` (the extra 'bench', trl==1.16.0) runs this comparison"
+REASON = "TRL is not installed: `make test-trl` (the extra 'bench', trl==1.16.0) runs this comparison"
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,13 @@ def trl() -> SimpleNamespace:
     from trl.experimental.gmpo import GMPOTrainer
 
     return SimpleNamespace(config=GRPOConfig, grpo=GRPOTrainer, gmpo=GMPOTrainer, rloo=RLOOTrainer)
+
+
+@pytest.mark.skipif(os.environ.get("GSPO_TESTS_EXPECT") != "trl", reason="only make test-trl installs it")
+def test_trl_is_really_compared_with_where_it_was_installed() -> None:
+    from trl import __version__
+
+    assert __version__.startswith("1.16.")
 
 
 @dataclass
