@@ -10,6 +10,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,6 +52,18 @@ def no_thread_left_behind_by_a_file(request: pytest.FixtureRequest) -> Iterator[
     yield
     if left := threads_left(before):
         pytest.fail(describe(left, f"a fixture of {request.node.nodeid}"), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def cold_starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root folder with the cold starts of the configs that ship: each is made once, by whoever needs it first.
+
+    Processes of pytest-xdist share it; the lock is the package's own. Not for tests of the cold start itself.
+    """
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    (root / "cold_start").mkdir(parents=True, exist_ok=True)
+    return root
 
 
 @pytest.fixture

@@ -6,12 +6,14 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
 from gspo_lightning.cli import main
+from tests.training.runs import share_cold_start
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -26,15 +28,27 @@ def commands(program: str) -> list[str]:
     return [line for line in lines if line.startswith(program + " ")]
 
 
+def shortened(arguments: list[str]) -> list[str]:
+    """Of a run that trains: one iteration, and a few steps of the one cold start that no other test makes."""
+    if arguments[0] != "fit":
+        return arguments
+    cold = ["--model.cold_start.steps", "20"] if "configs/moe.yaml" in arguments else []
+    return [*arguments, "--trainer.max_epochs", "1", *cold]
+
+
 @pytest.mark.slow
-def test_every_gspo_command_works_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("change", [shortened, pytest.param(list, marks=pytest.mark.long, id="as written")])
+def test_every_gspo_command_works_in_order(
+    change: Callable[[list[str]], list[str]], tmp_path: Path, cold_starts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share_cold_start(cold_starts, tmp_path / "runs")
     for folder in ("configs", "plugins", "examples"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
     ran = commands("gspo")
     assert len(ran) > 10
     for line in ran:
-        arguments = shlex.split(line)[1:]
+        arguments = change(shlex.split(line)[1:])
         if "--trainer.devices" in arguments:  # Lightning starts the second rank from the command line of the first
             subprocess.run([sys.executable, "-m", "gspo_lightning", *arguments], check=True, timeout=900)
         else:

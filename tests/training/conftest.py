@@ -12,13 +12,15 @@ collect_ignore = ["graded.py"]  # a plug-in: doctest would import it a second ti
 
 
 @pytest.fixture(scope="session")
-def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quickstart(tmp_path_factory: pytest.TempPathFactory, cold_starts: Path) -> Path:
     """The run folder of the whole quickstart, seed 1, exactly as it ships."""
-    return runs.fit(tmp_path_factory.mktemp("quickstart"), small=False)
+    root = tmp_path_factory.mktemp("quickstart")
+    runs.share_cold_start(cold_starts, root)
+    return runs.fit(root, small=False)
 
 
 @pytest.fixture
-def taught(quickstart: Path, tmp_path: Path) -> Path:
-    """A root folder that already holds the cold start of seed 1."""
-    runs.share_cold_start(quickstart.parents[1], tmp_path)
+def taught(cold_starts: Path, tmp_path: Path) -> Path:
+    """A root folder that shares its cold starts: that of seed 1 is there or is made."""
+    runs.share_cold_start(cold_starts, tmp_path)
     return tmp_path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,9 @@ def fit(root: Path, *arguments: str, small: bool = True, config: Path = QUICKSTA
 
 
 def share_cold_start(made: Path, root: Path) -> None:
-    """Let a run find a cold start that another run made."""
-    shutil.copytree(made / "cold_start", root / "cold_start", dirs_exist_ok=True)
+    """Let a run find the cold starts that other runs made, and find its own among them."""
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "cold_start").symlink_to(made / "cold_start")
 
 
 def checkpoint(run: Path) -> dict[str, Any]:

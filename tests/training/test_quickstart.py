@@ -36,7 +36,8 @@ def test_seed_1_learns(quickstart: Path) -> None:
     assert_learnt(quickstart, 1)
 
 
-@pytest.mark.parametrize("seed", [pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.long
 def test_other_seeds_learn(tmp_path: Path, seed: int) -> None:
     assert_learnt(runs.fit(tmp_path, f"--seed_everything={seed}", small=False), seed)
 
