@@ -20,19 +20,18 @@ from gspo_lightning.policy import Policy
 from gspo_lightning.tiny import build_tiny_model, character_tokenizer
 from gspo_lightning.types import Prompt
 from tests.leftovers import describe, end_group_and_ranks, threads_left
-from tests.order import SEED_VARIABLE, files_in_random_order
+from tests.order import SEED_VARIABLE, in_order, shuffled
 
 torch.set_num_threads(1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if SEED_VARIABLE in os.environ:
-        config.option.loadscopereorder = False  # or xdist deals the files by their size
+    config.option.loadscopereorder = False  # or xdist deals the files by their number of tests
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if seed := os.environ.get(SEED_VARIABLE):
-        items[:] = files_in_random_order(items, int(seed))
+    seed = os.environ.get(SEED_VARIABLE)
+    items[:] = shuffled(items, int(seed)) if seed else in_order(items)
 
 
 @pytest.fixture(autouse=True)

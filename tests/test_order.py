@@ -1,4 +1,4 @@
-"""A seed shuffles files, the same way every time, and nothing is lost or mixed."""
+"""Long files come first; a seed shuffles files, the same way every time, and nothing is lost or mixed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.order import files_in_random_order
+from tests.order import in_order, shuffled
 
 ITEMS: list[Any] = [
     SimpleNamespace(path=Path(f"test_{file}.py"), name=f"{file}{i}") for file in "abcdef" for i in (2, 0, 1)
@@ -16,7 +16,7 @@ ITEMS: list[Any] = [
 
 
 def names(seed: int) -> list[str]:
-    return [item.name for item in files_in_random_order(ITEMS, seed)]
+    return [item.name for item in shuffled(ITEMS, seed)]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -32,4 +32,15 @@ def test_whole_files_in_another_order(seed: int) -> None:
 def test_seeds_differ_and_the_order_of_collection_does_not_matter() -> None:
     assert len({tuple(names(seed)) for seed in range(20)}) > 15
     swapped = [*ITEMS[3:], *ITEMS[:3]]
-    assert [item.name for item in files_in_random_order(swapped, 7)] == names(7)
+    assert [item.name for item in shuffled(swapped, 7)] == names(7)
+
+
+def test_files_with_slow_tests_are_first_then_those_of_runs() -> None:
+    def item(path: str, name: str, slow: bool = False) -> Any:
+        return SimpleNamespace(path=Path(path), name=name, get_closest_marker=lambda mark: mark == "slow" and slow)
+
+    items = [
+        item("tests/test_a.py", "a0"), item("tests/test_b.py", "b0"), item("tests/test_b.py", "b1", slow=True),
+        item("tests/training/test_c.py", "c0"), item("tests/training/test_d.py", "d0", slow=True),
+    ]  # fmt: skip
+    assert [i.name for i in in_order(items)] == ["d0", "b0", "b1", "c0", "a0"]
