@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from gspo_lightning.coldstart import ColdStart
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy import ModelSettings, Policy, load_policy
 from gspo_lightning.prompts import ChainTask, PromptFile, PromptSet, Record
+from tests.training.processes import in_processes
 
 TASK = ChainTask("cold_start", size=8, operands=2)
 QUICK = ColdStart(TASK, steps=2, batch_size=4, warmup_steps=1)
@@ -135,46 +134,27 @@ def test_a_kill_half_way_leaves_nothing_at_the_target(
     assert {p.name.partition(".")[2] for p in target.parent.iterdir()} <= {"", "lock"}
 
 
-PROGRAM = """
-import sys, time
-from pathlib import Path
-from gspo_lightning.coldstart import ColdStart
-from gspo_lightning.policy import ModelSettings
-from gspo_lightning.prompts import ChainTask
+def _ensure(number: int, folder: str) -> None:
+    """In a process of its own: the cold start, and the other process arrives while it is trained."""
+    root, own = Path(folder), ColdStart.train
 
-root, name = Path(sys.argv[1]), sys.argv[2]
-own = ColdStart.train
-def train(self, policy, seed):
-    (root / f"trained-{name}").touch()
-    time.sleep(0.5)  # the other one arrives meanwhile
-    return own(self, policy, seed)
-ColdStart.train = train
-(root / f"ready-{name}").touch()
-while len(list(root.glob("ready-*"))) < 2:
-    time.sleep(0.01)
-cold_start = ColdStart(ChainTask("cold_start", size=8, operands=2), steps=2, batch_size=4, warmup_steps=1)
-print(cold_start.ensure(ModelSettings("tiny-qwen3"), root).name_or_path)
-"""
+    def train(self: ColdStart, policy: Policy, seed: int) -> float:
+        (root / f"trained-{number}").touch()
+        time.sleep(0.5)
+        return own(self, policy, seed)
+
+    ColdStart.train = train  # type: ignore[method-assign]
+    (root / f"ready-{number}").touch()
+    while len(list(root.glob("ready-*"))) < 2:
+        time.sleep(0.01)
+    (root / f"answer-{number}").write_text(QUICK.ensure(TINY, root).name_or_path)
 
 
 def test_two_processes_at_once_train_once(tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(tmp_path), name],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-        )
-        for name in ("a", "b")
-    ]  # fmt: skip
-    try:
-        answers = [process.communicate(timeout=120) for process in both]
-    finally:
-        for process in both:
-            process.kill()
-    assert [process.returncode for process in both] == [0, 0], answers
+    in_processes(_ensure, str(tmp_path))
     assert len(list(tmp_path.glob("trained-*"))) == 1
-    assert answers[0][0] == answers[1][0]
-    assert answers[0][0].strip() == str(tmp_path / "cold_start" / QUICK.key(TINY))  # and the key is this process's too
+    key = str(tmp_path / "cold_start" / QUICK.key(TINY))  # it is this process's, too
+    assert [(tmp_path / f"answer-{number}").read_text() for number in range(2)] == [key, key]
 
 
 def test_a_set_without_demonstrations_is_a_clear_message(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -18,6 +17,7 @@ from gspo_lightning.metrics import parameters
 from gspo_lightning.metrics.meter import UpdateMeter
 from gspo_lightning.metrics.parameters import ParameterMeter
 from gspo_lightning.sharding import is_sharded
+from tests.training.processes import in_processes
 
 
 def model() -> nn.Sequential:
@@ -96,7 +96,7 @@ def _rank(rank: int, folder: str) -> None:
 def test_replicas_and_shards_on_two_ranks_measure_what_one_process_does(tmp_path: Path) -> None:
     whole = model()
     expected = measured(whole, ParameterMeter(whole))
-    mp.spawn(_rank, args=(str(tmp_path),), nprocs=2, join=True)
+    in_processes(_rank, str(tmp_path))
     for rank in range(2):
         for found in json.loads((tmp_path / str(rank)).read_text()):
             assert found == pytest.approx(expected, rel=1e-6)

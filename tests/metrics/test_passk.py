@@ -3,15 +3,14 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from gspo_lightning.metrics.passk import AverageAtK, PassAtK, pass_at_k
+from tests.training.processes import in_processes
 
 
 def rows(*counts: tuple[int, int]) -> torch.Tensor:
@@ -110,6 +109,7 @@ def test_k_below_one_is_refused() -> None:
 
 
 def _rank(rank: int, folder: str) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     try:
         metrics = [PassAtK(2), AverageAtK()]
@@ -124,15 +124,13 @@ def _rank(rank: int, folder: str) -> None:
         dist.destroy_process_group()
 
 
-def test_two_ranks_give_what_one_process_gives() -> None:
+def test_two_ranks_give_what_one_process_gives(tmp_path: Path) -> None:
     one = [PassAtK(2), AverageAtK()]
     for metric in one:
         metric.update(rows((1, 4), (0, 4), (4, 4)))
         metric.update(rows((1, 2)))
     expected = [float(metric.compute()) for metric in one]
     assert expected == pytest.approx([(0.5 + 0 + 1 + 1) / 4, (0.25 + 0 + 1 + 0.5) / 4])
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        mp.spawn(_rank, args=(folder,), nprocs=2, join=True)
-        for rank in range(2):
-            assert Path(folder, f"rank{rank}").read_text() == repr(expected)
+    in_processes(_rank, str(tmp_path))
+    for rank in range(2):
+        assert (tmp_path / f"rank{rank}").read_text() == repr(expected)

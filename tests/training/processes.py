@@ -20,6 +20,19 @@ SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.conftest", "gspo_lightning.training_cli", "tests.training.processes"])
 
 
+def in_processes(target: Callable[..., None], *arguments: object, count: int = 2) -> None:
+    """Runs ``target(number, *arguments)`` in as many processes at once; it must be importable, and none may fail."""
+    processes = [SERVER.Process(target=target, args=(number, *arguments)) for number in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        if process.is_alive():
+            process.kill()
+            process.join()
+    assert [process.exitcode for process in processes] == [0] * count
+
+
 @dataclass
 class Command:
     """One ``gspo`` command as one process a rank."""

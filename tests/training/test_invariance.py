@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.training import runs
+from tests.training.processes import Command
 
 SGD = ["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.5", "--trainer.gradient_clip_val=null"]
 """Plain gradient descent: weights show gradients as they are (AdamW turns a float's rounding into a whole step)."""
@@ -68,8 +67,9 @@ def test_two_ranks_do_the_update_of_one(tmp_path: Path, objective: str, budget: 
         *OPTIONS,
         *chosen,
     ]
-    command = [sys.executable, "-m", "gspo_lightning", *argv, "--trainer.accelerator=cpu", "--trainer.devices=2"]
-    subprocess.run([*command, f"--trainer.default_root_dir={tmp_path / 'two'}"], check=True, timeout=900)
+    argv += ["--trainer.accelerator=cpu", "--trainer.devices=2", f"--trainer.default_root_dir={tmp_path / 'two'}"]
+    log = tmp_path / "log"
+    assert Command(argv, 2, log=log).start().wait() == [0, 0], log.read_text()
     two = tmp_path / "two" / "quickstart" / "version_0"
     assert runs.largest_difference(runs.weights(one), runs.weights(two)) < 2e-6
     alone, together = runs.scalars(one), runs.scalars(two)
