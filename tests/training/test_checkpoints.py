@@ -131,7 +131,7 @@ def test_a_checkpoint_loads_without_code_and_says_where_it_comes_from(three_iter
     origin = content["gspo_run"]
     assert origin["config"]["data"]["group_size"] == 4
     assert origin["versions"]["torch"].startswith(torch.__version__.split("+")[0])
-    assert origin["data"]["train"]["prompts"] == 16384
+    assert origin["data"]["train"]["prompts"] == 512
     assert list(origin["plugins"]) == ["graded.py"]
 
 
