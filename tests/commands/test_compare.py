@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +57,19 @@ def test_measures_and_page_of_recorded_runs(tmp_path: Path) -> None:
     assert "higher" not in text
     titles = [axes.get_title(loc="left") for axes in draw(runs).axes]
     assert "Routed choices unlike the old policy's" in titles
+
+
+@pytest.mark.long  # every run starts its second rank as a command of its own
+def test_runs_on_two_devices_follow_each_other(tmp_path: Path) -> None:
+    argv = [
+        "compare", f"--config={QUICKSTART}", f"--config={QUICKSTART.with_name('ddp.yaml')}", "--objectives=GSPO,GRPO",
+        "--seeds=1", f"--output={tmp_path}", *SMALL, *UNTAUGHT, "--trainer.max_epochs=1", "--trainer.accelerator=cpu",
+        "--trainer.devices=2",
+    ]  # fmt: skip
+    found = subprocess.run([sys.executable, "-m", "gspo_lightning", *argv], capture_output=True, text=True, timeout=600)
+    assert found.returncode == 0, found.stderr
+    for name in ("GSPO", "GRPO"):
+        assert (tmp_path / f"{name}-seed1" / "version_0" / "summary.json").is_file()
 
 
 def test_two_objectives_two_seeds_and_nothing_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
