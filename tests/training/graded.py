@@ -13,6 +13,14 @@ class Graded(Reward):
         return (sum(i * ord(c) for i, c in enumerate(completion, 1)) % 7) / 7
 
 
+class Flat(Reward):
+    """Every response is worth the same: no comparison teaches anything."""
+
+    def score(self, completion: str) -> float:
+        """Always 1."""
+        return 1.0
+
+
 class Echo(Reward):
     """Pays for saying the same again."""
 
