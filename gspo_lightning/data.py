@@ -68,7 +68,8 @@ class PromptDataModule(LightningDataModule):
             iteration; ``Recorded`` replays it.
         advantages: what a reward is worth within its group.
         combine_rewards: ``weighted_sum``, or ``normalised_separately`` (each reward compared within the group on its
-            own scale, then added and standardised over the batch: GDPO, arXiv 2601.05242).
+            own scale, then added and standardised over the batch: GDPO, arXiv 2601.05242; penalties for truncation and
+            KL are subtracted after that, in reward units, each less its mean over the group).
         turn_credit: ``conversation`` (all turns share one advantage), or ``turn``: each turn of a conversation is
             judged by what was earned from it on, beside the same turn of the group's others. Needs
             ``EnvironmentReward`` and an objective with an advantage per token (``GSPOToken``).
@@ -164,8 +165,9 @@ class PromptDataModule(LightningDataModule):
         self.turn_credit = turn_credit
         self.environment_rewards = [name for name, reward in rewards.items() if isinstance(reward, EnvironmentReward)]
         turn_reward = next(iter(self.environment_rewards), None) if turn_credit == "turn" else None
+        names = () if getattr(self.rollouts, "rewards", "score") == "recorded" else tuple(rewards)
         self.shaping = Shaping(
-            truncated_responses, truncation_penalty, combine_rewards, reward_weights or {}, turn_reward
+            truncated_responses, truncation_penalty, combine_rewards, reward_weights or {}, turn_reward, names
         )
         if isinstance(self.rollouts, EnvironmentRollouts):
             self.rollouts.system_prompt, self.rollouts.chat_template_kwargs = system_prompt, self.chat_template_kwargs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from gspo_lightning.errors import GSPOError
 __all__ = [
     "all_gather_objects",
     "all_max",
+    "all_names",
     "all_sum",
     "fail_together",
     "gather_rows",
@@ -72,6 +73,11 @@ def all_gather_objects(value: Any) -> list[Any]:
     gathered: list[Any] = [None] * world
     dist.all_gather_object(gathered, value)
     return gathered
+
+
+def all_names(names: Iterable[str]) -> list[str]:
+    """The names that any rank has, sorted: what a rank happens to hold must not shape what it sends."""
+    return sorted({name for found in all_gather_objects(list(names)) for name in found})
 
 
 @contextlib.contextmanager
