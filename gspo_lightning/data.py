@@ -78,7 +78,8 @@ class PromptDataModule(LightningDataModule):
         resample_dead_groups: prompts that may be sampled in place of those whose responses all earned the same, per
             iteration and rank (DAPO's dynamic sampling with a budget); 0 keeps every group.
         kl_in_reward: weight of a KL penalty to the initial policy that is subtracted from the reward, per nat of the
-            whole response; 0 needs no reference. As a loss term instead: model.objective.kl_coef.
+            whole response, between the trainer's own log-probabilities (one more forward pass); groups whose rewards
+            are equal stay dead. 0 needs no reference. As a loss term instead: model.objective.kl_coef.
         group_size: responses per prompt (G).
         prompts_per_rollout: prompts per iteration over all ranks (P).
         prompts_in_flight: prompts that are sampled at the same time, over all ranks; above prompts_per_rollout
@@ -386,6 +387,7 @@ class PromptDataModule(LightningDataModule):
             with context():
                 module.reference.penalise(
                     [r for g in groups for r in g],
+                    old.sampling_policy(module.policy),
                     self.kl_in_reward,
                     self.temperature,
                     self.token_budget,
