@@ -255,6 +255,12 @@ def _check_ahead(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -
             f"is {data.max_staleness}, but {strategy} has no whole copy of the weights to give",
             fix="use a single device or ddp, or max_staleness: 0",
         )
+    if (every := module.old_policy.refresh_every) > 1:
+        raise UserError(
+            "model.old_policy.refresh_every",
+            f"is {every}, but rollouts ahead of training come from copies of the newest weights, not from a snapshot",
+            fix="use refresh_every: 1, or data.max_staleness: 0",
+        )
     if module.objective.correction == "none":
         log.warning(
             "rollouts are %d iterations older than the policy that trains on them, and nothing corrects for it: "

@@ -411,7 +411,7 @@ class PromptDataModule(LightningDataModule):
             experience.metrics |= measure_staleness(rollouts, module.global_step, module.device)
         with context():
             if self.partial is not None and not module.old_logprobs.from_source(experience.mini_batches):
-                with gathered(module.policy) as plain:  # ranks hold different numbers of responses
+                with gathered(old.sampling_policy(module.policy)) as plain:  # ranks hold different numbers of responses
                     self.partial.recompute(plain, self.temperature, module.global_step, self.token_budget)
             batches = module.old_logprobs.fill(
                 old,
