@@ -11,7 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gspo_lightning.advantages import try_advantages
 from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.objectives.shapes import try_objective
 from gspo_lightning.precision import check_device
 from gspo_lightning.prompts.specials import check_turn_end
 from gspo_lightning.rollouts import RolloutSource
@@ -87,6 +89,7 @@ def _check_groups(data: PromptDataModule) -> None:
             f"is {data.group_size}, but {type(data.advantages).__name__} compares the responses of a group",
             fix=f"use at least {least}, or other data.advantages",
         )
+    try_advantages(data.advantages, data.group_size)
     prompts, cuts = data.prompts_per_rollout, data.minibatches_per_rollout
     if prompts % cuts:
         below, above = prompts - prompts % cuts, prompts + cuts - prompts % cuts
@@ -169,6 +172,7 @@ def _check_evaluation(data: PromptDataModule) -> None:
 
 def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> None:
     """Rules that join the settings of trainer, model and data."""
+    try_objective(module.objective)
     reason = module.objective.unusual_clip()
     if reason and not module.allow_unusual_clip:
         raise UserError(
