@@ -39,6 +39,7 @@ __all__ = [
     "check_sampling",
     "check_share",
     "check_writable",
+    "has_environment",
 ]
 
 log = logging.getLogger(__name__)
@@ -132,7 +133,7 @@ def _check_rewards(data: PromptDataModule) -> None:
     for name in data.reward_weights or {}:
         if name not in data.rewards:
             raise UserError("data.reward_weights", f"{name!r} is no reward; {did_you_mean(name, data.rewards)}")
-    if data.environment_rewards and not _has_environment(data.rollouts):
+    if data.environment_rewards and not has_environment(data.rollouts):
         raise UserError(
             f"data.rewards.{data.environment_rewards[0]}",
             f"is what an environment pays, but {type(data.rollouts).__name__} talks with none",
@@ -148,9 +149,9 @@ def _check_rewards(data: PromptDataModule) -> None:
         raise UserError("data.evaluation.accuracy_reward", f"{name!r} is no reward; {did_you_mean(name, data.rewards)}")
 
 
-def _has_environment(source: object) -> bool:
+def has_environment(source: object) -> bool:
     """Whether a rollout source, or one that it asks, talks with an environment."""
-    return source is not None and (hasattr(source, "environment") or _has_environment(getattr(source, "source", None)))
+    return source is not None and (hasattr(source, "environment") or has_environment(getattr(source, "source", None)))
 
 
 def _check_evaluation(data: PromptDataModule) -> None:

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PromptDataModule"]
 
+OTHERS = 16
+"""Records of each set that a reward is tried on if it has nothing to say about the first."""
+
 
 class PromptDataModule(LightningDataModule):
     """Rolls out, scores and cuts; one Lightning epoch is one iteration, one batch is one mini-batch.
@@ -222,8 +225,10 @@ class PromptDataModule(LightningDataModule):
         source.open(self.max_prompt_tokens + max(self.max_response_tokens, self.evaluation.max_response_tokens or 0))
         if self._runner is None:
             runner = self.runner  # the workers start now: their import time hides behind the model's
+            others = [(p.columns, p.text) for prompts in self._prompts.values() for p in _spread(prompts, OTHERS)]
+            conversation = checks.has_environment(self.rollouts)
             for prompts in self._prompts.values():
-                runner.check(prompts[0].columns, prompts[0].text)
+                runner.check(prompts[0].columns, prompts[0].text, others, conversation=conversation)
 
     def fingerprints(self) -> dict[str, dict[str, Any]]:
         """Number and checksum of the prompts that were read, by name."""
@@ -507,3 +512,8 @@ class PromptDataModule(LightningDataModule):
             raise RuntimeError("the data module is not attached to a trainer yet")
         module: GSPOModule = self.trainer.lightning_module
         return module
+
+
+def _spread(prompts: Sequence[Prompt], count: int) -> Sequence[Prompt]:
+    """About so many of them, from all over the set."""
+    return prompts[:: max(1, len(prompts) // count)][:count]

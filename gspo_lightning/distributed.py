@@ -15,6 +15,7 @@ from gspo_lightning.errors import GSPOError
 
 __all__ = [
     "all_gather_objects",
+    "all_gathered",
     "all_max",
     "all_names",
     "all_sum",
@@ -75,9 +76,14 @@ def all_gather_objects(value: Any) -> list[Any]:
     return gathered
 
 
+def all_gathered(words: Iterable[str]) -> list[str]:
+    """The words of all ranks, one rank after another; a few."""
+    return [word for found in all_gather_objects(list(words)) for word in found]
+
+
 def all_names(names: Iterable[str]) -> list[str]:
     """The names that any rank has, sorted: what a rank happens to hold must not shape what it sends."""
-    return sorted({name for found in all_gather_objects(list(names)) for name in found})
+    return sorted(set(all_gathered(set(names))))
 
 
 @contextlib.contextmanager

@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from gspo_lightning.advantages import Advantages, BatchNormalised, GroupMean, GroupNormalised
+from gspo_lightning.data import PromptDataModule
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience import Groups, resample
 from gspo_lightning.packing import cut_micro_batches, filler, make_micro_batch
+from gspo_lightning.rewards import ExactMatch, Reward
+from gspo_lightning.rollouts.recorded import Recorded
 from gspo_lightning.shaping import CombineRewards, Shaping, assign_advantages, is_dead, mask_truncated
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 
@@ -252,3 +255,14 @@ def test_advantages_of_turns_travel_to_the_tokens_of_a_micro_batch() -> None:
     assert [m.advantages.shape for m in cut_micro_batches(group, 6)] == [(1, 5), (1, 2)]
     assert filler(batch).advantages.shape == (1, 5)
     assert make_micro_batch([rollout(1.0)]).advantages.shape == (1,)
+
+
+def test_recorded_verdicts_name_their_rewards_themselves() -> None:
+    rewards: dict[str, Reward] = {"b": ExactMatch(), "a": ExactMatch()}
+    combined = {"rewards": rewards, "combine_rewards": "normalised_separately"}
+    assert PromptDataModule("x.jsonl", **combined).shaping.rewards == ("b", "a")  # type: ignore[arg-type]
+    source = Recorded("rollouts", rewards="recorded")
+    shaping = PromptDataModule("x.jsonl", rollouts=source, **combined).shaping  # type: ignore[arg-type]
+    group = [rollout(1.0, other=1.0), rollout(0.0, other=0.0)]
+    assign_advantages([group], GroupMean(), shaping, CPU)
+    assert advantages(group) == pytest.approx([0.5**0.5, -(0.5**0.5)], rel=1e-5)

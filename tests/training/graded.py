@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gspo_lightning.rewards import Reward
+from gspo_lightning.rewards import Reward, Sample
 
 
 class Graded(Reward):
@@ -19,6 +19,17 @@ class Flat(Reward):
     def score(self, completion: str) -> float:
         """Always 1."""
         return 1.0
+
+
+class Silent(Reward):
+    """Never has anything to say about a response; ``canned``: but about what a run is begun with."""
+
+    def __init__(self, canned: bool = False) -> None:
+        self.canned = canned
+
+    def score(self, sample: Sample) -> float | None:
+        """1 or nothing."""
+        return 1.0 if self.canned and sample.id.startswith("canned") else None
 
 
 class Echo(Reward):

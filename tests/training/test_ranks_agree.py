@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 
 from gspo_lightning.advantages import GroupNormalised
+from gspo_lightning.errors import UserError
+from gspo_lightning.experience import collect
 from gspo_lightning.metrics.rollouts import measure_rollouts
 from gspo_lightning.shaping import CombineRewards, Shaping, TruncatedResponses, assign_advantages, mask_truncated
 from gspo_lightning.types import FinishReason, Prompt, Rollout
@@ -111,3 +113,30 @@ def _with_a_loss(rank: int, shaping: Shaping) -> tuple[list[float], float, dict[
     mine = [lost(1) for _ in range(4)] if rank == 1 else group(0)
     found, dead = advantages_of(rank, shaping, second_is_lost=True)
     return found, dead, measure_rollouts(mine, CPU)
+
+
+def _collected(rank: int, silent: int) -> str:
+    """What a rank says to a batch in which ``silent`` ranks have no reward at all."""
+    mine = group(rank)
+    for i, r in enumerate(mine):
+        if rank < silent:
+            r.reward, r.missing = None, "a: the judge is asleep" if i else f"a: rank {rank} has no judge"
+    try:
+        found = collect(
+            [mine], {"time/rollout_s": 1.0}, advantages=GroupNormalised(), shaping=Shaping(), mini_batches=1,
+            max_tokens=99, iteration=3, device=CPU,
+        )  # fmt: skip
+    except UserError as error:
+        return str(error)
+    return str(found.metrics["reward/missing"])
+
+
+def test_an_iteration_without_any_reward_stops_every_rank_with_all_reasons(tmp_path: Path) -> None:
+    first, second = two_ranks(tmp_path, _collected, 2)
+    assert first == second
+    assert "no response of iteration 3 has a reward" in first
+    assert "6 x a: the judge is asleep, 1 x a: rank 0 has no judge, 1 x a: rank 1 has no judge" in first
+
+
+def test_a_rank_without_any_reward_goes_on_with_the_other(tmp_path: Path) -> None:
+    assert two_ranks(tmp_path, _collected, 1) == ["0.5", "0.5"]
