@@ -25,6 +25,7 @@ __all__ = [
     "MaxRL",
     "Raw",
     "dead_groups",
+    "try_advantages",
 ]
 
 
@@ -42,12 +43,15 @@ class Advantages(ABC):
             group_ids: [N] int64.
 
         Raises:
-            UserError: a wrong shape or dtype, or an infinite reward.
+            UserError: a wrong shape or dtype, an infinite reward, or :meth:`compute` returned something that does not
+                fit.
         """
         present = _check(rewards, group_ids)
         advantages = torch.zeros_like(rewards, dtype=torch.float64)
         if bool(present.any()):
-            advantages[present] = self.compute(rewards[present].double(), _Groups.of(group_ids[present]))
+            found = self.compute(rewards[present].double(), _Groups.of(group_ids[present]))
+            _check_result(self, found, int(present.sum()))
+            advantages[present] = found.double()
         return advantages.to(rewards.dtype)
 
     @abstractmethod
@@ -233,6 +237,29 @@ def dead_groups(rewards: Tensor, group_ids: Tensor) -> Tensor:
     low = low.scatter_reduce(0, index[present], rewards[present], "amin")
     high = high.scatter_reduce(0, index[present], rewards[present], "amax")
     return low >= high  # +inf >= -inf where nothing is present
+
+
+def try_advantages(advantages: Advantages, group_size: int) -> None:
+    """Call it on two groups, of which the second is dead, before a run depends on it.
+
+    Raises:
+        UserError: what it returns cannot be trained with.
+    """
+    rewards = torch.cat([torch.arange(group_size) % 2, torch.ones(group_size)]).double()
+    advantages(rewards, torch.arange(2).repeat_interleave(group_size))
+
+
+def _check_result(advantages: Advantages, found: object, count: int) -> None:
+    where = f"{type(advantages).__name__}.compute"
+    if not isinstance(found, Tensor) or tuple(found.shape) != (count,):
+        kind = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise UserError(where, f"returned {kind}, but must return one advantage per reward, a tensor [M] = ({count},)")
+    if not bool(torch.isfinite(found).all()):
+        raise UserError(
+            where,
+            f"returned {int((~torch.isfinite(found)).sum())} of {count} advantages that are not finite",
+            fix="give groups whose rewards are all equal the advantage 0 (groups.alive), where their spread divides",
+        )
 
 
 def _check(rewards: Tensor, group_ids: Tensor) -> Tensor:

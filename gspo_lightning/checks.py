@@ -11,7 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gspo_lightning.advantages import try_advantages
 from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.objectives.shapes import try_objective
 from gspo_lightning.precision import check_device
 from gspo_lightning.prompts.specials import check_turn_end
 from gspo_lightning.rollouts import RolloutSource
@@ -37,6 +39,7 @@ __all__ = [
     "check_sampling",
     "check_share",
     "check_writable",
+    "has_environment",
 ]
 
 log = logging.getLogger(__name__)
@@ -87,6 +90,7 @@ def _check_groups(data: PromptDataModule) -> None:
             f"is {data.group_size}, but {type(data.advantages).__name__} compares the responses of a group",
             fix=f"use at least {least}, or other data.advantages",
         )
+    try_advantages(data.advantages, data.group_size)
     prompts, cuts = data.prompts_per_rollout, data.minibatches_per_rollout
     if prompts % cuts:
         below, above = prompts - prompts % cuts, prompts + cuts - prompts % cuts
@@ -129,7 +133,7 @@ def _check_rewards(data: PromptDataModule) -> None:
     for name in data.reward_weights or {}:
         if name not in data.rewards:
             raise UserError("data.reward_weights", f"{name!r} is no reward; {did_you_mean(name, data.rewards)}")
-    if data.environment_rewards and not _has_environment(data.rollouts):
+    if data.environment_rewards and not has_environment(data.rollouts):
         raise UserError(
             f"data.rewards.{data.environment_rewards[0]}",
             f"is what an environment pays, but {type(data.rollouts).__name__} talks with none",
@@ -145,9 +149,9 @@ def _check_rewards(data: PromptDataModule) -> None:
         raise UserError("data.evaluation.accuracy_reward", f"{name!r} is no reward; {did_you_mean(name, data.rewards)}")
 
 
-def _has_environment(source: object) -> bool:
+def has_environment(source: object) -> bool:
     """Whether a rollout source, or one that it asks, talks with an environment."""
-    return source is not None and (hasattr(source, "environment") or _has_environment(getattr(source, "source", None)))
+    return source is not None and (hasattr(source, "environment") or has_environment(getattr(source, "source", None)))
 
 
 def _check_evaluation(data: PromptDataModule) -> None:
@@ -169,6 +173,7 @@ def _check_evaluation(data: PromptDataModule) -> None:
 
 def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> None:
     """Rules that join the settings of trainer, model and data."""
+    try_objective(module.objective)
     reason = module.objective.unusual_clip()
     if reason and not module.allow_unusual_clip:
         raise UserError(
@@ -254,6 +259,12 @@ def _check_ahead(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -
             "data.max_staleness",
             f"is {data.max_staleness}, but {strategy} has no whole copy of the weights to give",
             fix="use a single device or ddp, or max_staleness: 0",
+        )
+    if (every := module.old_policy.refresh_every) > 1:
+        raise UserError(
+            "model.old_policy.refresh_every",
+            f"is {every}, but rollouts ahead of training come from copies of the newest weights, not from a snapshot",
+            fix="use refresh_every: 1, or data.max_staleness: 0",
         )
     if module.objective.correction == "none":
         log.warning(

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PromptDataModule"]
 
+OTHERS = 16
+"""Records of each set that a reward is tried on if it has nothing to say about the first."""
+
 
 class PromptDataModule(LightningDataModule):
     """Rolls out, scores and cuts; one Lightning epoch is one iteration, one batch is one mini-batch.
@@ -68,7 +71,8 @@ class PromptDataModule(LightningDataModule):
             iteration; ``Recorded`` replays it.
         advantages: what a reward is worth within its group.
         combine_rewards: ``weighted_sum``, or ``normalised_separately`` (each reward compared within the group on its
-            own scale, then added and standardised over the batch: GDPO, arXiv 2601.05242).
+            own scale, then added and standardised over the batch: GDPO, arXiv 2601.05242; penalties for truncation and
+            KL are subtracted after that, in reward units, each less its mean over the group).
         turn_credit: ``conversation`` (all turns share one advantage), or ``turn``: each turn of a conversation is
             judged by what was earned from it on, beside the same turn of the group's others. Needs
             ``EnvironmentReward`` and an objective with an advantage per token (``GSPOToken``).
@@ -77,7 +81,8 @@ class PromptDataModule(LightningDataModule):
         resample_dead_groups: prompts that may be sampled in place of those whose responses all earned the same, per
             iteration and rank (DAPO's dynamic sampling with a budget); 0 keeps every group.
         kl_in_reward: weight of a KL penalty to the initial policy that is subtracted from the reward, per nat of the
-            whole response; 0 needs no reference. As a loss term instead: model.objective.kl_coef.
+            whole response, between the trainer's own log-probabilities (one more forward pass); groups whose rewards
+            are equal stay dead. 0 needs no reference. As a loss term instead: model.objective.kl_coef.
         group_size: responses per prompt (G).
         prompts_per_rollout: prompts per iteration over all ranks (P).
         prompts_in_flight: prompts that are sampled at the same time, over all ranks; above prompts_per_rollout
@@ -164,8 +169,9 @@ class PromptDataModule(LightningDataModule):
         self.turn_credit = turn_credit
         self.environment_rewards = [name for name, reward in rewards.items() if isinstance(reward, EnvironmentReward)]
         turn_reward = next(iter(self.environment_rewards), None) if turn_credit == "turn" else None
+        names = () if getattr(self.rollouts, "rewards", "score") == "recorded" else tuple(rewards)
         self.shaping = Shaping(
-            truncated_responses, truncation_penalty, combine_rewards, reward_weights or {}, turn_reward
+            truncated_responses, truncation_penalty, combine_rewards, reward_weights or {}, turn_reward, names
         )
         if isinstance(self.rollouts, EnvironmentRollouts):
             self.rollouts.system_prompt, self.rollouts.chat_template_kwargs = system_prompt, self.chat_template_kwargs
@@ -219,8 +225,10 @@ class PromptDataModule(LightningDataModule):
         source.open(self.max_prompt_tokens + max(self.max_response_tokens, self.evaluation.max_response_tokens or 0))
         if self._runner is None:
             runner = self.runner  # the workers start now: their import time hides behind the model's
+            others = [(p.columns, p.text) for prompts in self._prompts.values() for p in _spread(prompts, OTHERS)]
+            conversation = checks.has_environment(self.rollouts)
             for prompts in self._prompts.values():
-                runner.check(prompts[0].columns, prompts[0].text)
+                runner.check(prompts[0].columns, prompts[0].text, others, conversation=conversation)
 
     def fingerprints(self) -> dict[str, dict[str, Any]]:
         """Number and checksum of the prompts that were read, by name."""
@@ -384,6 +392,7 @@ class PromptDataModule(LightningDataModule):
             with context():
                 module.reference.penalise(
                     [r for g in groups for r in g],
+                    old.sampling_policy(module.policy),
                     self.kl_in_reward,
                     self.temperature,
                     self.token_budget,
@@ -407,7 +416,7 @@ class PromptDataModule(LightningDataModule):
             experience.metrics |= measure_staleness(rollouts, module.global_step, module.device)
         with context():
             if self.partial is not None and not module.old_logprobs.from_source(experience.mini_batches):
-                with gathered(module.policy) as plain:  # ranks hold different numbers of responses
+                with gathered(old.sampling_policy(module.policy)) as plain:  # ranks hold different numbers of responses
                     self.partial.recompute(plain, self.temperature, module.global_step, self.token_budget)
             batches = module.old_logprobs.fill(
                 old,
@@ -503,3 +512,8 @@ class PromptDataModule(LightningDataModule):
             raise RuntimeError("the data module is not attached to a trainer yet")
         module: GSPOModule = self.trainer.lightning_module
         return module
+
+
+def _spread(prompts: Sequence[Prompt], count: int) -> Sequence[Prompt]:
+    """About so many of them, from all over the set."""
+    return prompts[:: max(1, len(prompts) // count)][:count]

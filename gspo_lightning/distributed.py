@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +16,9 @@ from gspo_lightning.errors import GSPOError
 
 __all__ = [
     "all_gather_objects",
+    "all_gathered",
     "all_max",
+    "all_names",
     "all_sum",
     "fail_together",
     "gather_rows",
@@ -106,6 +108,16 @@ def all_gather_objects(value: Any) -> list[Any]:
     gathered: list[Any] = [None] * world
     dist.all_gather_object(gathered, value)
     return gathered
+
+
+def all_gathered(words: Iterable[str]) -> list[str]:
+    """The words of all ranks, one rank after another; a few."""
+    return [word for found in all_gather_objects(list(words)) for word in found]
+
+
+def all_names(names: Iterable[str]) -> list[str]:
+    """The names that any rank has, sorted: what a rank happens to hold must not shape what it sends."""
+    return sorted(set(all_gathered(set(names))))
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "InfrastructureError",
     "NonFiniteError",
     "UserError",
+    "counted",
     "did_you_mean",
     "first_line",
 ]
@@ -71,6 +73,19 @@ def first_line(error: BaseException) -> str:
     ('too long', 'MemoryError')
     """
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def counted(reasons: Iterable[str], shown: int = 3) -> str:
+    """Reasons with how often they occur, the most frequent first; the rest is only counted.
+
+    >>> counted(["no answer", "a tie", "no answer"]), counted(["a", "b", "c"], shown=1)
+    ('2 x no answer, 1 x a tie', '1 x a, 2 x something else')
+    """
+    counts = Counter(reason or "no reason given" for reason in reasons)
+    named = counts.most_common(shown)
+    rest = sum(counts.values()) - sum(count for _, count in named)
+    words = [f"{count} x {reason}" for reason, count in named]
+    return ", ".join([*words, f"{rest} x something else"] if rest else words)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

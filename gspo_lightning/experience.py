@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from gspo_lightning.advantages import Advantages
-from gspo_lightning.distributed import all_sum, rank_and_world
+from gspo_lightning.distributed import all_gathered, all_sum, rank_and_world
+from gspo_lightning.errors import UserError, counted
 from gspo_lightning.metrics.responses import Distributions, distribution_scalars, extremes, measure_distributions
 from gspo_lightning.metrics.rollouts import measure_rollouts
 from gspo_lightning.packing import make_mini_batches
@@ -159,6 +160,7 @@ def _fill(rollout: Rollout, score: SampleScore) -> None:
     rollout.reward = score.reward
     rollout.reward_parts = {name: part.reward for name, part in score.parts.items()}
     rollout.reward_statuses = {name: str(part.status) for name, part in score.parts.items()}
+    rollout.missing = "; ".join(f"{name}: {p.detail}" for name, p in score.parts.items() if p.reward is None)
 
 
 def resample(
@@ -212,10 +214,20 @@ def collect(
     """Scored groups of this rank, in the order they were dealt, to an :class:`Experience`.
 
     ``distributions`` also keeps what was measured of each response.
+
+    Raises:
+        UserError: no response of any rank has a reward.
     """
     rollouts = [r for g in groups for r in g]
     dead = assign_advantages(groups, advantages, shaping, device)
     metrics = measure_rollouts(rollouts, device) | dict(seconds)
+    if metrics["reward/missing"] == 1:
+        reasons = counted(all_gathered(r.lost or r.missing for r in rollouts))
+        raise UserError(
+            "data.rewards",
+            f"no response of iteration {iteration} has a reward, so there is nothing to learn from: {reasons}",
+            fix="correct the reward or what it depends on, then go on with --ckpt_path last",
+        )
     spread = measure_distributions(rollouts, device) if distributions else {}
     metrics |= distribution_scalars(spread) if spread else {}
     metrics["reward/dead_groups"] = dead

@@ -42,7 +42,7 @@ from gspo_lightning.precision import check_ratio_noise, warn_if_weights_stand_st
 from gspo_lightning.reference import ReferencePolicy
 from gspo_lightning.resume import Provenance, flush, reopen_epoch
 from gspo_lightning.rollouts.records import record
-from gspo_lightning.routing import LOAD, replay_word, routers_of, routing_scalars
+from gspo_lightning.routing import LOAD, LoadBalance, replay_word, routers_of, routing_scalars
 from gspo_lightning.sharding import clip_norm, gathered, is_sharded, total_norm, without_sync
 from gspo_lightning.strategies import FSDP2Strategy, FSDPStrategy, check_optimizer
 from gspo_lightning.types import MicroBatch, MiniBatch, Prompt
@@ -300,12 +300,12 @@ class GSPOModule(LightningModule):
             optimizer.zero_grad(set_to_none=True)
             micro_batches = self._in_step(parts)
             denominator = all_sum(mini_batch_count(self.objective, micro_batches))
-            self._balance = load_balance(self.router_aux_loss_coef, self.policy, micro_batches, self.data.temperature)
+            balance = load_balance(self.router_aux_loss_coef, self.policy, micro_batches, self.data.temperature)
             sums = self.meter.sums()
             for part in micro_batches[:-1]:
                 with self._without_sync():
-                    self._loss(part, denominator, sums).backward()
-            return self._last(self._loss(micro_batches[-1], denominator, sums)), sums
+                    self._loss(part, denominator, sums, balance).backward()
+            return self._last(self._loss(micro_batches[-1], denominator, sums, balance)), sums
 
         loss, sums = memory.attempt(update, batch.micro_batches, self.global_step + 1)
         self._measure(batch, sums, start)
@@ -319,7 +319,7 @@ class GSPOModule(LightningModule):
             loss.backward()
         return loss.detach().requires_grad_()
 
-    def _loss(self, part: MicroBatch, denominator: Tensor, sums: MetricSums) -> Tensor:
+    def _loss(self, part: MicroBatch, denominator: Tensor, sums: MetricSums, balance: LoadBalance | None) -> Tensor:
         """The share of one micro-batch in the loss; DDP and FSDP average over ranks, so it is scaled to a sum."""
         loss = micro_batch_loss(
             part,
@@ -331,6 +331,7 @@ class GSPOModule(LightningModule):
             segments=self.segments(part),
             sums=sums,
             on_policy=self.on_policy(self._batch),
+            balance=balance,
         )
         return loss * rank_and_world()[1]
 
@@ -411,6 +412,7 @@ class GSPOModule(LightningModule):
             update=self.global_step + 1, values=values, rewards=loader.experience.rewards, model=self.settings,
             rng={"seed": self.data.seed, "iteration": loader.iteration},
             segments=[self.segments(part) for part in batch.micro_batches],
+            router_aux_loss_coef=self.router_aux_loss_coef,
         )  # fmt: skip
         return dump.write(Path(self.trainer.log_dir or self.trainer.default_root_dir) / "dumps", rank_and_world()[0])
 

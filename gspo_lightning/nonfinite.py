@@ -52,6 +52,8 @@ class Dump:
     temperature: float
     weights: dict[str, Tensor]
     """The policy before the update."""
+    router_aux_loss_coef: float = 0.0
+    """Weight of the routers' load-balancing loss."""
 
     def write(self, folder: Path, rank: int) -> Path:
         """Write to ``folder``; tensors and primitives only.

@@ -7,7 +7,6 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from gspo_lightning.errors import UserError
 from gspo_lightning.lora import adapters_off, has_adapters
 from gspo_lightning.old_policy import with_logprobs
 from gspo_lightning.packing import cut_micro_batches
@@ -43,32 +42,44 @@ class ReferencePolicy:
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
         inner: Policy = getattr(self.policy, "module", self.policy)  # FSDP1 is a module around it
-        routing, inner.routing = inner.routing, None  # it goes its own ways, also where it is the policy
-        try:
-            with adapters_off(inner.model) if self.adapted else nullcontext():
-                yield
-        finally:
-            inner.routing = routing
+        with _own_ways(self.policy), adapters_off(inner.model) if self.adapted else nullcontext():
+            yield
 
     @torch.no_grad()
     def penalise(
-        self, rollouts: Sequence[Rollout], coef: float, temperature: float, max_tokens: int, device: torch.device
+        self,
+        rollouts: Sequence[Rollout],
+        old: Policy,
+        coef: float,
+        temperature: float,
+        max_tokens: int,
+        device: torch.device,
     ) -> None:
         """Set each rollout's ``kl_penalty`` to ``coef`` times its summed log-ratio to the reference, nats.
 
-        The sampler's log-probabilities stand for the policy's: the k1 estimator of KL(policy || reference) over the
-        whole response, as in reinforcement learning from human feedback (InstructGPT, arXiv 2203.02155).
+        The k1 estimator of KL(old policy || reference) over the whole response, as in reinforcement learning from human
+        feedback (InstructGPT, arXiv 2203.02155). Both sides go through the same forward pass over the same rows: a
+        sampler's log-probabilities differ by more than a small KL, and here a policy that is the reference has exactly
+        none.
+
+        Args:
+            rollouts: of this rank, any number.
+            old: the weights that sampled them, on ``device``.
+            coef: reward units per nat.
+            temperature: of the rollouts.
+            max_tokens: that go through a model at once.
+            device: of the policy.
         """
         self._to(device)
         rows = sorted(rollouts, key=lambda r: len(r.prompt.token_ids) + len(r.token_ids), reverse=True)
         done = 0
         for part in in_step(self.policy, list(cut_micro_batches(rows, max_tokens)), device):
             batch = part.to(device)
-            if batch.behaviour_logprobs is None:
-                raise UserError("data.kl_in_reward", "needs a rollout source that reports log-probabilities")
+            with _own_ways(old):
+                logprobs = old(batch, temperature)[0]
             with self._as_it_was():
-                ratio = batch.behaviour_logprobs - self.policy(batch, temperature)[0]
-            sums = torch.where(batch.response_mask, ratio, 0.0).sum(-1).tolist()
+                ratio = logprobs - self.policy(batch, temperature)[0]
+            sums = torch.where(batch.response_mask, ratio, 0.0).double().sum(-1).tolist()
             for rollout, value in zip(rows[done : done + len(sums)], sums, strict=done < len(rows)):
                 rollout.kl_penalty = coef * value
             done += len(sums)
@@ -82,3 +93,14 @@ class ReferencePolicy:
     def _to(self, device: torch.device) -> None:
         if not self.adapted and not is_sharded(self.policy):  # shards are where they belong
             self.policy.to(device)
+
+
+@contextmanager
+def _own_ways(policy: Policy) -> Iterator[None]:
+    """Routers choose freely and are not watched."""
+    inner: Policy = getattr(policy, "module", policy)  # FSDP1 is a module around it
+    routing, inner.routing = inner.routing, None
+    try:
+        yield
+    finally:
+        inner.routing = routing

@@ -102,7 +102,7 @@ class Rollout:
     Of a conversation ``text`` is what the policy said and ``messages`` is all of it; ``turn_ends`` are the places in
     ``token_ids`` after each turn of the policy, ``turn_rewards`` what the environment paid for it.
     ``token_advantages`` [T] float32 take the place of ``advantage`` where turns are judged on their own. ``lost`` says
-    why there can be no reward: its environment failed.
+    why there can be no reward: its environment failed; ``missing`` why rewards have given none.
     """
 
     prompt: Prompt
@@ -124,6 +124,7 @@ class Rollout:
     turn_rewards: tuple[float, ...] = ()
     token_advantages: Tensor | None = None
     lost: str = ""
+    missing: str = ""
     versions: Tensor | None = None
     routes: Tensor | None = None
 

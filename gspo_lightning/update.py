@@ -15,6 +15,7 @@ from gspo_lightning.metrics.ratios import ratio_counts
 from gspo_lightning.metrics.sums import MetricSums, ratio_histogram
 from gspo_lightning.metrics.update import measure_mismatch, sequence_log_ratios
 from gspo_lightning.objectives import Objective
+from gspo_lightning.objectives.shapes import check_count
 from gspo_lightning.old_policy import OldPolicy
 from gspo_lightning.policy import Policy
 from gspo_lightning.routing import LOAD, LoadBalance, expert_load, recording, routing_sums
@@ -25,7 +26,7 @@ __all__ = ["changed_routes", "load_balance", "micro_batch_loss", "mini_batch_cou
 
 def mini_batch_count(objective: Objective, micro_batches: Sequence[MicroBatch]) -> Tensor:
     """What the micro-batches of a mini-batch contribute to its denominator together, a float64 scalar."""
-    return torch.stack([objective.count(m.response_mask) for m in micro_batches]).sum()
+    return torch.stack([check_count(objective, objective.count(m.response_mask)) for m in micro_batches]).sum()
 
 
 def micro_batch_loss(

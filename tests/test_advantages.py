@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import pickle
 import statistics
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
+from torch import Tensor
 
 from gspo_lightning.advantages import (
     Advantages,
@@ -21,6 +24,7 @@ from gspo_lightning.advantages import (
     MaxRL,
     Raw,
     dead_groups,
+    try_advantages,
 )
 from gspo_lightning.errors import UserError
 from gspo_lightning.registry import components
@@ -199,3 +203,41 @@ def test_registered_picklable_and_built_from_the_command_line(advantages: Advant
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--advantages", type=Advantages)
     assert repr(parser.instantiate(parser.parse_args(["--advantages", name])).advantages) == repr(advantages)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda r: r.mean(), r"returned a tensor of shape \(\), .* \[M\] = \(4,\)"),
+        (lambda r: r[:2], r"returned a tensor of shape \(2,\)"),
+        (lambda r: r.unsqueeze(-1), r"returned a tensor of shape \(4, 1\)"),
+        (lambda r: r.tolist(), "returned a list"),
+        (lambda r: (r - r.mean()) / (r - r).sum(), "returned 4 of 4 advantages that are not finite"),
+    ],
+)
+def test_what_a_plug_in_computes_is_checked_by_name(made: Callable[[Tensor], Any], said: str) -> None:
+    class Wrong(Advantages):
+        def compute(self, rewards: Tensor, groups: Any) -> Any:
+            return made(rewards)
+
+    with pytest.raises(UserError, match=f"Wrong.compute: {said}"):
+        of(Wrong(), [1.0, NAN, 0.0, 0.0, 2.0], [0, 0, 0, 1, 1])
+    with pytest.raises(UserError, match=r"Wrong.compute"):
+        try_advantages(Wrong(), 2)
+
+
+def test_a_plug_in_that_divides_by_a_spread_of_zero_is_found_before_a_run() -> None:
+    class Spread(Advantages):
+        def compute(self, rewards: Tensor, groups: Any) -> Tensor:
+            centred = rewards - groups.mean(rewards)[groups.index]
+            return centred / groups.mean(centred.square()).sqrt()[groups.index]
+
+    of(Spread(), [1.0, 0.0], [0, 0])
+    with pytest.raises(UserError, match=r"Spread.compute: returned 4 of 8 advantages that are not finite"):
+        try_advantages(Spread(), 4)
+
+
+@pytest.mark.parametrize("advantages", ALL, ids=repr)
+def test_the_family_passes_the_trial(advantages: Advantages) -> None:
+    for size in (2, 3, 8):
+        try_advantages(advantages, size)

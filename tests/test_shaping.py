@@ -7,11 +7,14 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from gspo_lightning.advantages import GroupMean, GroupNormalised
+from gspo_lightning.advantages import Advantages, BatchNormalised, GroupMean, GroupNormalised
+from gspo_lightning.data import PromptDataModule
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience import Groups, resample
 from gspo_lightning.packing import cut_micro_batches, filler, make_micro_batch
-from gspo_lightning.shaping import Shaping, assign_advantages, is_dead, mask_truncated
+from gspo_lightning.rewards import ExactMatch, Reward
+from gspo_lightning.rollouts.recorded import Recorded
+from gspo_lightning.shaping import CombineRewards, Shaping, assign_advantages, is_dead, mask_truncated
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 
 CPU = torch.device("cpu")
@@ -78,6 +81,78 @@ def test_weights_of_zero_leave_a_part_out() -> None:
 )
 def test_dead_is_equality_of_what_takes_part(rewards: list[float | None], dead: bool) -> None:
     assert is_dead([rollout(r) for r in rewards], Shaping()) is dead
+
+
+def penalised(kl: Sequence[float], coef: float, cut: Sequence[bool] = (False,) * 4) -> list[Rollout]:
+    """Rewards 1, 0, 1, 0 with a penalty of ``coef`` for a nat."""
+    group = [rollout(r, truncated=c) for r, c in zip((1.0, 0.0, 1.0, 0.0), cut, strict=True)]
+    for r, nats in zip(group, kl, strict=True):
+        r.kl_penalty = coef * nats
+    return group
+
+
+@pytest.mark.parametrize("coef", [0.001, 10.0])
+def test_a_penalty_beside_rewards_normalised_separately_has_the_size_of_its_coefficient(coef: float) -> None:
+    """The reward is worth +-sqrt(3) / 2 within its group, whose spread is 1: standardising changes nothing more."""
+    group = penalised((3.0, 1.0, 2.0, 0.0), coef)
+    assign_advantages([group], GroupNormalised(), Shaping(combine="normalised_separately"), CPU)
+    reward = [0.75**0.5, -(0.75**0.5)] * 2
+    wanted = [a - coef * (kl - 1.5) for a, kl in zip(reward, (3.0, 1.0, 2.0, 0.0), strict=True)]
+    assert advantages(group) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_truncation_and_kl_are_penalised_apart() -> None:
+    """Only their sum would be constant: a penalty must not be cancelled by another one's scale."""
+    group = penalised((1.0, 0.0, 0.0, 1.0), 0.25, cut=(False, True, True, False))
+    shaping = Shaping(truncated="penalise", truncation_penalty=0.5, combine="normalised_separately")
+    assign_advantages([group], GroupNormalised(), shaping, CPU)
+    off = [0.25 * kl + 0.5 * cut - 0.375 for kl, cut in ((1, 0), (0, 1), (0, 1), (1, 0))]
+    reward = [0.75**0.5, -(0.75**0.5)] * 2
+    assert advantages(group) == pytest.approx([a - b for a, b in zip(reward, off, strict=True)], abs=1e-5)
+
+
+def test_a_penalty_without_groups_is_compared_in_the_whole_batch() -> None:
+    groups = [[r] for r in penalised((3.0, 1.0, 2.0, 0.0), 0.1)]
+    for i, (r,) in enumerate(groups):
+        r.prompt = Prompt(i, "p", (3,))
+    assign_advantages(groups, BatchNormalised(), Shaping(combine="normalised_separately"), CPU)
+    reward = [0.75**0.5, -(0.75**0.5)] * 2
+    wanted = [a - 0.1 * (kl - 1.5) for a, kl in zip(reward, (3.0, 1.0, 2.0, 0.0), strict=True)]
+    assert [g[0].advantage for g in groups] == pytest.approx(wanted, abs=1e-5)
+
+
+def test_penalties_of_missing_samples_count_nowhere() -> None:
+    group = [*penalised((3.0, 1.0, 2.0, 0.0), 0.1), rollout(None, a=None)]
+    group[4].kl_penalty = 99.0
+    assign_advantages([group], GroupNormalised(), Shaping(combine="normalised_separately", rewards=("r",)), CPU)
+    alone = penalised((3.0, 1.0, 2.0, 0.0), 0.1)
+    assign_advantages([alone], GroupNormalised(), Shaping(combine="normalised_separately"), CPU)
+    assert advantages(group) == [*advantages(alone), 0.0]
+
+
+@pytest.mark.parametrize("combine", ["weighted_sum", "normalised_separately"])
+@pytest.mark.parametrize("compare", [GroupNormalised(), GroupMean()])
+def test_a_group_of_equal_rewards_is_dead_whatever_its_kl(combine: CombineRewards, compare: Advantages) -> None:
+    """KL to the reference differs by rounding alone, and a spread of rounding must not become one of 1."""
+    dead = [rollout(1.0), rollout(1.0), rollout(1.0)]
+    for r, noise in zip(dead, (1e-4, -2e-4, 3e-4), strict=True):
+        r.kl_penalty = noise
+    alive = [rollout(1.0), rollout(0.0), rollout(0.0)]
+    shaping = Shaping(combine=combine)
+    assert assign_advantages([dead, alive], compare, shaping, CPU) == 0.5
+    assert advantages(dead) == [0.0, 0.0, 0.0]
+    assert advantages(alive)[0] > 0 > advantages(alive)[1]
+    assert is_dead(dead, shaping)
+    assert not is_dead(alive, shaping)
+
+
+@pytest.mark.parametrize("combine", ["weighted_sum", "normalised_separately"])
+def test_a_group_that_differs_in_truncation_alone_is_alive_where_that_is_penalised(combine: CombineRewards) -> None:
+    group = [rollout(1.0, truncated=True), rollout(1.0)]
+    shaping = Shaping(truncated="penalise", combine=combine)
+    assert not is_dead(group, shaping)
+    assert assign_advantages([group], GroupMean(), shaping, CPU) == 0.0
+    assert advantages(group) == [-0.25, 0.25]
 
 
 def test_dead_fraction_over_columns() -> None:
@@ -180,3 +255,14 @@ def test_advantages_of_turns_travel_to_the_tokens_of_a_micro_batch() -> None:
     assert [m.advantages.shape for m in cut_micro_batches(group, 6)] == [(1, 5), (1, 2)]
     assert filler(batch).advantages.shape == (1, 5)
     assert make_micro_batch([rollout(1.0)]).advantages.shape == (1,)
+
+
+def test_recorded_verdicts_name_their_rewards_themselves() -> None:
+    rewards: dict[str, Reward] = {"b": ExactMatch(), "a": ExactMatch()}
+    combined = {"rewards": rewards, "combine_rewards": "normalised_separately"}
+    assert PromptDataModule("x.jsonl", **combined).shaping.rewards == ("b", "a")  # type: ignore[arg-type]
+    source = Recorded("rollouts", rewards="recorded")
+    shaping = PromptDataModule("x.jsonl", rollouts=source, **combined).shaping  # type: ignore[arg-type]
+    group = [rollout(1.0, other=1.0), rollout(0.0, other=0.0)]
+    assign_advantages([group], GroupMean(), shaping, CPU)
+    assert advantages(group) == pytest.approx([0.5**0.5, -(0.5**0.5)], rel=1e-5)

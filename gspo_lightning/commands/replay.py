@@ -56,17 +56,19 @@ def replay(dump: Dump) -> tuple[list[str], dict[str, float]]:
     from gspo_lightning.policy import load_policy
     from gspo_lightning.registry import component
     from gspo_lightning.routing import Routing
-    from gspo_lightning.update import micro_batch_loss, mini_batch_count
+    from gspo_lightning.update import load_balance, micro_batch_loss, mini_batch_count
 
     objective = component("objectives", dump.objective["class"])(**dump.objective["settings"])
     policy = load_policy(dump.model)
     policy.model.load_state_dict(dump.weights)
     policy.train()
-    if any(part.routes is not None for part in dump.mini_batch.micro_batches):
-        policy.routing = Routing.install(policy.backbone, "R2")
+    replayed = any(part.routes is not None for part in dump.mini_batch.micro_batches)
+    if replayed or dump.router_aux_loss_coef > 0:
+        policy.routing = Routing.install(policy.backbone, "R2" if replayed else "off")
     found = [f"weight {name}" for name, value in dump.weights.items() if not _finite(value)]
     parts = dump.mini_batch.micro_batches
     denominator = mini_batch_count(objective, parts)
+    balance = load_balance(dump.router_aux_loss_coef, policy, parts, dump.temperature)
     sums, gradient = MetricSums(), {name: torch.zeros_like(p) for name, p in policy.named_parameters()}
     for number, (part, segments) in enumerate(zip(parts, dump.segments, strict=True)):
         found += _rows(dump, number, part, "old log-probabilities", part.old_logprobs)
@@ -75,7 +77,7 @@ def replay(dump: Dump) -> tuple[list[str], dict[str, float]]:
         policy.zero_grad(set_to_none=True)
         loss = micro_batch_loss(
             part, policy=policy, old_policy=CachedLogProbs(), objective=objective, temperature=dump.temperature,
-            denominator=denominator, sums=sums, segments=segments,
+            denominator=denominator, sums=sums, segments=segments, balance=balance,
         )  # fmt: skip
         if not bool(torch.isfinite(loss)):
             found.append(f"micro-batch {number}: loss {float(loss)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ import torch
 from torch import nn
 from torchmetrics import MeanMetric
 
+from gspo_lightning.distributed import all_gathered
+from gspo_lightning.errors import UserError, counted
 from gspo_lightning.metrics.passk import AverageAtK, PassAtK
 from gspo_lightning.types import Rollout
 
@@ -49,6 +52,7 @@ class EvaluationMetrics(nn.Module):
         super().__init__()
         self.metrics = nn.ModuleDict()
         self.examples: list[Rollout] = []
+        self._accuracy_reward, self._missing = "", list[str]()
 
     def start(self, evaluation: Evaluation, device: torch.device) -> None:
         """Begin an evaluation with these settings."""
@@ -58,7 +62,7 @@ class EvaluationMetrics(nn.Module):
         for name in ("reward", "response_length", "terminated"):
             self.metrics[name] = MeanMetric()
         self.metrics.to(device)
-        self.examples = []
+        self.examples, self._missing = [], []
 
     def update(self, groups: Sequence[Sequence[Rollout]], accuracy_reward: str) -> None:
         """Count the scored answers to some prompts; a response is correct if its accuracy reward is at least 1.
@@ -73,6 +77,8 @@ class EvaluationMetrics(nn.Module):
             if known and (name == "accuracy" or name.startswith("pass@")):
                 metric.update(torch.tensor(known).to(str(metric.device)))  # type: ignore[operator]
         flat = [r for group in groups for r in group]
+        self._accuracy_reward = accuracy_reward
+        self._missing += [r.lost or r.missing for r in flat if r.reward_parts.get(accuracy_reward) is None]
         rewards = [r.reward for r in flat if r.reward is not None]
         self.metrics["reward"].update(torch.tensor(rewards, dtype=torch.float64))  # type: ignore[operator]
         self.metrics["response_length"].update(torch.tensor([float(r.length) for r in flat]))  # type: ignore[operator]
@@ -80,5 +86,17 @@ class EvaluationMetrics(nn.Module):
         self.examples += [g[0] for g in groups]
 
     def compute(self) -> dict[str, float]:
-        """``val/<name>`` -> value, over all ranks."""
-        return {f"val/{name}": float(metric.compute()) for name, metric in self.metrics.items()}  # type: ignore[operator]
+        """``val/<name>`` -> value, over all ranks.
+
+        Raises:
+            UserError: no prompt of any rank has all its scores, so that nobody knows the accuracy.
+        """
+        found = {f"val/{name}": float(metric.compute()) for name, metric in self.metrics.items()}  # type: ignore[operator]
+        if math.isnan(found["val/accuracy"]):
+            raise UserError(
+                "data.evaluation.accuracy_reward",
+                f"{self._accuracy_reward!r} gave no held-out prompt all its scores, so there is no accuracy: "
+                f"{counted(all_gathered(self._missing))}",
+                fix="name the reward that judges held-out answers, or correct it",
+            )
+        return found

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from gspo_lightning.distributed import all_sum, largest
+from gspo_lightning.distributed import all_names, all_sum, largest
 from gspo_lightning.types import Rollout
 
 __all__ = ["measure_rollouts", "measure_staleness"]
 
 
 def measure_rollouts(rollouts: Sequence[Rollout], device: torch.device) -> dict[str, float]:
-    """Scalars under their tags (docs/metrics.md); every rank must know the same rewards."""
-    parts = sorted({name for r in rollouts for name in r.reward_parts})
+    """Scalars under their tags (docs/metrics.md)."""
+    parts = all_names(name for r in rollouts for name in r.reward_parts)
     sums: list[float] = []
     for name in (None, *parts):
         known = [v for r in rollouts if (v := r.reward if name is None else r.reward_parts.get(name)) is not None]

@@ -25,6 +25,7 @@ from gspo_lightning.objectives.options import (
     off_policy_rows,
 )
 from gspo_lightning.objectives.rows import Rows
+from gspo_lightning.objectives.shapes import check_count, check_term
 from gspo_lightning.types import ObjectiveOutput
 
 __all__ = ["Level", "Objective", "Rows", "Surface", "Term"]
@@ -89,7 +90,10 @@ class Objective(Surface):
 
     @abstractmethod
     def term(self, rows: Rows) -> Term:
-        """The loss per sequence or token, the ratio before clipping and where clipping took the gradient away."""
+        """The loss per sequence or token, the ratio before clipping and where clipping took the gradient away.
+
+        Shapes ([N] or [N, T]) are checked: what is a mean already, or transposed, would be broadcast into another loss.
+        """
 
     def count(self, response_mask: Tensor) -> Tensor:
         """What these rows contribute to the denominator: a float64 scalar that adds up over rows.
@@ -131,7 +135,8 @@ class Objective(Surface):
                 is the whole mini-batch.
 
         Raises:
-            UserError: an argument has the wrong shape or dtype, is missing, or selects nothing.
+            UserError: an argument has the wrong shape or dtype, is missing, or selects nothing; :meth:`term` returned
+                something that does not fit.
         """
         rows = Rows.build(
             logprobs,
@@ -146,6 +151,7 @@ class Objective(Surface):
         )
         self._check_needed(rows)
         term = self.term(rows)
+        check_term(self, term, rows)
         weights, extra = self._weights(rows, term.loss)
         loss = term.loss if weights is None else term.loss * weights.reshape_as(term.loss)
         total = aggregate(loss, rows.mask, rows.lengths, self.aggregation)
@@ -199,7 +205,7 @@ class Objective(Surface):
 
     def _denominator(self, denominator: Tensor | float | None, rows: Rows) -> Tensor:
         if denominator is None:
-            value = self.count(rows.mask)
+            value = check_count(self, self.count(rows.mask))
             if value.device.type == "cpu" and float(value) <= 0:
                 raise UserError(
                     "response_mask",

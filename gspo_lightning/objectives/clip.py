@@ -11,6 +11,7 @@ from gspo_lightning.objectives.base import Objective, Surface
 from gspo_lightning.objectives.measure import Term
 from gspo_lightning.objectives.options import check_number
 from gspo_lightning.objectives.rows import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
+from gspo_lightning.objectives.shapes import check_level
 
 __all__ = ["RatioClip"]
 
@@ -55,6 +56,7 @@ class RatioClip(Band, Objective):
     def term(self, rows: Rows) -> Term:
         """``-min(r A, clip(r) A)`` with the gradient exactly zero where the clipped branch is the smaller one."""
         log_ratio = self.log_ratio(rows)
+        check_level(self, "log_ratio", "log-ratio", log_ratio, rows)
         log_ratio = torch.where(rows.valid(log_ratio), log_ratio, 0.0)
         clamped = log_ratio.detach().abs() > LOG_RATIO_LIMIT
         ratio = torch.exp(clamp_log_ratio(log_ratio))

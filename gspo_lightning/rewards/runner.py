@@ -14,6 +14,7 @@ from typing import Any, Self
 from gspo_lightning.errors import GSPOError, InfrastructureError, UserError, did_you_mean
 from gspo_lightning.registry import import_plugins, plugin_files
 from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
+from gspo_lightning.rewards.canned import canned, conversation_columns, silent
 from gspo_lightning.rewards.dispatcher import Dispatcher
 from gspo_lightning.rewards.jobs import Job, Limits
 from gspo_lightning.rewards.judge import is_refusal, judge, plugin_error
@@ -180,7 +181,14 @@ class RewardRunner:
             _report(error)
             raise
 
-    def check(self, columns: Collection[str], prompt: str = "canned prompt") -> None:
+    def check(
+        self,
+        columns: Collection[str],
+        prompt: str = "canned prompt",
+        others: Sequence[tuple[Mapping[str, Any], str]] = (),
+        *,
+        conversation: bool = False,
+    ) -> None:
         """Verify the rewards before the first rollout.
 
         Every required column must be there. Each reward then judges canned completions (empty, short, and with the
@@ -189,35 +197,53 @@ class RewardRunner:
         Args:
             columns: names of the records' columns, or an example record as a mapping.
             prompt: of the canned samples.
+            others: more records with their prompts, for rewards that have nothing to say about the first.
+            conversation: samples will bring the columns of a conversation with them.
 
         Raises:
-            UserError: a required column is missing, or a reward raises or returns something that is no reward.
+            UserError: a required column is missing, a reward raises or returns something that is no reward, or it
+                gives none to any canned completion.
         """
         record: Mapping[str, Any] = columns if isinstance(columns, Mapping) else {}
+        there = [*columns, *(conversation_columns("", "") if conversation else ())]
         for name, reward in self.rewards.items():
             for column in reward.required_columns():
-                if column not in columns:
-                    known = did_you_mean(column, [*columns, *BUILT_IN])
+                if column not in there:
+                    known = did_you_mean(column, [*there, *BUILT_IN])
                     raise UserError(
                         f"rewards.{name}",
                         f"{type(reward).__name__} needs the column {column!r}, which the records do not have; {known}",
                         fix="map a column of the data to it (data.columns), or rename the parameter",
                     )
-        texts = ["", "The answer is 42.", str(record.get("answer", "#42"))]
-        samples = [Sample(f"canned/{i}", prompt, text, tuple(range(len(text))), record) for i, text in enumerate(texts)]
-        job = self._begin(samples)
-        scores = self._finish([job])
-        for text, score in zip(texts, scores, strict=True):
+        samples = canned(record, prompt, conversation)
+        scores = self._judge(samples)
+        for sample, score in zip(samples, scores, strict=True):
             for name, part in score.parts.items():
                 if part.status is ScoreStatus.TIMEOUT:
                     raise UserError(
                         f"rewards.{name}",
-                        f"needs more than {self._limits.deadline_s:g} s for the canned completion {text!r}",
+                        f"needs more than {self._limits.deadline_s:g} s for the canned completion "
+                        f"{sample.completion!r}",
                         fix="make it faster, or raise the deadline",
                     )
+        if silent(self.rewards, samples, scores) and others:
+            more = [sample for other, text in others for sample in canned(other, text, conversation)]
+            samples, scores = samples + more, scores + self._judge(more)
+        for name, reasons in silent(self.rewards, samples, scores).items():
+            raise UserError(
+                f"rewards.{name}",
+                f"{type(self.rewards[name]).__name__} gives none of {len(samples)} canned completions (empty, short, "
+                f"with the answer in it) a reward: {reasons}",
+                fix="return a number for what can be judged, 0 for a wrong answer; None is for what nobody can tell",
+            )
+
+    def _judge(self, samples: Sequence[Sample]) -> list[SampleScore]:
+        job = self._begin(samples)
+        scores = self._finish([job])
         if job.lost:
             part = next(p for p in scores[min(job.lost)].parts.values() if p.status is ScoreStatus.MISSING)
             raise InfrastructureError(f"a canned completion could not be scored: {part.detail}")
+        return scores
 
     # inside ------------------------------------------------------------------------------------------------------
 

@@ -120,7 +120,13 @@ class PartialRollouts:
         """Put the trainer's own log-probabilities in the place of the sampler's, for tokens of this version.
 
         For responses that will be trained on later: this is the last moment at which the weights that sampled them are
-        there.
+        sure to be there. A response that goes on under other weights has several such pieces, each with its own.
+
+        Args:
+            policy: the weights that sampled in this iteration, which need not be the ones that are trained.
+            temperature: of the rollouts.
+            version: that tokens of this iteration have.
+            max_tokens: padding included, that go through the model at once.
         """
         rows = [r for g in self.in_flight for r in g.responses if r.policy_version == version and len(r.token_ids)]
         rows.sort(key=lambda r: len(r.prompt.token_ids) + len(r.token_ids), reverse=True)

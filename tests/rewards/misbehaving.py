@@ -169,3 +169,20 @@ def one_value(completions: list[str]) -> float:
 async def trl_async(completions: list[str]) -> list[float | None]:
     await asyncio.sleep(0)
     return [None if not c else 1.0 for c in completions]
+
+
+class _Applies(Reward):
+    """Judges records of one source, and has nothing to say about others."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+
+    def score(self, completion: str, source: str) -> Score:
+        return Score(1.0) if source == self.source else Score.missing(f"not of {self.source}")
+
+
+class _ReadsMessages(Reward):
+    """Needs what a conversation brings."""
+
+    def score(self, messages: Sequence[dict[str, str]]) -> float:
+        return float(len(messages[-1]["content"]))

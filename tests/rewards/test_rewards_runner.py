@@ -19,6 +19,7 @@ import pytest
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.registry import import_plugins
 from gspo_lightning.rewards import (
+    EnvironmentReward,
     ExactMatch,
     FormatReward,
     FunctionReward,
@@ -373,6 +374,24 @@ def test_check_names_reward_parameter_and_columns() -> None:
         ),
     ):
         runner.check(set())
+
+
+def test_check_refuses_a_reward_that_gives_nothing() -> None:
+    with RewardRunner({"loud": bad._Obeys(), "quiet": bad._Applies("b")}, num_workers=1) as runner:
+        with pytest.raises(UserError, match=r"rewards\.quiet: _Applies gives none of 3 .*: 3 x not of b\n  fix: "):
+            runner.check({"source": "a"})
+        runner.check({"source": "b"})
+        runner.check({"source": "a"}, others=[({"source": "a"}, "p"), ({"source": "b"}, "p")])
+        with pytest.raises(UserError, match=r"quiet: _Applies gives none of 6 canned completions"):
+            runner.check({"source": "a"}, others=[({"source": "c"}, "p")])
+        runner.check({"source"})  # only the names are known: nothing can be judged
+
+
+def test_check_knows_what_a_conversation_brings() -> None:
+    with RewardRunner({"paid": EnvironmentReward(), "polite": bad._ReadsMessages()}, num_workers=1) as runner:
+        with pytest.raises(UserError, match="needs the column 'messages'"):
+            runner.check({"answer": "1"})
+        runner.check({"answer": "1"}, conversation=True)
 
 
 def test_a_sample_without_its_column_is_missing() -> None:

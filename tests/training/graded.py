@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gspo_lightning.rewards import Reward
+from gspo_lightning.rewards import Reward, Sample
 
 
 class Graded(Reward):
@@ -11,6 +11,25 @@ class Graded(Reward):
     def score(self, completion: str) -> float:
         """In [0, 6/7]."""
         return (sum(i * ord(c) for i, c in enumerate(completion, 1)) % 7) / 7
+
+
+class Flat(Reward):
+    """Every response is worth the same: no comparison teaches anything."""
+
+    def score(self, completion: str) -> float:
+        """Always 1."""
+        return 1.0
+
+
+class Silent(Reward):
+    """Never has anything to say about a response; ``canned``: but about what a run is begun with."""
+
+    def __init__(self, canned: bool = False) -> None:
+        self.canned = canned
+
+    def score(self, sample: Sample) -> float | None:
+        """1 or nothing."""
+        return 1.0 if self.canned and sample.id.startswith("canned") else None
 
 
 class Echo(Reward):

@@ -6,8 +6,14 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
+from gspo_lightning.packing import make_micro_batch
+from gspo_lightning.policy import Policy
+from gspo_lightning.prompts import ChainTask
 from gspo_lightning.rollouts import RolloutSource
+from gspo_lightning.tiny import build_tiny_model, character_tokenizer
+from gspo_lightning.types import FinishReason, Prompt, Rollout
 from tests.training import runs
 
 UNTAUGHT = [*runs.UNTAUGHT, "--data.val=null", "--trainer.num_sanity_val_steps=0", "--model.optimizer.lr=0.003"]
@@ -32,6 +38,32 @@ def test_partial_rollouts_resume_exactly_with_responses_in_flight(tmp_path: Path
     assert {v % 2 for _, v in scalars["staleness/max_age"]} == {0.0}  # two updates an iteration
     assert scalars["ratio/log_sequence_std"][0][1] == 0.0
     assert max(v for s, v in scalars["ratio/log_sequence_std"] if s % 2 == 1) > 0.0  # stale tokens, before any update
+
+
+@pytest.mark.parametrize("form", ["ResidentSnapshot", "OffloadedSnapshot"])
+def test_pieces_keep_the_log_probabilities_of_the_snapshot_that_sampled_them(tmp_path: Path, form: str) -> None:
+    """After the first iteration the policy has moved on, and the snapshot that samples has not."""
+    options = [f"--model.old_policy={form}", "--model.old_policy.refresh_every=3", "--model.old_logprobs=recompute",
+               "--model.optimizer.lr=0.03", "--data.prompts_in_flight=20", "--trainer.max_epochs=3"]  # fmt: skip
+    saved = runs.checkpoint(runs.fit(tmp_path, *PARTIAL, *options))
+    (rank,) = saved["PromptDataModule"]["ranks"]
+    model = build_tiny_model("tiny-qwen3", seed=1)
+    prefix = "old_policy.snapshot.model."
+    model.load_state_dict({k.removeprefix(prefix): v for k, v in saved["state_dict"].items() if k.startswith(prefix)})
+    snapshot, records = Policy(model, character_tokenizer()), ChainTask("train", 16384).records()
+    seen: set[int] = set()
+    for group in rank["partial"]["groups"]:
+        for row in group["responses"]:
+            if not len(row["token_ids"]):
+                continue
+            ids = snapshot.tokenizer(records[group["prompt"]]["prompt"]).input_ids
+            prompt = Prompt(group["prompt"], "p", tuple(ids))
+            kept = Rollout(prompt, **row | {"finish_reason": FinishReason(row["finish_reason"])}, reward=0.0)
+            with torch.no_grad():
+                wanted = snapshot(make_micro_batch([kept]))[0][0]
+            torch.testing.assert_close(kept.logprobs, wanted, rtol=0, atol=2e-5)
+            seen |= set(row["versions"].tolist())
+    assert len(seen) > 1  # pieces of several iterations, by the number of updates before them
 
 
 def test_rollouts_ahead_of_training_are_one_iteration_old_and_do_not_depend_on_timing(tmp_path: Path) -> None:
@@ -84,6 +116,11 @@ def test_a_source_that_fails_ahead_stops_the_run_with_its_message(
         (["--data.prompts_in_flight=12", "--data.resample_dead_groups=2"], "data.resample_dead_groups", "partial"),
         (["--data.prompts_in_flight=12", "--data.max_staleness=1"], "data.max_staleness", "partial"),
         (["--data.prompts_in_flight=99999"], "data.prompts_in_flight", "usable prompts"),
+        (
+            ["--data.max_staleness=1", "--model.old_policy=ResidentSnapshot", "--model.old_policy.refresh_every=2"],
+            "model.old_policy.refresh_every",
+            "newest weights",
+        ),
         (["--data.max_staleness=1", "--data.resample_dead_groups=2"], "data.resample_dead_groups", "asynchronous"),
     ],
 )

@@ -37,7 +37,7 @@ def test_kl_in_the_reward_pulls_back_too(tmp_path: Path) -> None:
     free = runs.scalars(runs.fit(tmp_path / "free", *options))
     held = runs.scalars(runs.fit(tmp_path / "held", *options, "--data.kl_in_reward=1.0"))
     norms = [[v for _, v in s["optim/gradient_norm"]] for s in (free, held)]
-    assert norms[0][:2] == pytest.approx(norms[1][:2], rel=1e-4)
+    assert norms[0][:2] == norms[1][:2]
     assert norms[0][2] != pytest.approx(norms[1][2], rel=1e-3)
     assert (
         free["reward/mean"][2] == held["reward/mean"][2]

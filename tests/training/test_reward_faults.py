@@ -153,13 +153,35 @@ def test_missing_rewards_are_counted_and_leave_the_mean(tmp_path: Path) -> None:
     assert scalars["optim/gradient_norm"][0][1] > 0
 
 
-def test_a_batch_without_any_reward_moves_nothing(tmp_path: Path) -> None:
-    source = SOMETIMES.replace("class Sometimes", "class NowAndThen")  # one name is one plug-in in this process
-    options = [*plug_in(tmp_path / "plugin", source, "NowAndThen"), "--data.val=null", "--trainer.max_epochs=1"]
-    never = '--data.rewards={"graded": {"class_path": "NowAndThen", "init_args": {"never": true}}}'
-    trained = runs.weights(runs.fit(tmp_path / "some", *options))
-    run = runs.fit(tmp_path / "none", *options, never)
-    start = runs.weights(runs.fit(tmp_path / "start", *options, "--model.optimizer.lr=0.0"))
-    assert runs.scalars(run)["reward/missing"] == [(1, 1.0), (2, 1.0)]
-    assert runs.largest_difference(runs.weights(run), start) == 0.0
-    assert runs.largest_difference(trained, start) > 0.0
+SILENT = [*runs.UNTAUGHT, '--data.rewards={"graded": "Silent"}']
+ONLY_CANNED = [
+    *runs.UNTAUGHT,
+    '--data.rewards={"graded": {"class_path": "Silent", "init_args": {"canned": true}}}',
+]
+
+
+def test_a_reward_that_gives_nothing_is_refused_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs.fit(tmp_path / "run", *SILENT, code=2)
+    shown = capsys.readouterr().err
+    for word in ("rewards.graded: Silent gives none of", "x the reward returned None", "fix: "):
+        assert word in shown
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_iteration_without_any_reward_stops_the_run_and_counts_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runs.fit(tmp_path / "run", *ONLY_CANNED, "--data.val=null", code=2)
+    shown = capsys.readouterr().err
+    assert "no response of iteration 0 has a reward" in shown
+    assert "32 x graded: the reward returned None" in shown
+    assert not (run / "checkpoints").exists()
+
+
+def test_held_out_answers_without_any_score_stop_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs.fit(tmp_path / "run", *ONLY_CANNED, code=2)
+    shown = capsys.readouterr().err
+    assert "data.evaluation.accuracy_reward: 'graded' gave no held-out prompt all its scores" in shown
+    assert "16 x graded: the reward returned None" in shown

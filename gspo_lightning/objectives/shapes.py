@@ -1,0 +1,117 @@
+"""What an objective returns has the shape that it must have: broadcasting turns a mistake into another loss.
+
+Shapes are read on the host, so that every call can be checked. Where N equals T a transposed tensor cannot be told, so
+an objective is also tried before a run on an example where they differ.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.objectives.measure import Term
+from gspo_lightning.objectives.rows import Rows
+
+if TYPE_CHECKING:
+    from gspo_lightning.objectives.base import Objective
+
+__all__ = ["check_count", "check_level", "check_term", "try_objective"]
+
+
+def check_term(objective: Objective, term: object, rows: Rows) -> None:
+    """What ``term`` returned fits the rows.
+
+    Raises:
+        UserError: no :class:`Term`, a tensor of a wrong shape or dtype, or a loss without a gradient.
+    """
+    where = f"{type(objective).__name__}.term"
+    if not isinstance(term, Term):
+        raise UserError(
+            where, f"returned {_shown(term)}, but must return a Term", fix="return Term(loss=..., ratio=...)"
+        )
+    check_level(objective, "term", "loss", term.loss, rows)
+    check_level(objective, "term", "ratio", term.ratio, rows)
+    for name in ("low", "high", "dual", "outside", "clamped", "flat"):
+        flags = getattr(term, name)
+        if flags is None:
+            continue
+        check_level(objective, "term", name, flags, rows, torch.bool)
+        if name in ("low", "high", "dual") and flags.shape != term.ratio.shape:
+            shape = tuple(term.ratio.shape)
+            raise UserError(where, f"returned {name} of shape {tuple(flags.shape)}, but ratio has {shape}")
+    if rows.logprobs.requires_grad and torch.is_grad_enabled() and not term.loss.requires_grad:
+        fix = "compute it from rows.logprobs or rows.log_ratio, and detach only what is constant"
+        raise UserError(where, "returned a loss without a gradient: nothing would be trained", fix=fix)
+
+
+def check_level(
+    objective: Objective, method: str, name: str, value: object, rows: Rows, dtype: torch.dtype | None = None
+) -> None:
+    """One value per response or one per token.
+
+    Args:
+        objective: whose ``method`` returned ``value``.
+        method: its name.
+        name: of the value.
+        value: what was returned.
+        rows: N responses of up to T tokens.
+        dtype: that it must have; None is any floating one.
+
+    Raises:
+        UserError: it is something else.
+    """
+    count, width = rows.mask.shape
+    right = isinstance(value, Tensor) and (value.is_floating_point() if dtype is None else value.dtype == dtype)
+    if right and isinstance(value, Tensor) and tuple(value.shape) in ((count,), (count, width)):
+        return
+    kind = "floating-point" if dtype is None else str(dtype).removeprefix("torch.")
+    raise UserError(
+        f"{type(objective).__name__}.{method}",
+        f"returned as {name} {_shown(value)}, but with {count} responses of up to {width} tokens it must be a {kind} "
+        f"tensor [N] = ({count},) or [N, T] = ({count}, {width})",
+        fix="return one value per response or one per token; the denominator and the mean are not the term's business",
+    )
+
+
+def check_count(objective: Objective, count: object) -> Tensor:
+    """What ``count`` returned, if it is one number.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if isinstance(count, Tensor) and count.ndim == 0:
+        return count
+    where = f"{type(objective).__name__}.count"
+    raise UserError(where, f"returned {_shown(count)}, but must return one number, a tensor of shape ()")
+
+
+def try_objective(objective: Objective) -> None:
+    """Call an objective on two responses, of three tokens and of one, with everything it may ask for.
+
+    Raises:
+        UserError: what it returns cannot be trained with.
+    """
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    old = torch.tensor([[-1.0, -2.0, -0.5], [-1.5, 0.0, 0.0]])
+    new = (old + 1e-4 * mask).requires_grad_()
+    check_count(objective, objective.count(mask))
+    with torch.enable_grad():
+        objective(
+            new,
+            old,
+            torch.tensor([1.0, -1.0]),
+            mask,
+            ref_logprobs=old,
+            behaviour_logprobs=old,
+            entropy=-old,
+            segments=torch.tensor([[0, 0, 1], [0, 0, 0]]),
+        )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
+    return f"an object of type {type(value).__name__}"

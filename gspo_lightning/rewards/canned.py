@@ -1,0 +1,38 @@
+"""What rewards judge before the first rollout: completions that need no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gspo_lightning.errors import counted
+from gspo_lightning.rewards.base import Reward, Sample
+
+if TYPE_CHECKING:
+    from gspo_lightning.rewards.runner import SampleScore
+
+__all__ = ["canned", "conversation_columns", "silent"]
+
+
+def canned(record: Mapping[str, Any], prompt: str, conversation: bool) -> list[Sample]:
+    """An empty, a short and a right answer to a record; ``conversation`` adds the columns of one."""
+    texts = ["", "The answer is 42.", str(record.get("answer", "#42"))]
+    columns = [{**record, **(conversation_columns(prompt, text) if conversation else {})} for text in texts]
+    return [Sample(f"canned/{i}", prompt, text, tuple(range(len(text))), columns[i]) for i, text in enumerate(texts)]
+
+
+def conversation_columns(prompt: str, text: str) -> dict[str, Any]:
+    """What a conversation of one turn brings with it."""
+    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
+    return {"messages": messages, "turn_rewards": [0.0], "environment_reward": 0.0}
+
+
+def silent(rewards: Mapping[str, Reward], samples: Sequence[Sample], scores: Sequence[SampleScore]) -> dict[str, str]:
+    """Names of the rewards that gave nothing to anything they could judge, and why."""
+    found: dict[str, str] = {}
+    pairs = list(zip(samples, scores, strict=True))
+    for name, reward in rewards.items():
+        parts = [score.parts[name] for sample, score in pairs if reward.missing_column(sample) is None]
+        if parts and all(part.reward is None for part in parts):
+            found[name] = counted(part.detail for part in parts)
+    return found
