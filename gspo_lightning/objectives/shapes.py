@@ -89,18 +89,17 @@ def check_count(objective: Objective, count: object) -> Tensor:
 
 
 def try_objective(objective: Objective) -> None:
-    """Call an objective on two responses, of three tokens and of one, with everything it may ask for.
+    """Have an objective judge two responses, of three tokens and of one, with everything it may ask for.
 
     Raises:
         UserError: what it returns cannot be trained with.
     """
     mask = torch.tensor([[True, True, True], [True, False, False]])
     old = torch.tensor([[-1.0, -2.0, -0.5], [-1.5, 0.0, 0.0]])
-    new = (old + 1e-4 * mask).requires_grad_()
     check_count(objective, objective.count(mask))
     with torch.enable_grad():
-        objective(
-            new,
+        rows = Rows.build(
+            (old + 1e-4 * mask).requires_grad_(),
             old,
             torch.tensor([1.0, -1.0]),
             mask,
@@ -109,6 +108,7 @@ def try_objective(objective: Objective) -> None:
             entropy=-old,
             segments=torch.tensor([[0, 0, 1], [0, 0, 0]]),
         )
+        check_term(objective, objective.term(rows), rows)
 
 
 def _shown(value: object) -> str:
