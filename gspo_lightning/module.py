@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -197,6 +198,8 @@ class GSPOModule(LightningModule):
         settings = self._start()
         self.policy = load_policy(settings)
         self.policy.train()
+        if self.policy.held:  # on purpose (gspo_lightning.silence); Lightning would wonder
+            warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")
         self.meter.watch(self.policy)
         check_weights(self.policy, f"in {settings.name_or_path}")
         self.policy.register_forward_hook(self.guard.watch)

@@ -26,6 +26,7 @@ from gspo_lightning.loading import LOADING
 from gspo_lightning.logprobs import token_logprobs
 from gspo_lightning.lora import LoRA, add_adapters, has_adapters, merge_adapters
 from gspo_lightning.routing import Routing, TokenPlaces, checkpoint_contexts, gather_routes, routed
+from gspo_lightning.silence import hold, silence
 from gspo_lightning.tiny import TINY_CONTEXT, TINY_MODELS, build_tiny_model, character_tokenizer
 from gspo_lightning.types import MicroBatch
 
@@ -90,9 +91,17 @@ class Policy(nn.Module):
 
     Everything that needs a log-probability, training, old policy and reference alike, goes through :meth:`forward`:
     one code path, one layout, so that an unchanged policy has ratios of exactly 1.
+
+    Args:
+        model: what is random in it is switched off (:mod:`gspo_lightning.silence`).
+        tokenizer: the model's.
+        held: whether its modules stay in eval mode in training; None: only where nothing else makes it deterministic.
+
+    Raises:
+        UserError: the model cannot be run, or is not deterministic in training whatever is done.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, held: bool | None = None) -> None:
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
@@ -105,7 +114,14 @@ class Policy(nn.Module):
         """How the whole weights are put together where they are sharded (:mod:`gspo_lightning.sharding`)."""
         self.routing: Routing | None = None
         """The routers of a mixture of experts, where they are measured or replayed."""
-        _silence(self.model)
+        self.held = silence(self.model) if held is None else held
+
+    def train(self, mode: bool = True) -> Policy:
+        """As of any module; modules that are held stay in eval mode."""
+        super().train(mode)
+        if self.held:
+            hold(self.model)
+        return self
 
     @property
     def device(self) -> torch.device:
@@ -219,7 +235,7 @@ class Policy(nn.Module):
             memo: as in ``copy.deepcopy``: what stands in the place of an object of this identity.
         """
         shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
-        twin = Policy(copy.deepcopy(self.model, shared | (memo or {})), self.tokenizer)
+        twin = Policy(copy.deepcopy(self.model, shared | (memo or {})), self.tokenizer, self.held)
         twin.packed, twin.routing = self.packed, self.routing  # the hooks of its routers were copied with the model
         return twin.requires_grad_(False)
 
@@ -252,20 +268,6 @@ def _scatter(batch: MicroBatch, rows: Tensor, steps: Tensor, *values: Tensor) ->
     empty = torch.zeros(batch.response_mask.shape, dtype=values[0].dtype, device=values[0].device)
     logprobs, entropies = (empty.index_put((rows, steps), v) for v in values)
     return logprobs, entropies
-
-
-def _silence(model: PreTrainedModel) -> None:
-    """Set every rate of dropout and router jitter to 0: they move s_i by more than the paper's clip range.
-
-    Most families call the functional form with a rate they keep as an attribute, or read it from their config.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for holder in (module, getattr(module, "config", None)):
-            for name, value in list(vars(holder).items()) if holder is not None else ():
-                if ("drop" in name or "jitter" in name) and isinstance(value, float):
-                    setattr(holder, name, 0.0)
 
 
 def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:

@@ -35,6 +35,8 @@ ROOMS = [
     "tiny",
     "four_bit",
     "lora",
+    "rounding",
+    "silence",
     "policy",
     "policy_checks",
     "sharding",
