@@ -10,6 +10,7 @@ import torch
 from gspo_lightning.attention import UnsupportedAttentionError, check_attention, windows
 from gspo_lightning.errors import UserError, first_line
 from gspo_lightning.policy import Layout, Policy
+from gspo_lightning.rope import pin_rope
 from gspo_lightning.types import MicroBatch
 
 __all__ = ["check_head", "choose_layout", "probe"]
@@ -54,6 +55,9 @@ def choose_layout(policy: Policy, layout: Layout, longest: int, device: torch.de
         UserError: ``packed`` is asked for and this model cannot.
     """
     policy.packed = False
+    context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    longest = min(longest, context or longest)
+    pin_rope(policy.model, longest)
     if layout == "padded":
         return
     reason = _why_not_packed(policy, longest, device or policy.device)

@@ -38,6 +38,7 @@ ROOMS = [
     "rounding",
     "silence",
     "policy",
+    "rope",
     "policy_checks",
     "sharding",
     "strategies",
