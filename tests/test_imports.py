@@ -39,6 +39,7 @@ ROOMS = [
     "silence",
     "policy",
     "rope",
+    "leaks",
     "policy_checks",
     "sharding",
     "strategies",
