@@ -133,7 +133,10 @@ class Policy(nn.Module):
     @property
     def backbone(self) -> nn.Module:
         """The model without its output head."""
-        return self.model.base_model
+        base: nn.Module = self.model.base_model
+        if base is self.model:  # Llama 4's and Mllama's text classes name a part of the whole model that they lack
+            base = getattr(self.model, "model", base)
+        return base
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., D], with the family's scaling and soft-capping."""
