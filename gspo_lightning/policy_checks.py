@@ -95,12 +95,11 @@ def _why_not_packed(asked: Probe, device: torch.device) -> str | None:
     policy, longest = asked.policy, asked.longest
     if (state := carried_state(policy.model)) is not None:
         return state
-    if device.type != "cpu" and (reason := _why_no_kernel(policy, device)) is not None:
-        return reason
     if short := [window for window in windows(policy.backbone) if window < longest]:
         return f"a sliding window of {short[0]} tokens and rows of up to {longest}"
     try:
-        return asked.why_not_packed()
+        reason = None if device.type == "cpu" else _why_no_kernel(policy, device)
+        return reason or asked.why_not_packed()
     except Exception as error:  # a family's own modules, called as they have not been before
         return first_line(error)
 

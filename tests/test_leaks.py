@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 
 from gspo_lightning import policy_checks
 from gspo_lightning.errors import UserError
 from gspo_lightning.leaks import Probe, carried_state
 from gspo_lightning.packing import make_micro_batch
-from gspo_lightning.policy import Policy
+from gspo_lightning.policy import ModelSettings, Policy, load_policy
 from gspo_lightning.policy_checks import check_head, choose_layout
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.tiny import character_tokenizer
@@ -236,3 +238,28 @@ def test_a_model_that_looks_at_the_positions_of_other_rows_is_refused() -> None:
     choose_layout(policy, "auto", 16)
     with pytest.raises(UserError, match=r"Neighbourly moves a row's log-probabilities by .* nats when another row"):
         choose_layout(policy, "auto", LONGEST)
+
+
+class FromTheFuture(PretrainedConfig):
+    """Of a family that cannot be built from it."""
+
+    model_type = "from_the_future"
+
+
+class FromTheFutureForCausalLM(LlamaForCausalLM):
+    """As a release of transformers may have one."""
+
+    config_class = FromTheFuture
+
+    def __init__(self, config: Any) -> None:
+        raise KeyError("full_attention")
+
+
+def test_a_family_that_cannot_be_built_is_refused_by_name(tmp_path: Path) -> None:
+    AutoConfig.register("from_the_future", FromTheFuture, exist_ok=True)
+    AutoModelForCausalLM.register(FromTheFuture, FromTheFutureForCausalLM, exist_ok=True)
+    FromTheFuture(vocab_size=39).save_pretrained(tmp_path)
+    character_tokenizer().save_pretrained(tmp_path)
+    save_file({"x": torch.zeros(1)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="cannot be loaded: 'full_attention'"):
+        load_policy(ModelSettings(str(tmp_path)))
