@@ -200,7 +200,7 @@ class Probe:
                 use_cache=False,
             ).last_hidden_state
             found.append(self.policy.head(hidden[0]).to(self.padded.dtype).log_softmax(-1))
-        return response_gap(*found, torch.ones_like(found[0], dtype=torch.bool))
+        return response_gap(found[0], found[1], torch.ones_like(found[0], dtype=torch.bool))
 
 
 def _horizons(policy: Policy) -> list[int]:

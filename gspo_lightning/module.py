@@ -200,7 +200,7 @@ class GSPOModule(LightningModule):
         settings = self._start()
         self.policy = load_policy(settings)
         self.policy.train()
-        if self.policy.held:  # on purpose (gspo_lightning.silence); Lightning would wonder
+        if self.policy.silenced.held:  # on purpose (gspo_lightning.silence); Lightning would wonder
             warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")
         self.meter.watch(self.policy)
         check_weights(self.policy, f"in {settings.name_or_path}")

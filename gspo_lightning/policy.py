@@ -25,7 +25,7 @@ from gspo_lightning.loading import LOADING
 from gspo_lightning.logprobs import token_logprobs
 from gspo_lightning.lora import LoRA, add_adapters, has_adapters, merge_adapters
 from gspo_lightning.routing import Routing, TokenPlaces, checkpoint_contexts, gather_routes, routed
-from gspo_lightning.silence import hold, silence
+from gspo_lightning.silence import Silenced, hold, silence
 from gspo_lightning.tiny import TINY_CONTEXT, TINY_MODELS, build_tiny_model, character_tokenizer
 from gspo_lightning.types import MicroBatch
 
@@ -94,13 +94,15 @@ class Policy(nn.Module):
     Args:
         model: what is random in it is switched off (:mod:`gspo_lightning.silence`).
         tokenizer: the model's.
-        held: whether its modules stay in eval mode in training; None: only where nothing else makes it deterministic.
+        silenced: what was done for that already, where the model is a copy of a policy's; None: nothing yet.
 
     Raises:
         UserError: the model cannot be run, or is not deterministic in training whatever is done.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, held: bool | None = None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, silenced: Silenced | None = None
+    ) -> None:
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
@@ -113,12 +115,12 @@ class Policy(nn.Module):
         """How the whole weights are put together where they are sharded (:mod:`gspo_lightning.sharding`)."""
         self.routing: Routing | None = None
         """The routers of a mixture of experts, where they are measured or replayed."""
-        self.held = silence(self.model) if held is None else held
+        self.silenced = silence(self.model) if silenced is None else silenced
 
     def train(self, mode: bool = True) -> Policy:
         """As of any module; modules that are held stay in eval mode."""
         super().train(mode)
-        if self.held:
+        if self.silenced.held:
             hold(self.model)
         return self
 
@@ -237,7 +239,7 @@ class Policy(nn.Module):
             memo: as in ``copy.deepcopy``: what stands in the place of an object of this identity.
         """
         shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
-        twin = Policy(copy.deepcopy(self.model, shared | (memo or {})), self.tokenizer, self.held)
+        twin = Policy(copy.deepcopy(self.model, shared | (memo or {})), self.tokenizer, self.silenced)
         twin.packed, twin.routing = self.packed, self.routing  # the hooks of its routers were copied with the model
         return twin.requires_grad_(False)
 
@@ -257,7 +259,8 @@ class Policy(nn.Module):
         model = self.merged_model()
         model.should_save_on_this_rank = lambda wanted: wanted
         try:
-            model.save_pretrained(folder)
+            with self.silenced.undone(model.config):
+                model.save_pretrained(folder)
         finally:
             del model.should_save_on_this_rank
         self.tokenizer.save_pretrained(folder)

@@ -12,17 +12,18 @@ import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from gspo_lightning.errors import UserError, first_line
 from gspo_lightning.rounding import FLOOR, OPERATIONS, few_tokens, nudged
 
-__all__ = ["hold", "silence"]
+__all__ = ["Silenced", "hold", "silence"]
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,27 @@ TOKENS = 32
 """Of the forward passes that compare; routers and rare noise need more than a handful."""
 LOUD = 0.9
 """A rate that would be heard if it did anything."""
+
+
+@dataclass(frozen=True)
+class Silenced:
+    """What was done to a model: ``rates`` of its config that are 0 now and were not, by name."""
+
+    held: bool
+    """Its modules have to stay in eval mode (:func:`hold`): no rate switches the rest of it off."""
+    rates: dict[str, float]
+
+    @contextlib.contextmanager
+    def undone(self, config: PretrainedConfig) -> Iterator[None]:
+        """A config as it was loaded, while this lasts: what is exported may be fine-tuned with dropout again."""
+        now = {name: getattr(config, name) for name in self.rates}
+        for name, value in self.rates.items():
+            setattr(config, name, value)
+        try:
+            yield
+        finally:
+            for name, value in now.items():
+                setattr(config, name, value)
 
 
 class _Rate:
@@ -43,11 +65,8 @@ class _Rate:
 
 
 @torch.no_grad()
-def silence(model: PreTrainedModel) -> bool:
+def silence(model: PreTrainedModel) -> Silenced:
     """Switch off what is random in train mode, and nothing else; the model's mode and all random states stay.
-
-    Returns:
-        Whether its modules have to stay in eval mode (:func:`hold`), because no rate switches the rest of it off.
 
     Raises:
         UserError: the model cannot be run on a few tokens, or gives other logits in train mode whatever is done.
@@ -55,7 +74,7 @@ def silence(model: PreTrainedModel) -> bool:
     rates = _rates(model)
     if not _has_data(model):  # shapes only: a plan
         _set(rates, 0.0)
-        return False
+        return Silenced(False, _changed(rates, model.config))
     kind = type(model).__name__
     with _modes_kept(model), _random_states_kept(model):
         ids = few_tokens(model, TOKENS)
@@ -63,7 +82,7 @@ def silence(model: PreTrainedModel) -> bool:
             _still(model, rates, ids)
             expected = _log_probabilities(model.eval(), ids)
             if not _moves(model.train(), ids, expected):
-                return False
+                return Silenced(False, _changed(rates, model.config))
             hold(model)
             random = _moves(model, ids, _log_probabilities(model, ids))
             gap, limit = _gap(_log_probabilities(model, ids), expected), FLOOR.get(expected.dtype, 1e-5)
@@ -86,7 +105,7 @@ def silence(model: PreTrainedModel) -> bool:
             fix="use another model family, or a setting of this one (model.config_overrides) without random numbers",
         )
     log.info("%s draws random numbers in train mode: its modules stay in eval mode", kind)
-    return True
+    return Silenced(True, _changed(rates, model.config))
 
 
 def hold(model: nn.Module) -> None:
@@ -158,6 +177,11 @@ def _log_probabilities(model: PreTrainedModel, ids: Tensor) -> Tensor:
 def _gap(ours: Tensor, theirs: Tensor) -> float:
     gap = float((ours - theirs).abs().mean())
     return gap if gap == gap else float("inf")
+
+
+def _changed(rates: Sequence[_Rate], config: PretrainedConfig) -> dict[str, float]:
+    mine = [rate for rate in rates if rate.holder is config]
+    return {rate.name: rate.value for rate in mine if getattr(config, rate.name) != rate.value}
 
 
 def _set(rates: Sequence[_Rate], value: float) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy import Policy
+from gspo_lightning.policy import ModelSettings, Policy, load_policy
 from gspo_lightning.tiny import character_tokenizer
 from tests.exact_families import exact_model
 from tests.model_families import build_model
@@ -130,3 +132,17 @@ def test_a_plan_runs_no_forward_pass() -> None:
     model.config.attention_dropout = 0.5
     policy = Policy(model, character_tokenizer())
     assert policy.model.config.attention_dropout == 0.0
+
+
+def test_an_export_has_the_rates_that_were_loaded(tmp_path: Path) -> None:
+    model = build_model("llama")
+    model.config.attention_dropout = 0.25
+    policy = policy_of(model)
+    for folder, saved in ((tmp_path / "model", policy), (tmp_path / "copy", policy.frozen_copy())):
+        saved.save_pretrained(folder)
+        assert saved.model.config.attention_dropout == 0.0
+        assert json.loads((folder / "config.json").read_text())["attention_dropout"] == 0.25
+    again = load_policy(ModelSettings(str(tmp_path / "model")))
+    assert again.model.config.attention_dropout == 0.0
+    with torch.no_grad():
+        assert torch.equal(again(pack(ROWS))[0], policy(pack(ROWS))[0])
