@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -10,14 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from gspo_lightning.commands.replay import replay
 from gspo_lightning.memory import cut_rows
+from gspo_lightning.nonfinite import Dump, make_dump
+from gspo_lightning.objectives import GSPO
+from gspo_lightning.old_policy import CachedLogProbs
 from gspo_lightning.packing import make_micro_batch
 from gspo_lightning.policy import ModelSettings, Policy, load_policy
 from gspo_lightning.policy_checks import choose_layout
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource, TransformersGenerate
 from gspo_lightning.rope import pin_rope
 from gspo_lightning.tiny import character_tokenizer
-from gspo_lightning.types import MicroBatch, Prompt, SamplingParams
+from gspo_lightning.types import MicroBatch, MiniBatch, Prompt, SamplingParams
 from tests.exact_families import SWITCH, exact_model
 from tests.test_policy_checks import batch
 
@@ -123,3 +128,17 @@ def test_what_is_exported_can_switch_again(tmp_path: Path) -> None:
     torch.testing.assert_close(frequencies(again), frequencies(policy) * LONG / SHORT)
     again.model(torch.arange(3, 3 + SWITCH + 1)[None])
     torch.testing.assert_close(frequencies(again), frequencies(policy))
+
+
+def test_a_replay_has_the_factors_of_its_run(tmp_path: Path) -> None:
+    policy = pinned("phi3", LONGEST)
+    policy.save_pretrained(tmp_path / "model")
+    rows = batch({5: [3, 6], 9: [4]})  # short ones: left alone, a replay would take the short factors
+    rows.advantages = torch.tensor([1.0, -1.0, 0.5])
+    dump = make_dump(
+        MiniBatch([rows], 1, 0), policy, CachedLogProbs(), GSPO(), 0.7, on_policy=True, update=1, values={}, rewards={},
+        rng={}, model=ModelSettings(str(tmp_path / "model")), segments=[None], longest=LONGEST,
+    )  # fmt: skip
+    found = Dump.read(dump.write(tmp_path, 0))
+    assert replay(found)[1]["ratio/log_sequence_std"] <= 1e-6
+    assert replay(dataclasses.replace(found, longest=0))[1]["ratio/log_sequence_std"] >= 1e-3
