@@ -339,8 +339,7 @@ def check_prompts(data: PromptDataModule, prompts: Sequence[Prompt]) -> None:
 
 def check_context(data: PromptDataModule, limit: int | None) -> None:
     """Prompt and response fit into the positions the model was built for (``limit``, if its config says so)."""
-    wanted = data.max_prompt_tokens + max(data.max_response_tokens, data.evaluation.max_response_tokens or 0)
-    if limit is not None and wanted > limit:
+    if limit is not None and (wanted := data.longest) > limit:
         raise UserError(
             "data.max_response_tokens",
             f"max_prompt_tokens + max_response_tokens = {wanted}, but the model was built for {limit} positions",

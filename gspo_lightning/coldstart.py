@@ -22,11 +22,13 @@ from filelock import FileLock
 from tqdm.auto import tqdm
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy import ModelSettings, Policy, load_policy
+from gspo_lightning.policy import ModelSettings, Policy, load_config, load_policy
 from gspo_lightning.prompts import Completion, PromptSet
 from gspo_lightning.prompts.dialogue import Dialogue
 from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.randomness import Purpose, permutation, stream
+from gspo_lightning.rope import follows_length, pin_rope
+from gspo_lightning.tiny import TINY_MODELS
 from gspo_lightning.types import MicroBatch
 
 __all__ = ["ColdStart"]
@@ -51,24 +53,26 @@ class ColdStart:
     gradient_clip: float = 1.0
     """Largest gradient norm."""
 
-    def ensure(self, settings: ModelSettings, root: Path) -> ModelSettings:
+    def ensure(self, settings: ModelSettings, root: Path, longest: int = 0) -> ModelSettings:
         """Make the cold start unless it is there; returns settings that load it.
+
+        ``longest`` are the tokens of the longest row of the run that follows; some rotary embeddings depend on it.
 
         Raises:
             UserError: the prompt set has no demonstrations.
         """
         adapted, settings = settings, dataclasses.replace(settings, lora=None)  # adapters come on top of it
-        target = root.resolve() / "cold_start" / self.key(settings)
+        target = root.resolve() / "cold_start" / self.key(settings, longest)
         if not (target / "config.json").is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{target}.lock"):
                 if not (target / "config.json").is_file():
-                    self._make(settings, target)
+                    self._make(settings, target, longest)
         else:
             log.info("cold start: found in %s", target)
         return dataclasses.replace(adapted, name_or_path=str(target), config_overrides={}, revision=None)
 
-    def key(self, settings: ModelSettings) -> str:
+    def key(self, settings: ModelSettings, longest: int = 0) -> str:
         """Hash of everything that decides the weights, packages included."""
         import transformers
 
@@ -83,11 +87,15 @@ class ColdStart:
             "versions": [torch.__version__, transformers.__version__],
             "format": 1,
         }
+        if settings.name_or_path not in TINY_MODELS and follows_length(load_config(settings)):
+            described["longest"] = longest
         text = json.dumps(described, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def _make(self, settings: ModelSettings, target: Path) -> None:
+    def _make(self, settings: ModelSettings, target: Path, longest: int) -> None:
         policy = load_policy(settings)
+        if longest:
+            pin_rope(policy.model, longest)
         self.train(policy, settings.seed)
         unfinished = target.with_suffix(".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -222,13 +222,18 @@ class PromptDataModule(LightningDataModule):
                     max_carry=self.max_carry,
                 )
         source = self.rollouts if stage == "fit" else self.rollouts.for_evaluation()
-        source.open(self.max_prompt_tokens + max(self.max_response_tokens, self.evaluation.max_response_tokens or 0))
+        source.open(self.longest)
         if self._runner is None:
             runner = self.runner  # the workers start now: their import time hides behind the model's
             others = [(p.columns, p.text) for prompts in self._prompts.values() for p in _spread(prompts, OTHERS)]
             conversation = checks.has_environment(self.rollouts)
             for prompts in self._prompts.values():
                 runner.check(prompts[0].columns, prompts[0].text, others, conversation=conversation)
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a row of this run may have, prompt and response, in training or in an evaluation."""
+        return self.max_prompt_tokens + max(self.max_response_tokens, self.evaluation.max_response_tokens or 0)
 
     def fingerprints(self) -> dict[str, dict[str, Any]]:
         """Number and checksum of the prompts that were read, by name."""

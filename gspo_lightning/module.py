@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -182,8 +183,10 @@ class GSPOModule(LightningModule):
         if self._started is None:
             loaded = self.weights_from_checkpoint and not self._keeps_reference and self.settings.lora is None
             folder = Path(self.trainer.default_root_dir)
-            made = None if loaded or self.cold_start is None else self.cold_start.ensure(self.settings, folder)
-            self._started = made or self.settings
+            if self.cold_start is None or loaded:
+                self._started = self.settings
+            else:
+                self._started = self.cold_start.ensure(self.settings, folder, self.data.longest)
         return self._started
 
     @property
@@ -197,6 +200,8 @@ class GSPOModule(LightningModule):
         settings = self._start()
         self.policy = load_policy(settings)
         self.policy.train()
+        if self.policy.silenced.held:  # on purpose (gspo_lightning.silence); Lightning would wonder
+            warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")
         self.meter.watch(self.policy)
         check_weights(self.policy, f"in {settings.name_or_path}")
         self.policy.register_forward_hook(self.guard.watch)
@@ -205,8 +210,7 @@ class GSPOModule(LightningModule):
             self.policy.backbone, self.routing_replay, self.router_metrics, self.router_aux_loss_coef
         )
         self._base_norm = frozen_norm(self.policy) if settings.lora is not None else 0.0
-        longest = self.data.max_prompt_tokens + self.data.max_response_tokens
-        choose_layout(self.policy, settings.layout, longest, self.trainer.strategy.root_device)
+        choose_layout(self.policy, settings.layout, self.data.longest, self.trainer.strategy.root_device)
         strategy = self.trainer.strategy
         shard = strategy.shard if isinstance(strategy, FSDPStrategy | FSDP2Strategy) else None
         self.reference = ReferencePolicy(self.policy, shard) if self._keeps_reference else None
@@ -411,7 +415,7 @@ class GSPOModule(LightningModule):
             batch, self.policy, self.old_policy, self.objective, self.data.temperature, on_policy=self.on_policy(batch),
             update=self.global_step + 1, values=values, rewards=loader.experience.rewards, model=self.settings,
             rng={"seed": self.data.seed, "iteration": loader.iteration},
-            segments=[self.segments(part) for part in batch.micro_batches],
+            segments=[self.segments(part) for part in batch.micro_batches], longest=self.data.longest,
             router_aux_loss_coef=self.router_aux_loss_coef,
         )  # fmt: skip
         return dump.write(Path(self.trainer.log_dir or self.trainer.default_root_dir) / "dumps", rank_and_world()[0])

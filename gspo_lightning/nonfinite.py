@@ -51,6 +51,8 @@ class Dump:
     """Dotted class and settings."""
     temperature: float
     weights: dict[str, Tensor]
+    longest: int = 0
+    """Tokens that a row of the run could have: some rotary embeddings depend on it. 0: not written down."""
     """The policy before the update."""
     router_aux_loss_coef: float = 0.0
     """Weight of the routers' load-balancing loss."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -26,6 +25,7 @@ from gspo_lightning.loading import LOADING
 from gspo_lightning.logprobs import token_logprobs
 from gspo_lightning.lora import LoRA, add_adapters, has_adapters, merge_adapters
 from gspo_lightning.routing import Routing, TokenPlaces, checkpoint_contexts, gather_routes, routed
+from gspo_lightning.silence import Silenced, hold, silence
 from gspo_lightning.tiny import TINY_CONTEXT, TINY_MODELS, build_tiny_model, character_tokenizer
 from gspo_lightning.types import MicroBatch
 
@@ -90,9 +90,19 @@ class Policy(nn.Module):
 
     Everything that needs a log-probability, training, old policy and reference alike, goes through :meth:`forward`:
     one code path, one layout, so that an unchanged policy has ratios of exactly 1.
+
+    Args:
+        model: what is random in it is switched off (:mod:`gspo_lightning.silence`).
+        tokenizer: the model's.
+        silenced: what was done for that already, where the model is a copy of a policy's; None: nothing yet.
+
+    Raises:
+        UserError: the model cannot be run, or is not deterministic in training whatever is done.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, silenced: Silenced | None = None
+    ) -> None:
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
@@ -105,7 +115,14 @@ class Policy(nn.Module):
         """How the whole weights are put together where they are sharded (:mod:`gspo_lightning.sharding`)."""
         self.routing: Routing | None = None
         """The routers of a mixture of experts, where they are measured or replayed."""
-        _silence(self.model)
+        self.silenced = silence(self.model) if silenced is None else silenced
+
+    def train(self, mode: bool = True) -> Policy:
+        """As of any module; modules that are held stay in eval mode."""
+        super().train(mode)
+        if self.silenced.held:
+            hold(self.model)
+        return self
 
     @property
     def device(self) -> torch.device:
@@ -117,7 +134,10 @@ class Policy(nn.Module):
     @property
     def backbone(self) -> nn.Module:
         """The model without its output head."""
-        return self.model.base_model
+        base: nn.Module = self.model.base_model
+        if base is self.model:  # Llama 4's and Mllama's text classes name a part of the whole model that they lack
+            base = getattr(self.model, "model", base)
+        return base
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., D], with the family's scaling and soft-capping."""
@@ -219,7 +239,7 @@ class Policy(nn.Module):
             memo: as in ``copy.deepcopy``: what stands in the place of an object of this identity.
         """
         shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
-        twin = Policy(copy.deepcopy(self.model, shared | (memo or {})), self.tokenizer)
+        twin = Policy(copy.deepcopy(self.model, shared | (memo or {})), self.tokenizer, self.silenced)
         twin.packed, twin.routing = self.packed, self.routing  # the hooks of its routers were copied with the model
         return twin.requires_grad_(False)
 
@@ -239,7 +259,8 @@ class Policy(nn.Module):
         model = self.merged_model()
         model.should_save_on_this_rank = lambda wanted: wanted
         try:
-            model.save_pretrained(folder)
+            with self.silenced.undone(model.config):
+                model.save_pretrained(folder)
         finally:
             del model.should_save_on_this_rank
         self.tokenizer.save_pretrained(folder)
@@ -252,20 +273,6 @@ def _scatter(batch: MicroBatch, rows: Tensor, steps: Tensor, *values: Tensor) ->
     empty = torch.zeros(batch.response_mask.shape, dtype=values[0].dtype, device=values[0].device)
     logprobs, entropies = (empty.index_put((rows, steps), v) for v in values)
     return logprobs, entropies
-
-
-def _silence(model: PreTrainedModel) -> None:
-    """Set every rate of dropout and router jitter to 0: they move s_i by more than the paper's clip range.
-
-    Most families call the functional form with a rate they keep as an attribute, or read it from their config.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for holder in (module, getattr(module, "config", None)):
-            for name, value in list(vars(holder).items()) if holder is not None else ():
-                if ("drop" in name or "jitter" in name) and isinstance(value, float):
-                    setattr(holder, name, 0.0)
 
 
 def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
@@ -366,7 +373,7 @@ def load_config(settings: ModelSettings) -> PretrainedConfig:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             settings.name_or_path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of whatever kind: a family's own config checks itself
         raise _not_loadable(settings.name_or_path, error) from error
     for key, value in settings.config_overrides.items():
         if not hasattr(config, key):
@@ -388,7 +395,7 @@ def _load_pretrained(settings: ModelSettings) -> PreTrainedModel:
             dtype=settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype),
             **({"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}),
         )
-    except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:  # Runtime: shapes do not fit
+    except Exception as error:  # shapes that do not fit, a package that is missing, a family that cannot be built
         raise _not_loadable(settings.name_or_path, error) from error
     if missing := sorted(info["missing_keys"]):
         raise UserError(

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
+from collections.abc import Iterator
 
 import torch
 
-from gspo_lightning.attention import UnsupportedAttentionError, check_attention, windows
+from gspo_lightning.attention import check_attention, windows
 from gspo_lightning.errors import UserError, first_line
+from gspo_lightning.leaks import Probe, carried_state, probe
 from gspo_lightning.policy import Layout, Policy
-from gspo_lightning.types import MicroBatch
+from gspo_lightning.rope import pin_rope
+from gspo_lightning.rounding import few_tokens
 
 __all__ = ["check_head", "choose_layout", "probe"]
 
 log = logging.getLogger(__name__)
 
-_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
-"""Mean difference of log-probabilities (nats) that is rounding and not another attention; 0.05 in half precision."""
+ANOTHER = "use another model family, or report this with the name of the model"
 
 
 def check_head(policy: Policy) -> None:
@@ -28,8 +31,8 @@ def check_head(policy: Policy) -> None:
     Raises:
         UserError: they differ.
     """
-    ids = torch.arange(4, device=policy.device).unsqueeze(0)
-    with torch.no_grad(), warnings.catch_warnings():
+    ids = few_tokens(policy.model, 4)
+    with torch.no_grad(), warnings.catch_warnings(), _refusing(policy):
         warnings.simplefilter("ignore")
         own = policy.model(input_ids=ids, use_cache=False).logits.float()
         ours = policy.head(policy.backbone(input_ids=ids, use_cache=False).last_hidden_state).float()
@@ -37,26 +40,49 @@ def check_head(policy: Policy) -> None:
         raise UserError(
             "model.name_or_path",
             f"{type(policy.model).__name__} computes its logits in a way this package does not know",
-            fix="use another model family, or report this with the name of the model",
+            fix=ANOTHER,
         )
 
 
+@contextlib.contextmanager
+def _refusing(policy: Policy) -> Iterator[None]:
+    """Whatever a family raises that this package has never seen is a reason to refuse it, and no crash."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        what = f"{type(policy.model).__name__} cannot be trained: its forward pass on a few tokens fails: "
+        raise UserError("model.name_or_path", what + first_line(error), fix=ANOTHER) from error
+
+
 def choose_layout(policy: Policy, layout: Layout, longest: int, device: torch.device | None = None) -> None:
-    """Set ``policy.packed`` by what the model itself answers: both layouts must give the same log-probabilities.
+    """Set ``policy.packed`` by what the model itself answers, and refuse a model that padded rows are wrong for.
+
+    Rotary embeddings that follow the length of a call are pinned first (:mod:`gspo_lightning.rope`).
 
     Args:
         policy: the model.
         layout: ``auto`` falls back to padding with a message; ``packed`` insists.
-        longest: tokens of the longest row that training may see.
+        longest: tokens of the longest row that training, sampling or an evaluation may see.
         device: where it will be trained; where it is, by default.
 
     Raises:
-        UserError: ``packed`` is asked for and this model cannot.
+        UserError: a row is not the same alone as among others; or ``packed`` is asked for and this model cannot.
     """
     policy.packed = False
+    context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    longest = min(longest, context or longest)
+    pin_rope(policy.model, longest)
+    asked = Probe(policy, longest)
+    with _refusing(policy), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wrong = asked.why_not_exact()
+    if wrong is not None:
+        raise UserError("model.name_or_path", f"{type(policy.model).__name__} {wrong}", fix=ANOTHER)
     if layout == "padded":
         return
-    reason = _why_not_packed(policy, longest, device or policy.device)
+    reason = _why_not_packed(asked, device or policy.device)
     if reason is None:
         policy.packed = True
     elif layout == "packed":
@@ -65,25 +91,17 @@ def choose_layout(policy: Policy, layout: Layout, longest: int, device: torch.de
         log.warning("model.layout: rows are padded and prompts repeated, because of %s", reason)
 
 
-@torch.no_grad()
-def _why_not_packed(policy: Policy, longest: int, device: torch.device) -> str | None:
-    if device.type != "cpu" and (reason := _why_no_kernel(policy, device)) is not None:
-        return reason
-    if any(window < longest for window in windows(policy.backbone)):
-        return f"a sliding window of {min(windows(policy.backbone))} tokens and rows of up to {longest}"
-    batch = probe(policy)
-    padded, _ = policy(batch)
-    policy.packed = True
+def _why_not_packed(asked: Probe, device: torch.device) -> str | None:
+    policy, longest = asked.policy, asked.longest
+    if (state := carried_state(policy.model)) is not None:
+        return state
+    if short := [window for window in windows(policy.backbone) if window < longest]:
+        return f"a sliding window of {short[0]} tokens and rows of up to {longest}"
     try:
-        packed, _ = policy(batch)
-    except (UnsupportedAttentionError, NotImplementedError, RuntimeError, TypeError) as error:
+        reason = None if device.type == "cpu" else _why_no_kernel(policy, device)
+        return reason or asked.why_not_packed()
+    except Exception as error:  # a family's own modules, called as they have not been before
         return first_line(error)
-    finally:
-        policy.packed = False
-    difference = float((packed - padded).abs().sum() / batch.response_mask.sum())
-    if not difference <= _TOLERANCE.get(padded.dtype if _is_exact(policy) else torch.bfloat16, 0.05):
-        return f"log-probabilities that differ by {difference:.2g} nats on average from those of padded rows"
-    return None
 
 
 def _why_no_kernel(policy: Policy, device: torch.device) -> str | None:
@@ -98,18 +116,3 @@ def _why_no_kernel(policy: Policy, device: torch.device) -> str | None:
         except Exception as error:
             return first_line(error)
     return None
-
-
-def _is_exact(policy: Policy) -> bool:
-    return next(policy.parameters()).dtype in (torch.float32, torch.float64)
-
-
-def probe(policy: Policy) -> MicroBatch:
-    """Two prompts with two responses each, all of different lengths."""
-    prompts, responses = torch.tensor([5, 5, 3, 3]), torch.tensor([4, 1, 6, 2])
-    vocabulary = policy.model.config.get_text_config().vocab_size
-    ids = torch.arange(4 * 9).view(4, 9) * 7 % vocabulary
-    ids[1], ids[3] = torch.cat([ids[0, :5], ids[1, 5:]]), torch.cat([ids[2, :3], ids[3, 3:]])
-    mask = torch.arange(6) < responses.unsqueeze(1)
-    batch = MicroBatch(ids, prompts, responses, mask, torch.zeros(4), prompt_index=torch.tensor([0, 0, 1, 1]))
-    return batch.to(policy.device)

@@ -128,9 +128,10 @@ class GSPOTrainer:
     """Trains a causal language model with GSPO (arXiv 2507.18071, Eq. 5 to 7), one :meth:`train_step` at a time.
 
     Construction leaves every weight bit-identical, and dtype, train or eval mode and requires_grad as they are. What it
-    changes: every rate of dropout and router jitter in the model is set to 0, because dropout moves a ratio by more
-    than the clip range; and the model is moved if ``config.device`` names another device. Parameters that require no
-    gradient (a frozen base under LoRA) are not trained.
+    changes: every rate of dropout and router jitter that does nothing in evaluation is set to 0, because dropout moves
+    a ratio by more than the clip range; rotary embeddings that follow the length of a call (longrope, dynamic) are
+    pinned to what the longest possible row needs; and the model is moved if ``config.device`` names another device.
+    Parameters that require no gradient (a frozen base under LoRA) are not trained.
 
     Args:
         model: any causal language model of transformers; trained in place.
@@ -146,8 +147,9 @@ class GSPOTrainer:
         examples: prompt, completion, reward, advantage ... of some responses of the last step, to look at.
 
     Raises:
-        UserError: the model is no causal language model of transformers, is in float16, has nothing to train or
-            computes its logits in an unknown way; no token could end a response; or several processes are running.
+        UserError: the model is no causal language model of transformers, is in float16, has nothing to train, computes
+            its logits in an unknown way or gives a row other log-probabilities beside other rows than alone; no token
+            could end a response; or several processes are running.
 
     >>> from gspo_lightning.tiny import build_tiny_model, character_tokenizer
     >>> model, tokenizer = build_tiny_model("tiny-qwen3", seed=0), character_tokenizer()

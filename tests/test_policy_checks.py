@@ -90,6 +90,7 @@ def test_soft_capped_scores_fall_back_although_the_window_is_long_enough(caplog:
     policy = build_policy("gemma2")
     for layer in policy.backbone.layers:
         layer.self_attn.sliding_window = 64
+    policy.backbone.config.sliding_window = 64
     with caplog.at_level(logging.WARNING):
         choose_layout(policy, "auto", 64)
     assert not policy.packed

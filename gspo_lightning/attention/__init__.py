@@ -1,7 +1,7 @@
 """Attention for rows that share a prompt: computed once per prompt, without padding, on unmodified models."""
 
 from gspo_lightning.attention.cache import GroupCache
-from gspo_lightning.attention.interface import Plan, UnsupportedAttentionError, windows, with_plan
+from gspo_lightning.attention.interface import Plan, UnsupportedAttentionError, layers_attended, windows, with_plan
 from gspo_lightning.attention.layout import PackedLayout
 from gspo_lightning.attention.plans import attention_plan, check_attention
 
@@ -12,6 +12,7 @@ __all__ = [
     "UnsupportedAttentionError",
     "attention_plan",
     "check_attention",
+    "layers_attended",
     "windows",
     "with_plan",
 ]

@@ -19,12 +19,15 @@ from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-__all__ = ["Plan", "UnsupportedAttentionError", "windows", "with_plan"]
+__all__ = ["Plan", "UnsupportedAttentionError", "layers_attended", "windows", "with_plan"]
 
 IMPLEMENTATIONS = ("sdpa", "flash_attention_2", "flash_attention_3")
 ARGUMENT = "gspo_plan"
 _IGNORED = {"position_ids", "use_cache", "cache_position", "is_causal", "output_attentions", "output_router_logits"}
+_WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+"""Kind of a layer (of a config's ``layer_types``) -> the field with the tokens that it sees."""
 _planned: ContextVar[bool] = ContextVar("planned", default=False)
+_attended: ContextVar[list[int] | None] = ContextVar("attended", default=None)
 
 
 class UnsupportedAttentionError(Exception):
@@ -76,6 +79,8 @@ def _planned_attention(
     layer = getattr(module, "layer_idx", None)
     if layer is None:
         raise UnsupportedAttentionError(f"{type(module).__name__} does not know the number of its layer")
+    if (layers := _attended.get()) is not None:
+        layers.append(layer)
     dtype = _common_dtype(query, key, value)
     q, k, v = (x.to(dtype).squeeze(0).transpose(0, 1) for x in (query, key, value))
     return plan.attend(layer, q, k, v, scale).unsqueeze(0), None
@@ -120,8 +125,25 @@ def with_plan(backbone: nn.Module, plan: Plan) -> Iterator[dict[str, Any]]:
         _planned.reset(token)
 
 
+@contextlib.contextmanager
+def layers_attended() -> Iterator[list[int]]:
+    """Yields the numbers of the layers that attend by a plan while this lasts, in order, once for each time."""
+    layers: list[int] = []
+    token = _attended.set(layers)
+    try:
+        yield layers
+    finally:
+        _attended.reset(token)
+
+
 def windows(backbone: nn.Module) -> list[int]:
-    """Sizes of the sliding windows of a model's layers, in tokens; of the config where no layer says (Mistral)."""
+    """Sizes of the sliding windows of a model's layers, in tokens; of the config where no layer says (Mistral).
+
+    Some layers do not say and have one, by the kind that the config gives them (SmolLM3): their mask is made elsewhere.
+    """
+    config = getattr(backbone, "config", None)
     said: list[Any] = [m.sliding_window for m in backbone.modules() if hasattr(m, "sliding_window")]
-    found = said or [getattr(getattr(backbone, "config", None), "sliding_window", None)]
-    return sorted({w for w in found if isinstance(w, int)})
+    found = said or [getattr(config, "sliding_window", None)]
+    kinds = set(getattr(config, "layer_types", None) or ())
+    found += [getattr(config, name, None) for kind, name in _WINDOWS.items() if kind in kinds]
+    return sorted({w for w in found if isinstance(w, int) and w > 0})

@@ -55,12 +55,15 @@ def replay(dump: Dump) -> tuple[list[str], dict[str, float]]:
     from gspo_lightning.old_policy import CachedLogProbs
     from gspo_lightning.policy import load_policy
     from gspo_lightning.registry import component
+    from gspo_lightning.rope import pin_rope
     from gspo_lightning.routing import Routing
     from gspo_lightning.update import load_balance, micro_batch_loss, mini_batch_count
 
     objective = component("objectives", dump.objective["class"])(**dump.objective["settings"])
     policy = load_policy(dump.model)
     policy.model.load_state_dict(dump.weights)
+    if dump.longest:
+        pin_rope(policy.model, dump.longest)
     policy.train()
     replayed = any(part.routes is not None for part in dump.mini_batch.micro_batches)
     if replayed or dump.router_aux_loss_coef > 0:

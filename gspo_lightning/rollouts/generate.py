@@ -29,6 +29,7 @@ from gspo_lightning.rollouts.base import (
     has_ended,
     sample_tokens,
 )
+from gspo_lightning.rope import never_switching
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 __all__ = ["TransformersGenerate"]
@@ -99,7 +100,7 @@ class TransformersGenerate(RolloutSource):
             do_sample=False,
             pad_token_id=policy.tokenizer.pad_token_id,
         )
-        with _no_generation_config(policy.model):
+        with _no_generation_config(policy.model), never_switching(policy.model):
             out = policy.model.generate(
                 input_ids=ids.to(policy.device),
                 attention_mask=mask.to(policy.device),
