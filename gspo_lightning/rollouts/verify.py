@@ -6,6 +6,7 @@ one gives other log-probabilities for the tokens that were drawn than the model 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,17 +31,22 @@ log = logging.getLogger(__name__)
 
 PROMPTS = (3, 8)
 """Tokens of the prompts, shorter and longer than what most convolutions see."""
-ROOM = (2, 5)
+ROOM = (3, 8)
 """Tokens of the responses to each: some rows leave the batch while others go on."""
 LARGEST = 1e-3
 """Nats that a token's log-probability may be off by in float32; seen in 60 families: 5e-5."""
+BEFORE = 24
+"""Tokens at the end of a prompt that the training forward is compared on, too."""
 MEAN = 0.1
 """Nats, on average over the tokens, in half precision, where single tokens say little."""
 OPERATIONS = {True: 1e12, False: 1e15}
 """Multiplications and additions that reaching beyond a boundary may cost on a CPU, and elsewhere: seconds."""
 SQUARE = 8192
-"""Tokens beyond which a boundary is not looked at: some families keep a square of them in memory."""
-BOUNDARIES = ("sliding_window", "window_size", "attention_window", "local_attention", "chunk_size", "index_topk")
+"""Tokens of the longest row that is looked at: some families keep a square of them in memory."""
+BOUNDARIES = (
+    "sliding_window", "window_size", "attention_window", "local_attention", "chunk_size", "index_topk",
+    "indexer_budget",
+)  # fmt: skip
 """Parts of names of fields in configs: tokens from which on a model computes in another way."""
 
 Way = Literal["shared", "padded", "generate"]
@@ -156,8 +162,9 @@ def _why_not(policy: Policy, source: RolloutSource, rows: Sequence[Beginning], t
         raise
     except Exception as error:  # of any kind: this is a model's own code, on a path that it may never have taken
         return f"{type(error).__name__}: {first_line(error)}"
-    alone = [_alone(policy, rollout, temperature) for rollout in found]
-    together = _together(policy, found, temperature)
+    rows_of = [_with_prompt(rollout) for rollout in found]
+    alone = [_alone(policy, rollout, temperature) for rollout in rows_of]
+    together = _together(policy, rows_of, temperature)
     if not (gap := _Gap.between(together, alone)).within(exact):
         raise UserError(
             "model.name_or_path",
@@ -166,10 +173,23 @@ def _why_not(policy: Policy, source: RolloutSource, rows: Sequence[Beginning], t
             fix="use another model family, or shorter rows where that is beyond a window or an index of this one",
         )
     sampled = [r.logprobs for r in found if r.logprobs is not None]
-    if (off := _Gap.between(sampled, alone)).within(exact):
+    ends = [row[-r.length :] for row, r in zip(alone, found, strict=True)]
+    if (off := _Gap.between(sampled, ends)).within(exact):
         return None
     return (
         f"off by {off.said(exact)} from whole rows of {_lengths(found)} tokens, where training is by {gap.said(exact)}"
+    )
+
+
+def _with_prompt(rollout: Rollout) -> Rollout:
+    """The same row, of which the last tokens of the prompt count as a response."""
+    ids = rollout.prompt.token_ids
+    cut = max(1, len(ids) - BEFORE)
+    tokens = torch.cat([torch.tensor(ids[cut:], dtype=torch.int64), rollout.token_ids])
+    mask = torch.ones(len(tokens), dtype=torch.bool)
+    prompt = dataclasses.replace(rollout.prompt, token_ids=ids[:cut])
+    return dataclasses.replace(
+        rollout, prompt=prompt, token_ids=tokens, logprobs=torch.zeros(len(tokens)), response_mask=mask, reward=0.0
     )
 
 
@@ -186,8 +206,6 @@ def _alone(policy: Policy, rollout: Rollout, temperature: float) -> Tensor:
 @torch.no_grad()
 def _together(policy: Policy, rollouts: Sequence[Rollout], temperature: float) -> list[Tensor]:
     """The same by the forward that training uses, short rows beside long ones."""
-    for rollout in rollouts:
-        rollout.reward = 0.0
     logprobs, _ = policy(make_micro_batch(rollouts).to(policy.device), temperature)
     return [row[: r.length].float().cpu() for row, r in zip(logprobs, rollouts, strict=True)]
 
@@ -202,8 +220,9 @@ def _rows(policy: Policy, longest: int) -> list[Beginning]:
     for boundary in boundaries(policy):
         if boundary >= top:
             continue
-        if _affordable(policy, boundary):
-            widths += [max(1, boundary - 2), min(top, boundary + 5)]  # crosses it while decoding, and before
+        beyond = min(top, 2 * boundary)  # far enough that most of what came before is out of sight
+        if _affordable(policy, beyond):
+            widths += [max(1, boundary - 2), beyond]  # crosses it while decoding, and before
         else:
             log.info("%s: decoding beyond its %d tokens is not verified, it would take long", _name(policy), boundary)
     vocabulary = config.vocab_size
@@ -218,6 +237,8 @@ def boundaries(policy: Policy) -> list[int]:
     """Tokens from which on the model computes in another way: windows, chunks, indices; in order."""
     config = policy.model.config.get_text_config().to_dict()
     said = [value for name, value in config.items() if any(part in name for part in BOUNDARIES)]
+    blocks = config.get("index_topk_blocks"), config.get("index_block_size")
+    said += [blocks[0] * blocks[1]] if all(isinstance(b, int) for b in blocks) else []
     return sorted({v for v in (*said, *windows(policy.backbone)) if type(v) is int and v > 1})
 
 
