@@ -42,7 +42,9 @@ from gspo_lightning.policy_checks import check_head, choose_layout, probe
 from gspo_lightning.precision import check_ratio_noise, warn_if_weights_stand_still
 from gspo_lightning.reference import ReferencePolicy
 from gspo_lightning.resume import Provenance, flush, reopen_epoch
+from gspo_lightning.rollouts.base import RolloutSource
 from gspo_lightning.rollouts.records import record
+from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.routing import LOAD, LoadBalance, replay_word, routers_of, routing_scalars
 from gspo_lightning.sharding import clip_norm, gathered, is_sharded, total_norm, without_sync
 from gspo_lightning.strategies import FSDP2Strategy, FSDPStrategy, check_optimizer
@@ -226,6 +228,13 @@ class GSPOModule(LightningModule):
         check_ratio_noise(self.policy, probe(self.policy).to(self.device), self.objective, context)
         if self.global_rank == 0:
             check_sampling(self.policy, self.data.sampling(self.policy.eos_token_ids))
+        with gathered(self.policy) as plain:
+            self._verify(plain, self.data.rollouts)
+            self._verify(plain, self.data.rollouts.for_evaluation())
+
+    def _verify(self, policy: Policy, source: RolloutSource) -> None:
+        data, context = self.data, self.trainer.precision_plugin.forward_context
+        verify_decoding(policy, source, temperature=data.temperature, longest=data.longest, context=context)
 
     def configure_optimizers(self) -> Any:
         """The optimizer over the policy's trainable parameters, and the scheduler stepped with it."""
@@ -458,6 +467,7 @@ class GSPOModule(LightningModule):
         self._gathered = contextlib.ExitStack()
         self._evaluated.append(self._gathered.enter_context(gathered(self.policy)))
         self._gathered.callback(self._evaluated.clear)
+        self._verify(self.evaluated_policy, self.data.rollouts.for_evaluation())
 
     def on_validation_epoch_start(self) -> None:
         """Start counting."""

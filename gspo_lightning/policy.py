@@ -27,7 +27,7 @@ from gspo_lightning.lora import LoRA, add_adapters, has_adapters, merge_adapters
 from gspo_lightning.routing import Routing, TokenPlaces, checkpoint_contexts, gather_routes, routed
 from gspo_lightning.silence import Silenced, hold, silence
 from gspo_lightning.tiny import TINY_CONTEXT, TINY_MODELS, build_tiny_model, character_tokenizer
-from gspo_lightning.types import MicroBatch
+from gspo_lightning.types import Decoding, MicroBatch
 
 __all__ = [
     "DType",
@@ -108,9 +108,8 @@ class Policy(nn.Module):
         self.tokenizer = tokenizer
         self.packed = False
         """Whether :meth:`forward` shares prompts and leaves padding out; set by :mod:`gspo_lightning.policy_checks`."""
-        self.lean: bool | None = None
-        """Whether tokens can be decoded without the model's own modules; None: not tried yet
-        (:mod:`gspo_lightning.rollouts.decoding`)."""
+        self.decoding = Decoding()
+        """How tokens are decoded, as measured; its copies share it."""
         self.gathering: Any = None
         """How the whole weights are put together where they are sharded (:mod:`gspo_lightning.sharding`)."""
         self.routing: Routing | None = None
@@ -240,6 +239,7 @@ class Policy(nn.Module):
         """
         shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
         twin = Policy(copy.deepcopy(self.model, shared | (memo or {})), self.tokenizer, self.silenced)
+        twin.decoding = self.decoding
         twin.packed, twin.routing = self.packed, self.routing  # the hooks of its routers were copied with the model
         return twin.requires_grad_(False)
 

@@ -40,6 +40,7 @@ from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards import Sample, SampleScore
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource
+from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.shaping import Shaping
 from gspo_lightning.types import MiniBatch, Prompt, SamplingParams
 from gspo_lightning.update import micro_batch_loss, mini_batch_count
@@ -148,8 +149,8 @@ class GSPOTrainer:
 
     Raises:
         UserError: the model is no causal language model of transformers, is in float16, has nothing to train, computes
-            its logits in an unknown way or gives a row other log-probabilities beside other rows than alone; no token
-            could end a response; or several processes are running.
+            its logits in an unknown way, or gives a row other log-probabilities beside other rows, or sampled token by
+            token, than alone; no token could end a response; or several processes are running.
 
     >>> from gspo_lightning.tiny import build_tiny_model, character_tokenizer
     >>> model, tokenizer = build_tiny_model("tiny-qwen3", seed=0), character_tokenizer()
@@ -187,6 +188,9 @@ class GSPOTrainer:
         self.old_logprobs = OldLogProbs("auto", self.objective)
         self.advantages: Advantages = GroupNormalised()
         self.rollouts: RolloutSource = GroupedSampler(max_rows=self.config.max_rows)
+        with _modes_restored(self.policy):
+            longest = prompt + self.config.max_response_tokens
+            verify_decoding(self.policy, self.rollouts, temperature=self.config.temperature, longest=longest)
         self.iteration = 0
         self.examples: list[dict[str, Any]] = []
         self._updates = 0

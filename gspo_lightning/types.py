@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 __all__ = [
+    "Decoding",
     "FinishReason",
     "Message",
     "MicroBatch",
@@ -46,6 +47,19 @@ class FinishReason(StrEnum):
     """The conversation was cut at the limit of turns (truncated)."""
     LOST = "lost"
     """The environment failed: nobody knows how it would have ended."""
+
+
+@dataclass(slots=True)
+class Decoding:
+    """How a policy's tokens are decoded, where it was measured (:mod:`gspo_lightning.rollouts.verify`)."""
+
+    way: Literal["shared", "padded", "generate"] | None = None
+    """Keys and values of a prompt shared by its rows; rows padded to one width in transformers' own cache; or
+    transformers' ``generate``. None: not measured, the first of them that the policy's layout allows."""
+    lean: bool | None = None
+    """Whether ``shared`` works without the model's own modules (:mod:`gspo_lightning.rollouts.lean`)."""
+    verified: set[str] = field(default_factory=set)
+    """Kinds of sources that were compared with the training forward."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 from gspo_lightning.policy import Policy
@@ -47,13 +49,27 @@ BUILDERS: dict[str, Any] = {
     "granite": lambda: GraniteForCausalLM(
         GraniteConfig(**COMMON, logits_scaling=3.0, embedding_multiplier=2.0, residual_multiplier=0.5)
     ),
+    "qwen3-next": lambda: Qwen3NextForCausalLM(
+        Qwen3NextConfig(
+            **COMMON,
+            layer_types=["linear_attention", "full_attention"],
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+        )
+    ),
     "cohere": lambda: CohereForCausalLM(CohereConfig(**COMMON, logit_scale=0.3)),
 }
 FAMILIES = ["qwen3", "qwen3-moe", *BUILDERS]
 
 
 def build_model(family: str, seed: int = 0) -> PreTrainedModel:
-    if family.startswith("qwen3"):
+    if family not in BUILDERS:
         return build_tiny_model(f"tiny-{family}", seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

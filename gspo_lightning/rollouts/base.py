@@ -178,6 +178,11 @@ class RolloutSource(ABC):
             fix="use GroupedSampler or TransformersGenerate, or write extend() for this source",
         )
 
+    def local(self) -> RolloutSource | None:
+        """What decodes in this process, to be compared with the training forward before the first rollout; it can
+        :meth:`extend`. None: nothing does."""
+        return None
+
     def open(self, longest: int) -> None:  # noqa: B027 (most sources have nothing to open)
         """Called before the model is built: a file or a server that is not there says so now. May be called again.
 

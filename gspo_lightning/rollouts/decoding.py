@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -51,14 +52,15 @@ DecodeBy = Literal["auto", "model"]
 
 
 def decoder_for(policy: Policy, by: DecodeBy = "auto") -> Decoder:
-    """The fast one where the model's attention is known (``Policy.packed``).
+    """The fast one where the model's attention is known (``Policy.packed``) and no comparison has ruled it out.
 
     Args:
         policy: the weights, which stay as they are while the decoder is used.
         by: ``model`` sends every token through the model's own modules; ``auto`` does without them where that is known
             to give the same.
     """
-    return SharedDecoder(policy, by) if policy.packed else PaddedDecoder(policy)
+    shared = policy.packed and policy.decoding.way in (None, "shared")
+    return SharedDecoder(policy, by) if shared else PaddedDecoder(policy)
 
 
 class SharedDecoder(Decoder):
@@ -116,16 +118,16 @@ class SharedDecoder(Decoder):
 
 def _stack(policy: Policy) -> LeanStack | None:
     """The lean form of a policy; compared with the policy's own modules once."""
-    if policy.lean is False:
+    if policy.decoding.lean is False:
         return None
     try:
         stack = LeanStack.of(policy)
-        if stack is not None and policy.lean is None:
+        if stack is not None and policy.decoding.lean is None:
             _check(policy, stack)
-            policy.lean = True
+            policy.decoding.lean = True
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # it only has the name of a known one
         log.warning("decoding goes through the modules of %s: %s", type(policy.model).__name__, first_line(error))
-        policy.lean = False
+        policy.decoding.lean = False
         return None
     return stack
 
@@ -156,6 +158,12 @@ class PaddedDecoder(Decoder):
 
     may_grow = False
 
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        known = inspect.signature(policy.backbone.forward).parameters
+        self._recurrent = "cache_params" in known
+        """All that it keeps are states (Mamba): they go by another name, and no mask says what they hold."""
+
     def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor:
         """See :meth:`Decoder.add`; starts anew."""
         device = self.policy.device
@@ -169,27 +177,33 @@ class PaddedDecoder(Decoder):
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)  # from the mask: padding never shifts a position
         self.cache = DynamicCache(config=self.policy.model.config)
         hidden = self._forward(ids, mask, positions)
-        self.cache.batch_select_indices(_for_rows(torch.arange(len(contexts), device=device), rows))
+        self._select(_for_rows(torch.arange(len(contexts), device=device), rows))
         self.mask = _for_rows(mask, rows)
         return _for_rows(self.policy.head(hidden), rows)
 
     def keep(self, rows: Tensor) -> None:
         """See :meth:`Decoder.keep`."""
-        self.cache.batch_select_indices(rows)
+        self._select(rows)
         self.mask = self.mask[rows]
+
+    def _select(self, rows: Tensor) -> None:
+        """Keys and values, convolution windows and recurrent states of these rows: layers of every kind know this."""
+        self.cache.reorder_cache(rows)
 
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """See :meth:`Decoder.step`."""
         self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], dim=1)
-        return self.policy.head(self._forward(tokens.unsqueeze(1), self.mask, positions.unsqueeze(1)))
+        mask = None if self._recurrent else self.mask
+        return self.policy.head(self._forward(tokens.unsqueeze(1), mask, positions.unsqueeze(1)))
 
-    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+    def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
+        cache = {"cache_params" if self._recurrent else "past_key_values": self.cache}
         out = self.policy.backbone(
             input_ids=ids,
-            attention_mask=mask.long(),
+            attention_mask=None if mask is None else mask.long(),
             position_ids=positions,
-            past_key_values=self.cache,
             use_cache=True,
+            **cache,
         )
         hidden: Tensor = out.last_hidden_state[:, -1]
         return hidden

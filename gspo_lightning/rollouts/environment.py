@@ -120,6 +120,10 @@ class EnvironmentRollouts(RolloutSource):
             talks.close()
         return [done[number] for number in range(len(prompts))]
 
+    def local(self) -> RolloutSource | None:
+        """As the source's."""
+        return self.source.local()
+
     def use_less_memory(self) -> int:
         """As the source's."""
         return self.source.use_less_memory()

@@ -87,6 +87,10 @@ class TransformersGenerate(RolloutSource):
             done += self._batch(policy, beginnings[start : start + self.batch_size], sampling, draws, version)
         return done + [cut(row, version) for row in beginnings[len(done) :]]
 
+    def local(self) -> TransformersGenerate:
+        """See :meth:`RolloutSource.local`."""
+        return self
+
     @staticmethod
     def _batch(
         policy: Policy, rows: Sequence[Beginning], sampling: SamplingParams, draws: Draws, version: int

@@ -16,6 +16,7 @@ from torch import Tensor
 from gspo_lightning.policy import Policy
 from gspo_lightning.rollouts.base import Beginning, Draws, Enough, Progress, RolloutSource, has_ended, sample_tokens
 from gspo_lightning.rollouts.decoding import DecodeBy, Decoder, decoder_for
+from gspo_lightning.rollouts.generate import TransformersGenerate
 from gspo_lightning.rollouts.routes import RecordingDecoder, RouteBook
 from gspo_lightning.rollouts.rows import Rows, Written
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
@@ -60,6 +61,11 @@ class GroupedSampler(RolloutSource):
         progress: Progress | None = None,
     ) -> list[list[Rollout]]:
         """See :meth:`RolloutSource.generate`."""
+        if policy.decoding.way == "generate":
+            return self._slow(len(prompts) * group_size).generate(
+                policy, prompts, group_size=group_size, sampling=sampling, draws=draws, version=version,
+                progress=progress,
+            )  # fmt: skip
         beginnings = Beginning.groups(prompts, group_size, sampling.max_response_tokens)
         written = Written(beginnings, policy.device)
         book: RouteBook | None = None
@@ -94,6 +100,10 @@ class GroupedSampler(RolloutSource):
         enough: Enough | None = None,
     ) -> list[Rollout]:
         """See :meth:`RolloutSource.extend`; neighbours with the same context share its keys and values."""
+        if policy.decoding.way == "generate":
+            return self._slow(len(beginnings)).extend(
+                policy, beginnings, sampling=sampling, draws=draws, version=version, enough=enough
+            )
         written = Written(beginnings, policy.device)
         blocks = [len(list(same)) for _, same in groupby(beginnings, key=lambda row: row.context)]
 
@@ -103,6 +113,10 @@ class GroupedSampler(RolloutSource):
         self._decode(policy, written, blocks, sampling, draws, left)
         return written.rollouts(0, len(beginnings), version, policy)
 
+    def local(self) -> GroupedSampler:
+        """See :meth:`RolloutSource.local`."""
+        return self
+
     def use_less_memory(self) -> int:
         """See :meth:`RolloutSource.use_less_memory`. The responses to a prompt are never decoded apart."""
         most, self._busiest = self._busiest, 0
@@ -110,6 +124,11 @@ class GroupedSampler(RolloutSource):
             return 0
         self._too_many, self.max_rows = most, most // 2
         return self.max_rows
+
+    def _slow(self, rows: int) -> TransformersGenerate:
+        """What decodes where nothing else is right."""
+        self._busiest = max(self._busiest, min(rows, self.max_rows))
+        return TransformersGenerate(self.max_rows)
 
     @torch.no_grad()
     def _decode(

@@ -37,8 +37,9 @@ SOURCES: dict[str, RolloutSource] = {
     "recorded-parquet": Replayed(".parquet"),
     "server": ThroughHTTP(),
 }
-FAMILIES = ["qwen3", "qwen3-moe", "llama", "gemma2", "qwen3 padded", "llama padded"]
-"""Gemma 2 caps its attention scores and is always padded; the others share prompts unless told otherwise."""
+FAMILIES = ["qwen3", "qwen3-moe", "llama", "gemma2", "qwen3 padded", "llama padded", "qwen3-next"]
+"""Gemma 2 caps its attention scores and Qwen3-Next has states: both are padded; the others share prompts unless told
+otherwise."""
 
 every_source = pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES.keys())
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -47,7 +48,7 @@ every_family = pytest.mark.parametrize("family", FAMILIES)
 def build_policy(family: str, seed: int = 0, sharpen: float = 3.0) -> Policy:
     name, _, layout = family.partition(" ")
     policy = model_families.build_policy(name, seed, sharpen)
-    policy.packed = name != "gemma2" and layout != "padded"
+    policy.packed = name not in ("gemma2", "qwen3-next") and layout != "padded"
     return policy
 
 
@@ -131,7 +132,8 @@ def test_every_source_samples_what_the_definition_says(
         logprobs, _ = policy(batch)
     assert batch.behaviour_logprobs is not None
     assert batch.behaviour_logprobs.dtype == torch.float32
-    assert float(((logprobs - batch.behaviour_logprobs).abs() * batch.response_mask).max()) < 1e-5
+    rounding = 1e-4 if family == "qwen3-next" else 1e-5  # its states come in chunks there and token by token here
+    assert float(((logprobs - batch.behaviour_logprobs).abs() * batch.response_mask).max()) < rounding
 
 
 @every_source

@@ -1,0 +1,277 @@
+"""Whether what samples computes what is trained: a few tokens are decoded at the start and compared.
+
+Nothing about a model's name is asked. A cache that is ignored, a state that padding enters or a window that is off by
+one gives other log-probabilities for the tokens that were drawn than the model has when it reads the whole row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.attention import windows
+from gspo_lightning.errors import UserError, first_line
+from gspo_lightning.packing import make_micro_batch
+from gspo_lightning.policy import Policy
+from gspo_lightning.randomness import Purpose
+from gspo_lightning.rollouts.base import Beginning, Draws, RolloutSource
+from gspo_lightning.rollouts.sampler import GroupedSampler
+from gspo_lightning.types import Prompt, Rollout, SamplingParams
+
+__all__ = ["boundaries", "verify_decoding"]
+
+log = logging.getLogger(__name__)
+
+PROMPTS = (3, 8)
+"""Tokens of the prompts, shorter and longer than what most convolutions see."""
+ROOM = (3, 8)
+"""Tokens of the responses to each: some rows leave the batch while others go on."""
+LARGEST = 1e-3
+"""Nats that a token's log-probability may be off by in float32; seen in 60 families: 5e-5."""
+BEFORE = 24
+"""Tokens at the end of a prompt that the training forward is compared on, too."""
+MEAN = 0.1
+"""Nats, on average over the tokens, in half precision, where single tokens say little."""
+OPERATIONS = {True: 1e12, False: 1e15}
+"""Multiplications and additions that reaching beyond a boundary may cost on a CPU, and elsewhere: seconds."""
+SQUARE = 8192
+"""Tokens of the longest row that is looked at: some families keep a square of them in memory."""
+BOUNDARIES = (
+    "sliding_window", "window_size", "attention_window", "local_attention", "chunk_size", "index_topk",
+    "indexer_budget",
+)  # fmt: skip
+"""Parts of names of fields in configs: tokens from which on a model computes in another way."""
+
+Way = Literal["shared", "padded", "generate"]
+SAID: dict[Way | None, str] = {
+    "shared": "prompts shared",
+    "padded": "rows padded",
+    "generate": "transformers' generate",
+    None: "its decoder",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """Between two sets of log-probabilities of the same tokens, in nats."""
+
+    largest: float
+    mean: float
+
+    @classmethod
+    def between(cls, ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> _Gap:
+        off = (torch.cat(list(ours)) - torch.cat(list(theirs))).abs()
+        return cls(float(off.max()), float(off.mean()))
+
+    def within(self, exact: bool) -> bool:
+        """Whether it is rounding; not a number is none."""
+        return self.largest <= LARGEST if exact else self.mean <= MEAN
+
+    def said(self, exact: bool) -> str:
+        return f"{self.largest:.2g} nats" if exact else f"{self.mean:.2g} nats on average"
+
+
+def verify_decoding(
+    policy: Policy,
+    source: RolloutSource,
+    *,
+    temperature: float,
+    longest: int,
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> None:
+    """Have a source decode a few tokens, and compare their log-probabilities with those of whole rows.
+
+    Once for a kind of source and a policy. Sets ``policy.decoding.way`` to the first way that gives the same, with a
+    message where that is not the fast one. Every rank runs as many forward passes, and nothing collective.
+
+    Args:
+        policy: the weights, gathered on this rank.
+        source: nothing happens for one that decodes elsewhere (:meth:`RolloutSource.local`).
+        temperature: of training rollouts.
+        longest: tokens of the longest row, prompt and response, that the run may see; lengths beyond the model's
+            windows are looked at where rows reach them.
+        context: of rollouts. Where it rounds (autocast), decoding is looked at once more under it.
+
+    Raises:
+        UserError: rows of several lengths, or decoding, give other log-probabilities than single whole rows.
+    """
+    local = source.local()
+    if local is None or (kind := type(local).__name__) in policy.decoding.verified:
+        return
+    with _quiet(policy):
+        rows = _rows(policy, longest)
+        _choose(policy, local, rows, temperature, nullcontext)
+        with context():
+            rounds = torch.is_autocast_enabled(policy.device.type)
+        if rounds:
+            _choose(policy, local, rows[: len(PROMPTS) * len(ROOM)], temperature, context)
+    policy.decoding.verified.add(kind)
+
+
+def _choose(
+    policy: Policy,
+    source: RolloutSource,
+    rows: Sequence[Beginning],
+    temperature: float,
+    context: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    ways: tuple[Way | None, ...] = (None,)
+    if isinstance(source, GroupedSampler):
+        ways = ("shared", "padded", "generate") if policy.packed else ("padded", "generate")
+        if policy.decoding.way in ways:  # what came before it was ruled out
+            ways = ways[ways.index(policy.decoding.way) :]
+    failed: list[str] = []
+    for way in ways:
+        policy.decoding.way = way
+        with context():
+            reason = _why_not(policy, source, rows, temperature)
+        if reason is None:
+            if failed:
+                log.warning("responses of %s are decoded by %s: %s", _name(policy), SAID[way], "; ".join(failed))
+            return
+        failed.append(f"{SAID[way]}: {reason}")
+    raise UserError(
+        "model.name_or_path",
+        f"tokens of {_name(policy)} cannot be sampled one by one as they are trained: {'; '.join(failed)}",
+        fix="use another model family, or a rollout source that decodes by other code (VLLMServer)",
+    )
+
+
+def _why_not(policy: Policy, source: RolloutSource, rows: Sequence[Beginning], temperature: float) -> str | None:
+    """What is wrong with what the source samples.
+
+    Raises:
+        UserError: the training forward itself is.
+    """
+    exact = _is_exact(policy)
+    try:
+        found = source.extend(
+            policy,
+            rows,
+            sampling=SamplingParams(max(ROOM), temperature),
+            draws=Draws.of(0, Purpose.TRAIN_SAMPLING, 0),
+        )
+    except (torch.OutOfMemoryError, UserError):
+        raise
+    except Exception as error:  # of any kind: this is a model's own code, on a path that it may never have taken
+        return f"{type(error).__name__}: {first_line(error)}"
+    rows_of = [_with_prompt(rollout) for rollout in found]
+    alone = [_alone(policy, rollout, temperature) for rollout in rows_of]
+    together = _together(policy, rows_of, temperature)
+    if not (gap := _Gap.between(together, alone)).within(exact):
+        raise UserError(
+            "model.name_or_path",
+            f"{_name(policy)} gives other log-probabilities to rows that are computed together than to each row alone: "
+            f"{gap.said(exact)} in rows of {_lengths(found)} tokens",
+            fix="use another model family, or shorter rows where that is beyond a window or an index of this one",
+        )
+    sampled = [r.logprobs for r in found if r.logprobs is not None]
+    ends = [row[-r.length :] for row, r in zip(alone, found, strict=True)]
+    if (off := _Gap.between(sampled, ends)).within(exact):
+        return None
+    return (
+        f"off by {off.said(exact)} from whole rows of {_lengths(found)} tokens, where training is by {gap.said(exact)}"
+    )
+
+
+def _with_prompt(rollout: Rollout) -> Rollout:
+    """The same row, of which the last tokens of the prompt count as a response."""
+    ids = rollout.prompt.token_ids
+    cut = max(1, len(ids) - BEFORE)
+    tokens = torch.cat([torch.tensor(ids[cut:], dtype=torch.int64), rollout.token_ids])
+    mask = torch.ones(len(tokens), dtype=torch.bool)
+    prompt = dataclasses.replace(rollout.prompt, token_ids=ids[:cut])
+    return dataclasses.replace(
+        rollout, prompt=prompt, token_ids=tokens, logprobs=torch.zeros(len(tokens)), response_mask=mask, reward=0.0
+    )
+
+
+@torch.no_grad()
+def _alone(policy: Policy, rollout: Rollout, temperature: float) -> Tensor:
+    """[n] of the tokens of a response, the whole row read at once and nothing beside it."""
+    prompt = len(rollout.prompt.token_ids)
+    ids = torch.cat([torch.tensor(rollout.prompt.token_ids), rollout.token_ids]).to(policy.device)
+    hidden = policy.backbone(input_ids=ids[:-1].unsqueeze(0), use_cache=False).last_hidden_state[0, prompt - 1 :]
+    scores = (policy.head(hidden).float() / temperature).log_softmax(-1)
+    return scores.gather(1, ids[prompt:].unsqueeze(1)).squeeze(1).cpu()
+
+
+@torch.no_grad()
+def _together(policy: Policy, rollouts: Sequence[Rollout], temperature: float) -> list[Tensor]:
+    """The same by the forward that training uses, short rows beside long ones."""
+    logprobs, _ = policy(make_micro_batch(rollouts).to(policy.device), temperature)
+    return [row[: r.length].float().cpu() for row, r in zip(logprobs, rollouts, strict=True)]
+
+
+def _rows(policy: Policy, longest: int) -> list[Beginning]:
+    """Two prompts of different lengths with two responses each; as many more around every boundary that rows reach."""
+    config = policy.model.config.get_text_config()
+    names = ("max_position_embeddings", "n_positions", "n_ctx")
+    limits = [limit for name in names if isinstance(limit := getattr(config, name, None), int) and limit > 0]
+    top = min([longest, *limits]) - max(ROOM)
+    widths = list(PROMPTS)
+    for boundary in boundaries(policy):
+        if boundary >= top:
+            continue
+        beyond = min(top, 2 * boundary)  # far enough that most of what came before is out of sight
+        if _affordable(policy, beyond):
+            widths += [max(1, boundary - 2), beyond]  # crosses it while decoding, and before
+        else:
+            log.info("%s: decoding beyond its %d tokens is not verified, it would take long", _name(policy), boundary)
+    vocabulary = config.vocab_size
+    prompts = [
+        Prompt(i, "", tuple((7 * t + 3 * i + 1) % vocabulary for t in range(max(1, min(width, top)))))
+        for i, width in enumerate(widths)
+    ]
+    return [Beginning(p, k, p.token_ids, 0, room) for p in prompts for k, room in enumerate(ROOM)]
+
+
+def boundaries(policy: Policy) -> list[int]:
+    """Tokens from which on the model computes in another way: windows, chunks, indices; in order."""
+    config = policy.model.config.get_text_config().to_dict()
+    said = [value for name, value in config.items() if any(part in name for part in BOUNDARIES)]
+    blocks = config.get("index_topk_blocks"), config.get("index_block_size")
+    said += [blocks[0] * blocks[1]] if all(isinstance(b, int) for b in blocks) else []
+    return sorted({v for v in (*said, *windows(policy.backbone)) if type(v) is int and v > 1})
+
+
+def _affordable(policy: Policy, width: int) -> bool:
+    size = sum(p.numel() for p in policy.parameters())
+    passes = 16  # prompts while sampling, and rows alone and together; short ones are padded to long ones
+    return width <= SQUARE and 2.0 * size * width * passes <= OPERATIONS[policy.device.type == "cpu"]
+
+
+@contextmanager
+def _quiet(policy: Policy) -> Iterator[None]:
+    """In eval mode, and nobody writes routes down."""
+    training, routing = policy.training, policy.routing
+    policy.eval()
+    policy.routing = None
+    try:
+        yield
+    finally:
+        policy.routing = routing
+        policy.train(training)
+
+
+def _is_exact(policy: Policy) -> bool:
+    device = policy.device.type
+    if torch.is_autocast_enabled(device) or (device == "cuda" and torch.get_float32_matmul_precision() != "highest"):
+        return False
+    return next(policy.parameters()).dtype in (torch.float32, torch.float64)
+
+
+def _lengths(rollouts: Sequence[Rollout]) -> str:
+    lengths = [len(r.prompt.token_ids) + r.length for r in rollouts]
+    return f"{min(lengths)} to {max(lengths)}"
+
+
+def _name(policy: Policy) -> str:
+    return type(policy.model).__name__
