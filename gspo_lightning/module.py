@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -43,7 +44,7 @@ from gspo_lightning.reference import ReferencePolicy
 from gspo_lightning.resume import Provenance, flush, reopen_epoch
 from gspo_lightning.rollouts.records import record
 from gspo_lightning.routing import LOAD, replay_word, routers_of, routing_scalars
-from gspo_lightning.sharding import clip_norm, gathered, is_sharded, total_norm, without_sync
+from gspo_lightning.sharding import clip_norm, clip_values, gathered, is_sharded, total_norm, without_sync
 from gspo_lightning.strategies import FSDP2Strategy, FSDPStrategy, check_optimizer
 from gspo_lightning.types import MicroBatch, MiniBatch, Prompt
 from gspo_lightning.update import changed_routes, load_balance, micro_batch_loss, mini_batch_count
@@ -384,13 +385,21 @@ class GSPOModule(LightningModule):
         for look in self.before_update:
             look(self._pending)
 
-    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **options: Any) -> None:
-        """By the norm over all ranks; plain parameters are Lightning's business."""
-        limit, how = options["gradient_clip_val"], str(options["gradient_clip_algorithm"] or "norm")
-        if limit and how == "norm" and is_sharded(self.policy):
-            clip_norm(self.policy.parameters(), self._pending["optim/gradient_norm"], float(limit))
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """By the norm over all ranks, or element by element; plain parameters are Lightning's business."""
+        if not gradient_clip_val:
+            return
+        if not is_sharded(self.policy):
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        elif gradient_clip_algorithm == GradClipAlgorithmType.VALUE:  # an enum of texts: its str() is not its value
+            clip_values(self.policy.parameters(), float(gradient_clip_val))
         else:
-            super().configure_gradient_clipping(optimizer, *args, **options)
+            clip_norm(self.policy.parameters(), self._pending["optim/gradient_norm"], float(gradient_clip_val))
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """One step; only now does the mini-batch count as trained on, and only now is the update logged."""
