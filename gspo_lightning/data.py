@@ -34,6 +34,7 @@ from gspo_lightning.rollouts.partial import PartialRollouts
 from gspo_lightning.rollouts.records import record, recording_file, write_records
 from gspo_lightning.shaping import CombineRewards, Shaping, TruncatedResponses, TurnCredit, mask_truncated
 from gspo_lightning.sharding import gathered
+from gspo_lightning.trainer_checks import iterations
 from gspo_lightning.types import MiniBatch, Prompt, Rollout, SamplingParams
 
 if TYPE_CHECKING:
@@ -373,7 +374,8 @@ class PromptDataModule(LightningDataModule):
 
         with fail_together(), gathered(old.sampling_policy(module.policy)) as sampler:
             if self._ahead is not None:
-                groups, seconds = self._ahead.take(iteration, self.trainer.max_epochs, self._job)
+                end = iterations(self.trainer, self.updates_per_iteration)
+                groups, seconds = self._ahead.take(iteration, end, self._job)
                 sampled.extend(r for g in groups for r in g)
             else:
                 groups, seconds = sample(deal(order, self.minibatches_per_rollout))

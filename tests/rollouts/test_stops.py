@@ -19,7 +19,8 @@ from gspo_lightning.tiny import character_tokenizer
 from gspo_lightning.types import Prompt, SamplingParams
 
 TEXT = """The sum of 17 and 25 is 42. So the answer is: 42.</answer>\n\nQuestion: don't stop , please . Straße, Größe
-日本語の答えは四十二です。次の質問 🙂🙃 ok 👩\u200d👧 done\n\n\n  indented    code\n```python\nprint("x")\n``` été où Ω≈ç"""
+日本語の答えは四十二です。次の質問 🙂🙃 ok 👩\u200d👧 done\n\n\n  indented    code
+```python\nprint("x")\n``` été où Ω≈ç"""
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
 
 
