@@ -171,7 +171,7 @@ class TrainingCLI(LightningCLI):
         if fit:
             own += [callbacks.Collapse(), callbacks.Dashboard(), callbacks.RunSummary()]
             own += [callbacks.NewOptimizerSettings()] if self.resumption.optimizer_changed else []
-        given = chosen.get("callbacks") or []
+        given = _listed(chosen.get("callbacks"))
         shown = any(isinstance(callback, ProgressBar) for callback in given)
         if chosen.get("enable_progress_bar") is not False and not shown:
             own += [callbacks.RunProgress()]
@@ -181,7 +181,7 @@ class TrainingCLI(LightningCLI):
         theirs = {type(c) for c in given}
         adapted = callbacks.adapted(given, evaluates=config.data.get("val") is not None)
         kwargs["callbacks"] = [*adapted, *(c for c in own if type(c) not in theirs)]
-        kwargs["plugins"] = [*(chosen.get("plugins") or []), callbacks.AtomicCheckpointIO()]
+        kwargs["plugins"] = [*_listed(chosen.get("plugins")), callbacks.AtomicCheckpointIO()]
         if not fit:
             self.save_config_callback = None
         elif self.resumption.path is not None:
@@ -192,6 +192,11 @@ class TrainingCLI(LightningCLI):
             if isinstance(error, UserError):
                 raise
             raise UserError("trainer", " ".join(str(error).split())) from error  # Lightning's own words name the field
+
+
+def _listed(chosen: Any) -> list[Any]:
+    """One, several or none, as Lightning takes them."""
+    return list(chosen) if isinstance(chosen, list | tuple) else [] if chosen is None else [chosen]
 
 
 def run_name(config: Any) -> str:

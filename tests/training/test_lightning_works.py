@@ -184,6 +184,12 @@ def test_a_run_that_only_max_steps_ends_samples_ahead(tmp_path: Path) -> None:
     assert ages == [0.0, 0.0, 2.0, 2.0, 2.0, 2.0]  # updates: an iteration has two
 
 
+def test_one_callback_needs_no_list(tmp_path: Path) -> None:
+    one = '--trainer.callbacks={"class_path": "LearningRateMonitor"}'
+    run = runs.fit(tmp_path, *BLIND, one, "--trainer.max_epochs=1")
+    assert [value for _, value in runs.scalars(run)["lr-AdamW"]] == pytest.approx([LR] * 3)  # an epoch's start, too
+
+
 def test_other_progress_bars_a_throughput_and_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monitor = '{"class_path": "ThroughputMonitor", "init_args": {"batch_size_fn": "tests.training.of_a_user.rows"}}'
     both = [f'--trainer.callbacks=[{{"class_path": "TQDMProgressBar"}}, {monitor}]']

@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from bitsandbytes.optim import AdamW8bit
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -18,6 +20,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
 
+from gspo_lightning.averaging import holds_average
+from gspo_lightning.callbacks import AveragedWeights
 from gspo_lightning.cli import main
 from gspo_lightning.commands.export import sharded_weights
 from gspo_lightning.distributed import local
@@ -87,6 +91,7 @@ LONG = {
     "fsdp offloaded": Case("fsdp", OFFLOADED),
     "fsdp2 offloaded": Case("fsdp2", OFFLOADED),
     "fsdp offloaded weights": Case("fsdp", of_strategy={"cpu_offload": "true"}),
+    "ddp average": Case("ddp", ["--trainer.callbacks=[{class_path: EMAWeightAveraging, init_args: {decay: 0.5}}]"]),
     "fsdp adapters": Case("fsdp", ADAPTERS),
     "fsdp2 adapters": Case("fsdp2", ADAPTERS),
 }
@@ -180,6 +185,16 @@ def test_optimizers_that_shards_cannot_bear_are_refused() -> None:
         check_optimizer(torch.optim.SGD(fsdp.parameters(), lr=0.1), fsdp)
     for policy in (fsdp2, nn.Linear(4, 4)):
         check_optimizer(torch.optim.SGD(policy.parameters(), lr=0.1), policy)
+
+
+@pytest.mark.usefixtures("rank_of_two")
+def test_an_average_of_shards_is_refused() -> None:
+    module = GSPOModule()
+    module.policy = fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (2,)))  # type: ignore[assignment]
+    with pytest.raises(UserError, match="EMAWeightAveraging needs whole weights"):
+        AveragedWeights(EMAWeightAveraging()).on_fit_start(Trainer(logger=False), module)
+    with pytest.raises(UserError, match="a run that averages its weights"):  # not of those of now
+        holds_average({"current_model_state": {}, "callbacks": {}})
 
 
 @pytest.mark.usefixtures("rank_of_two")
