@@ -18,6 +18,7 @@ from gspo_lightning.precision import check_device
 from gspo_lightning.prompts.specials import check_turn_end
 from gspo_lightning.rollouts import RolloutSource
 from gspo_lightning.strategies import check_strategy
+from gspo_lightning.trainer_checks import check_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -203,18 +204,7 @@ def check_run(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> N
             f"is R3, but {type(data.rollouts).__name__} does not say which experts it sampled with",
             fix="use data.rollouts: GroupedSampler, or model.routing_replay: R2",
         )
-    if trainer.accumulate_grad_batches != 1:
-        raise UserError(
-            "trainer.accumulate_grad_batches",
-            f"is {trainer.accumulate_grad_batches}, but one batch here is one whole optimizer step",
-            fix="leave it at 1 and bound memory by data.max_tokens_per_micro_batch",
-        )
-    if trainer.val_check_interval not in (None, 1.0):
-        raise UserError(
-            "trainer.val_check_interval",
-            f"is {trainer.val_check_interval}, but evaluations come between two iterations",
-            fix="leave it out and set trainer.check_val_every_n_epoch (iterations between two evaluations)",
-        )
+    check_trainer(data, module, trainer)
     check_precision(str(trainer.precision))
     check_device(str(trainer.precision), module.settings.dtype, trainer.strategy.root_device)
     check_strategy(trainer.strategy)
@@ -305,12 +295,27 @@ def check_writable(root: Path) -> None:
 
 
 def check_precision(precision: str) -> None:
-    """Refuse float16 (on a CPU Lightning would silently take another one) and what rounds log-probabilities."""
+    """Refuse float16 (on a CPU Lightning would silently take another one) and what rounds log-probabilities.
+
+    float64 would not be float64 from end to end: samplers draw, and rollouts keep log-probabilities, in float32.
+    """
     if precision == "bf16-true":
         raise UserError(
             "trainer.precision",
             "'bf16-true' would round old log-probabilities and advantages to bfloat16 on their way to the model",
             fix="use bf16-mixed (float32 masters), or model.dtype: bfloat16 with 32-true",
+        )
+    if precision in ("64", "64-true"):
+        raise UserError(
+            "trainer.precision",
+            f"{precision!r} is more than rollouts keep: their log-probabilities are float32",
+            fix="use 32-true; sums, norms and the reductions of statistics are float64 already",
+        )
+    if precision.startswith("transformer-engine"):
+        raise UserError(
+            "trainer.precision",
+            f"{precision!r} computes in 8 bits, whose rounding is larger than any clip range of sequences",
+            fix="use bf16-mixed or 32-true",
         )
     if precision in ("16", "16-mixed", "16-true"):
         raise UserError(

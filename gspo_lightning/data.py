@@ -25,6 +25,7 @@ from gspo_lightning.patience import Patient
 from gspo_lightning.policy import Policy, context_length
 from gspo_lightning.prompts import PromptSet, open_prompts
 from gspo_lightning.prompts.encode import encode_prompts
+from gspo_lightning.prompts.specials import check_stop_strings
 from gspo_lightning.randomness import Purpose, permutation, stream
 from gspo_lightning.resume import fingerprint
 from gspo_lightning.rewards import EnvironmentReward, Reward, RewardRunner
@@ -33,6 +34,7 @@ from gspo_lightning.rollouts.partial import PartialRollouts
 from gspo_lightning.rollouts.records import record, recording_file, write_records
 from gspo_lightning.shaping import CombineRewards, Shaping, TruncatedResponses, TurnCredit, mask_truncated
 from gspo_lightning.sharding import gathered
+from gspo_lightning.trainer_checks import iterations
 from gspo_lightning.types import MiniBatch, Prompt, Rollout, SamplingParams
 
 if TYPE_CHECKING:
@@ -98,7 +100,8 @@ class PromptDataModule(LightningDataModule):
         max_prompt_tokens: longer prompts are dropped with a message, never cut.
         max_response_tokens: longer responses are cut and count as truncated.
         temperature: of training rollouts, > 0; every log-probability uses it.
-        stop_strings: texts that end a response, next to the end-of-sequence tokens.
+        stop_strings: texts that end a response, next to the end-of-sequence tokens. Special tokens are not part of a
+            text: give their ids as stop_token_ids.
         stop_token_ids: token ids that end a response, next to the end-of-sequence tokens.
         system_prompt: system message put before every prompt; needs a chat template.
         chat_template_kwargs: passed to the chat template (for example ``{enable_thinking: false}``).
@@ -204,6 +207,7 @@ class PromptDataModule(LightningDataModule):
         """
         if stage == "fit":
             checks.check_run(self, module, trainer)
+        check_stop_strings(self.stop_strings, module.tokenizer)
         for name in {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,)):
             self._read(name, module.tokenizer)
             if name in self._prompts and name != "train":
@@ -383,7 +387,8 @@ class PromptDataModule(LightningDataModule):
 
         with fail_together(), gathered(old.sampling_policy(module.policy)) as sampler:
             if self._ahead is not None:
-                groups, seconds = self._ahead.take(iteration, self.trainer.max_epochs, self._job)
+                end = iterations(self.trainer, self.updates_per_iteration)
+                groups, seconds = self._ahead.take(iteration, end, self._job)
                 sampled.extend(r for g in groups for r in g)
             else:
                 groups, seconds = sample(deal(order, self.minibatches_per_rollout))

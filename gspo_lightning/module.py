@@ -18,9 +18,11 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from gspo_lightning.averaging import Average, holds_average, training_weights
 from gspo_lightning.checks import check_sampling
 from gspo_lightning.coldstart import ColdStart
 from gspo_lightning.data import PromptDataModule
@@ -46,8 +48,10 @@ from gspo_lightning.rollouts.base import RolloutSource
 from gspo_lightning.rollouts.records import record
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.routing import LOAD, LoadBalance, replay_word, routers_of, routing_scalars
-from gspo_lightning.sharding import clip_norm, gathered, is_sharded, total_norm, without_sync
+from gspo_lightning.schedules import schedule, step_plateaus
+from gspo_lightning.sharding import clip_norm, clip_values, gathered, is_sharded, total_norm, without_sync
 from gspo_lightning.strategies import FSDP2Strategy, FSDPStrategy, check_optimizer
+from gspo_lightning.trainer_checks import check_accumulation, check_measured, check_monitor
 from gspo_lightning.types import MicroBatch, MiniBatch, Prompt
 from gspo_lightning.update import changed_routes, load_balance, micro_batch_loss, mini_batch_count
 
@@ -65,7 +69,8 @@ class GSPOModule(LightningModule):
         old_logprobs: ``auto`` takes those of the rollout source where their measured noise is below a tenth of the clip
             range and else recomputes them in the training layout; ``source`` and ``recompute`` always do one of it.
         optimizer: built from the policy's trainable parameters.
-        lr_scheduler: stepped once per optimizer step; None keeps the learning rate constant.
+        lr_scheduler: stepped once per optimizer step (``ReduceLROnPlateau`` of ``lightning.pytorch.cli``: once per
+            iteration, or per evaluation where it monitors one); None keeps the learning rate constant.
         cold_start: supervised steps before reinforcement learning, made once and cached; None starts from the model.
         dtype: of the weights. float32 with ``trainer.precision: bf16-mixed`` is the rule.
         attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2`` ...; None lets transformers choose.
@@ -157,6 +162,10 @@ class GSPOModule(LightningModule):
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._started: ModelSettings | None = None
         self._gathered = contextlib.ExitStack()
+        self.average: Average | None = None
+        """Of the weights, where a callback asks for one: what is evaluated."""
+        self.restored: dict[str, Any] | None = None
+        """A checkpoint with an average of weights, until that has been taken out of it."""
         self._evaluated: list[Policy] = []  # in a list, so that it does not become part of this module
 
     # building ----------------------------------------------------------------------------------------------------
@@ -224,6 +233,7 @@ class GSPOModule(LightningModule):
 
     def on_fit_start(self) -> None:
         """On the device, in the precision and under the strategy that will train: ratios of the same weights are 1."""
+        self.restored = None  # callbacks have had it
         context = self.trainer.precision_plugin.forward_context
         check_ratio_noise(self.policy, probe(self.policy).to(self.device), self.objective, context)
         if self.global_rank == 0:
@@ -245,10 +255,12 @@ class GSPOModule(LightningModule):
         warn_if_weights_stand_still(self.policy, optimizer)
         if self.build_scheduler is None:
             return optimizer
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": self.build_scheduler(optimizer), "interval": "step"},
-        }
+        config = schedule(self.build_scheduler(optimizer))
+        if "monitor" in config:
+            check_monitor(
+                "model.lr_scheduler", config["monitor"], config["scheduler"].mode, self.data, self.meter.level
+            )
+        return {"optimizer": optimizer, "lr_scheduler": config}
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """What is trained: with adapters nothing else, in every checkpoint and under every strategy."""
@@ -262,6 +274,9 @@ class GSPOModule(LightningModule):
         self.guard.skipped = int(checkpoint.get("gspo_skipped", 0))
         self.meter.load_state_dict(checkpoint.get("gspo_meter", {}))
         self.old_logprobs.noise = checkpoint.get("gspo_noise")
+        if self.trainer.state.fn == "fit" and holds_average(checkpoint):
+            self.restored = dict(checkpoint)
+            checkpoint["state_dict"] = training_weights(checkpoint)
         state = checkpoint.get("state_dict", {})  # of sharded ones, the strategy has loaded the weights
         snapshot = [name for name in state if name.startswith("old_policy.")]
         if snapshot and isinstance(self.old_policy, ResidentSnapshot):
@@ -290,6 +305,8 @@ class GSPOModule(LightningModule):
         checkpoint["gspo_meter"] = self.meter.state_dict()
         checkpoint["gspo_noise"] = self.old_logprobs.noise
         checkpoint["gspo_evaluations"] = [[step, dict(values)] for step, values in self.evaluations]
+        if self.average is not None:
+            self.average.put_into(checkpoint)
         if not self.data.loader.spent:
             reopen_epoch(checkpoint)
         flush(self.loggers)
@@ -303,6 +320,7 @@ class GSPOModule(LightningModule):
         divided by the denominator of the whole mini-batch over all ranks.
         """
         start = time.perf_counter()
+        check_accumulation(self.trainer)
         optimizer = self.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, torch.optim.Optimizer)
         self._batch = batch
@@ -398,13 +416,21 @@ class GSPOModule(LightningModule):
         for look in self.before_update:
             look(self._pending)
 
-    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **options: Any) -> None:
-        """By the norm over all ranks; plain parameters are Lightning's business."""
-        limit, how = options["gradient_clip_val"], str(options["gradient_clip_algorithm"] or "norm")
-        if limit and how == "norm" and is_sharded(self.policy):
-            clip_norm(self.policy.parameters(), self._pending["optim/gradient_norm"], float(limit))
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """By the norm over all ranks, or element by element; plain parameters are Lightning's business."""
+        if not gradient_clip_val:
+            return
+        if not is_sharded(self.policy):
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        elif gradient_clip_algorithm == GradClipAlgorithmType.VALUE:  # an enum of texts: its str() is not its value
+            clip_values(self.policy.parameters(), float(gradient_clip_val))
         else:
-            super().configure_gradient_clipping(optimizer, *args, **options)
+            clip_norm(self.policy.parameters(), self._pending["optim/gradient_norm"], float(gradient_clip_val))
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """One step; only now does the mini-batch count as trained on, and only now is the update logged."""
@@ -416,6 +442,8 @@ class GSPOModule(LightningModule):
             changed = changed_routes(self._batch.micro_batches[0], self.policy, self.data.temperature)
             self._pending["moe/changed_over_iteration"] = changed
         self._log_update(self.global_step + 1)  # Lightning counts the step after this hook
+        if self.data.loader.spent:
+            step_plateaus(self.trainer.lr_scheduler_configs, self.last_update)
 
     def dump_update(self, values: dict[str, float]) -> Path:
         """Write down what this update saw, with the weights as they are now; returns the path."""
@@ -451,7 +479,10 @@ class GSPOModule(LightningModule):
         seconds = time.perf_counter() - self._update_start
         self._pending["time/update_s"] = seconds
         self._pending["throughput/trained_tokens_per_s"] = self._pending["data/tokens_per_update"] / max(seconds, 1e-9)
+        if not self.last_update:
+            check_measured(self.trainer, self._pending)
         self.last_update = self._pending
+        self.trainer.callback_metrics.update({tag: torch.tensor(value) for tag, value in self.last_update.items()})
         for logger in self.loggers:
             logger.log_metrics(self.last_update, step=step)
 
@@ -459,13 +490,14 @@ class GSPOModule(LightningModule):
 
     @property
     def evaluated_policy(self) -> Policy:
-        """What answers held-out prompts: the policy, or the plain copy that was gathered for this evaluation."""
+        """What answers held-out prompts: the policy, its average, or the plain copy gathered for this evaluation."""
         return self._evaluated[0] if self._evaluated else self.policy
 
     def _gather(self) -> None:
         """Once for a whole evaluation, in which ranks have different numbers of prompts."""
         self._gathered = contextlib.ExitStack()
-        self._evaluated.append(self._gathered.enter_context(gathered(self.policy)))
+        policy = self.policy if self.average is None else self.average.policy(self.policy)
+        self._evaluated.append(self._gathered.enter_context(gathered(policy)))
         self._gathered.callback(self._evaluated.clear)
         self._verify(self.evaluated_policy, self.data.rollouts.for_evaluation())
 
@@ -490,6 +522,7 @@ class GSPOModule(LightningModule):
             to_callbacks and not self.trainer.sanity_checking
         ):  # Lightning refuses self.log there; callbacks may monitor these
             self.log_dict(self.last_evaluation, logger=False)
+            step_plateaus(self.trainer.lr_scheduler_configs, self.last_evaluation)
 
     @torch.no_grad()
     def evaluate(self) -> None:

@@ -18,7 +18,7 @@ from gspo_lightning.distributed import all_sum, gather_rows, largest, local
 from gspo_lightning.policy import Policy
 
 __all__ = [
-    "Gathering", "clip_norm", "copy_weights", "full_weights", "gathered", "in_step", "is_sharded",
+    "Gathering", "clip_norm", "clip_values", "copy_weights", "full_weights", "gathered", "in_step", "is_sharded",
     "total_norm", "units", "without_sync",
 ]  # fmt: skip
 
@@ -51,6 +51,12 @@ def clip_norm(parameters: Iterable[nn.Parameter], norm: float, limit: float) -> 
     gradients = [part for p in parameters if p.grad is not None and (part := local(p.grad)).numel()]
     if gradients and limit / (norm + 1e-6) < 1.0:
         torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+
+
+def clip_values(parameters: Iterable[nn.Parameter], limit: float) -> None:
+    """Put every element of the gradients into [-limit, limit], in place, every rank its parts."""
+    for gradient in (local(p.grad) for p in parameters if p.grad is not None):
+        gradient.clamp_(-limit, limit)
 
 
 @contextlib.contextmanager

@@ -38,19 +38,38 @@ from gspo_lightning.sharding import Gathering, is_sharded
 __all__ = ["FSDP2Strategy", "FSDPStrategy", "check_optimizer", "check_strategy", "decoder_layers"]
 
 
+_ENGINES = {"DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy", "XLAFSDPStrategy"}
+"""By name: importing them would need what they need."""
+
+
 def check_strategy(strategy: object) -> None:
-    """Refuse Lightning's own sharding strategies, which gather weights only inside a forward pass.
+    """Refuse Lightning's own sharding strategies, which gather weights only inside a forward pass, strategies with an
+    engine of their own, and processes that are not started from the command line.
 
     Raises:
         UserError: it is one of them, or its name.
     """
+    name = strategy if isinstance(strategy, str) else f"Lightning's {type(strategy).__name__}"
     named = isinstance(strategy, str) and strategy.startswith("fsdp")
     if named or (isinstance(strategy, LightningFSDP | ModelParallelStrategy) and not isinstance(strategy, _Sharding)):
-        name = strategy if isinstance(strategy, str) else f"Lightning's {type(strategy).__name__}"
         raise UserError(
             "trainer.strategy",
             f"{name} cannot sample from sharded weights",
             fix="add --config configs/fsdp2.yaml (class_path: gspo_lightning.strategies.FSDP2Strategy), or fsdp.yaml",
+        )
+    engine = isinstance(strategy, str) and strategy.startswith(("deepspeed", "xla"))
+    if engine or {kind.__name__ for kind in type(strategy).__mro__} & _ENGINES:
+        raise UserError(
+            "trainer.strategy",
+            f"{name} has a backward pass and an optimizer step of its own, which this package does not drive",
+            fix="use ddp, or configs/fsdp2.yaml where a rank cannot hold the whole optimizer state",
+        )
+    start = getattr(strategy, "_start_method", "popen")
+    if start != "popen":
+        raise UserError(
+            "trainer.strategy",
+            f"starts its processes by {start!r}: reward workers and prompts are in this process and cannot follow",
+            fix="use ddp, which starts every rank from the command line",
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from jsonargparse import ArgumentError
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -127,6 +128,13 @@ class TrainingCLI(LightningCLI):
             config.trainer.precision, config.model.dtype = "32-true", "bfloat16"
         check_precision(str(config.trainer.precision))
         check_strategy(config.trainer.strategy)
+        if config.trainer.get("barebones"):
+            raise UserError(
+                "trainer.barebones",
+                "is true, which forbids the logger, the checkpoints and the first evaluation that every run has here",
+                fix="leave it out, and switch off what you do not need: trainer.logger: false, "
+                "enable_checkpointing: false, enable_progress_bar: false, model.metrics: off",
+            )
         folder = Path(config.trainer.default_root_dir or DEFAULT_ROOT) / run_name(config)
         self.resumption = Resumption.of(config.get("ckpt_path"), folder, may_start_over=self.subcommand == "fit")
         config.ckpt_path = self.resumption.path
@@ -150,6 +158,8 @@ class TrainingCLI(LightningCLI):
             super()._run_subcommand(subcommand)
             if subcommand in ("validate", "test") and self.trainer.is_global_zero:
                 callbacks.show_evaluation(self.model.last_evaluation)
+        except MisconfigurationException as error:
+            raise UserError("trainer", " ".join(str(error).split())) from error
         finally:
             self.datamodule.teardown(subcommand)  # also when preparing failed: no worker outlives the command
 
@@ -163,24 +173,32 @@ class TrainingCLI(LightningCLI):
         if fit:
             own += [callbacks.Collapse(), callbacks.Dashboard(), callbacks.RunSummary()]
             own += [callbacks.NewOptimizerSettings()] if self.resumption.optimizer_changed else []
-        if chosen.get("enable_progress_bar") is not False:
+        given = _listed(chosen.get("callbacks"))
+        shown = any(isinstance(callback, ProgressBar) for callback in given)
+        if chosen.get("enable_progress_bar") is not False and not shown:
             own += [callbacks.RunProgress()]
         if fit:  # interrupts after what counts updates, checkpoints last: they hold what the others have counted
             own += [callbacks.Interrupts()]
             own += [callbacks.LastCheckpoint()] if chosen.get("enable_checkpointing") is not False else []
-        theirs = [type(c) for c in chosen.get("callbacks") or []]
-        kwargs["callbacks"] = [*(chosen.get("callbacks") or []), *(c for c in own if type(c) not in theirs)]
-        kwargs["plugins"] = [*(chosen.get("plugins") or []), callbacks.AtomicCheckpointIO()]
+        theirs = {type(c) for c in given}
+        adapted = callbacks.adapted(given, evaluates=config.data.get("val") is not None)
+        kwargs["callbacks"] = [*adapted, *(c for c in own if type(c) not in theirs)]
+        kwargs["plugins"] = [*_listed(chosen.get("plugins")), callbacks.AtomicCheckpointIO()]
         if not fit:
             self.save_config_callback = None
         elif self.resumption.path is not None:
             kwargs["num_sanity_val_steps"] = 0  # Lightning would evaluate again where an iteration was complete
         try:
             return super().instantiate_trainer(**kwargs)
-        except (MisconfigurationException, TypeError, ValueError) as error:
+        except (MisconfigurationException, TypeError, ValueError, ImportError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError("trainer", " ".join(str(error).split())) from error  # Lightning's own words name the field
+
+
+def _listed(chosen: Any) -> list[Any]:
+    """One, several or none, as Lightning takes them."""
+    return list(chosen) if isinstance(chosen, list | tuple) else [] if chosen is None else [chosen]
 
 
 def run_name(config: Any) -> str:
@@ -241,6 +259,7 @@ def _quieten() -> None:
         ".*ended before the epoch ended.*",
         ".*Checkpoint directory .* exists and is not empty.*",
         ".*number of training batches.*",
+        ".*Total length of `PromptLoader` across ranks is zero.*",  # data.val: null
         ".*available but not used.*",
         ".*You are trying to `self.log.*",
         ".*sync_dist=True.*",  # what is logged has been reduced over ranks

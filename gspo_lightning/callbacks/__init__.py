@@ -1,5 +1,7 @@
 """Callbacks: what a run shows and keeps."""
 
+from gspo_lightning.callbacks.adapted import adapted
+from gspo_lightning.callbacks.averaging import AveragedWeights
 from gspo_lightning.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint
 from gspo_lightning.callbacks.collapse import Collapse
 from gspo_lightning.callbacks.dashboard import Dashboard
@@ -11,6 +13,7 @@ from gspo_lightning.callbacks.side_by_side import SideBySide
 from gspo_lightning.callbacks.summary import RunSummary, show_evaluation, versions
 
 __all__ = [
-    "AtomicCheckpointIO", "Collapse", "Dashboard", "Interrupts", "LastCheckpoint", "NewOptimizerSettings",
-    "PredictionWriter", "RunProgress", "RunSummary", "SideBySide", "Terminated", "show_evaluation", "versions",
+    "AtomicCheckpointIO", "AveragedWeights", "Collapse", "Dashboard", "Interrupts", "LastCheckpoint",
+    "NewOptimizerSettings", "PredictionWriter", "RunProgress", "RunSummary", "SideBySide", "Terminated",
+    "adapted", "show_evaluation", "versions",
 ]  # fmt: skip

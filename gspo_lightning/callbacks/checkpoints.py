@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ from gspo_lightning.resume import (
 __all__ = ["AtomicCheckpointIO", "LastCheckpoint"]
 
 log = logging.getLogger(__name__)
+
+_OWN = re.compile(r"step-\d{8,}\.ckpt")
+"""Names that LastCheckpoint gives."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -153,14 +157,15 @@ class LastCheckpoint(Checkpoint):
         return path
 
     def _prune(self, trainer: Trainer) -> None:
-        """Forget what neither ``keep_last`` nor ``keep_best`` protects."""
-        there = [(path, m) for path, m in manifests(self._folder) if path.exists()]
+        """Forget what neither ``keep_last`` nor ``keep_best`` protects; another callback's checkpoints stay."""
+        own = [(path, m) for path, m in manifests(self._folder) if _OWN.fullmatch(path.name)]
+        there = [(path, m) for path, m in own if path.exists()]
         scored = sorted((p for p in there if p[1].score is not None), key=lambda p: float(p[1].score or 0.0))
         kept = {path for path, _ in there[: self.keep_last]} | {
             path for path, _ in scored[len(scored) - self.keep_best :]
         }
         kept |= {path for path, m in there if m.step in self.protected}
-        for path, _ in manifests(self._folder):
+        for path, _ in own:
             if path not in kept:
                 trainer.strategy.remove_checkpoint(path)
 

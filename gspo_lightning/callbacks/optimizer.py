@@ -18,5 +18,5 @@ class NewOptimizerSettings(Callback):
                 if "initial_lr" in group:
                     group["initial_lr"] = optimizer.defaults["lr"]
         for config in trainer.lr_scheduler_configs:
-            optimizer = config.scheduler.optimizer
-            config.scheduler.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
+            if hasattr(config.scheduler, "base_lrs"):  # ReduceLROnPlateau goes by the rate of now
+                config.scheduler.base_lrs = [group["initial_lr"] for group in config.scheduler.optimizer.param_groups]

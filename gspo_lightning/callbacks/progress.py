@@ -9,6 +9,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm.auto import tqdm
 
+from gspo_lightning.trainer_checks import iterations
+
 __all__ = ["RunProgress"]
 
 
@@ -30,8 +32,11 @@ class RunProgress(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar where a resumed run stands."""
-        iterations = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
-        total = iterations * pl_module.data.updates_per_iteration if iterations else None
+        updates = pl_module.data.updates_per_iteration
+        whole = iterations(trainer, updates)
+        total = None if whole is None else whole * updates
+        if total is not None and trainer.max_steps >= 0:
+            total = min(total, trainer.max_steps)
         interactive = sys.stderr.isatty()
         self._bar = tqdm(
             total=total, initial=trainer.global_step, desc=type(pl_module.objective).__name__, unit="update",

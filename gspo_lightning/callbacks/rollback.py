@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
+from gspo_lightning.averaging import holds_average, training_weights
 from gspo_lightning.resume import damage, manifests
 
 __all__ = ["good_checkpoint", "roll_back"]
@@ -36,10 +37,13 @@ def roll_back(trainer: Trainer, module: Any, path: Path, lr_factor: float) -> di
     Every rank reads the file. Learning rates are those of now times ``lr_factor``; a schedule goes on from there.
     """
     checkpoint: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+    weights = training_weights(checkpoint)
     for name, part in (("policy.", module.policy), ("old_policy.", module.old_policy)):
-        state = {k.removeprefix(name): v for k, v in checkpoint["state_dict"].items() if k.startswith(name)}
+        state = {k.removeprefix(name): v for k, v in weights.items() if k.startswith(name)}
         if state:
             part.load_state_dict(state)
+    if module.average is not None and holds_average(checkpoint):
+        module.average.load(checkpoint)
     for optimizer, state in zip(trainer.optimizers, checkpoint["optimizer_states"], strict=True):
         rates = [(group["lr"], group.get("initial_lr")) for group in optimizer.param_groups]
         optimizer.load_state_dict(state)

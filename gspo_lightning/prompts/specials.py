@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
 
-__all__ = ["check_ends", "check_turn_end"]
+__all__ = ["check_ends", "check_stop_strings", "check_turn_end"]
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,32 @@ def check_ends(prompts: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerB
             f"{over} of {len(prompts)} prompts end with {tokenizer.eos_token!r}, which ends a response",
             fix="take it out of the prompts, or save the tokenizer with add_eos_token=False",
         )
+
+
+def check_stop_strings(stops: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse stop strings that no response can contain: its text has no special tokens in it.
+
+    Raises:
+        UserError: with the token, and the id that ends responses instead.
+    """
+    silent = {*tokenizer.all_special_ids, *(i for i, t in tokenizer.added_tokens_decoder.items() if t.special)}
+    for stop in stops:
+        if not stop:
+            raise UserError("data.stop_strings", "holds an empty text, which every response contains")
+        found = [i for i in tokenizer(stop, add_special_tokens=False)["input_ids"] if i in silent]
+        if tokenizer.unk_token_id in found:
+            raise UserError(
+                "data.stop_strings",
+                f"{stop!r} holds characters that the tokenizer cannot write, so no response ever contains it",
+            )
+        if found:
+            names = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in found)
+            raise UserError(
+                "data.stop_strings",
+                f"{stop!r} never stops a response: {names} is a special token, which is left out of its text",
+                fix=f"use data.stop_token_ids: {found}"
+                + (" (or nothing: it ends every response)" if tokenizer.eos_token_id in found else ""),
+            )
 
 
 def check_turn_end(tokenizer: PreTrainedTokenizerBase, stops: Sequence[int]) -> None:

@@ -21,7 +21,7 @@ def check_finite(checkpoint: Mapping[str, Any]) -> None:
     Raises:
         NonFiniteError: one is not.
     """
-    for room in ("state_dict", "optimizer_states"):
+    for room in ("state_dict", "current_model_state", "optimizer_states"):
         for name, tensor in _tensors(checkpoint.get(room), room):
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise NonFiniteError(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy import Policy
 from gspo_lightning.randomness import Purpose, stream, uniforms
+from gspo_lightning.rollouts.stops import Newest, texts_ended
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 __all__ = [
@@ -276,20 +277,29 @@ def _truncate(probabilities: Tensor, sampling: SamplingParams) -> Tensor:
     return probabilities
 
 
-def has_ended(
-    policy: Policy, last: Tensor, sampling: SamplingParams, written: Callable[[], Sequence[Sequence[int]]]
-) -> Tensor:
+def has_ended(policy: Policy, last: Tensor, sampling: SamplingParams, newest: Newest, going: Tensor) -> Tensor:
     """[rows] bool: the last token is a stop token, or the text so far contains a stop string.
 
-    ``last`` [rows] are the newest tokens; ``written`` gives all tokens of each row and is only called where needed.
+    Args:
+        policy: knows the tokenizer.
+        last: [rows] the newest tokens.
+        sampling: the stops.
+        newest: the tokens of some rows; only called where they are needed.
+        going: [rows] bool, the rows whose texts are looked at: one that has ended stays as it is.
     """
     ended = torch.zeros_like(last, dtype=torch.bool)
     for stop in sampling.stop_token_ids:
         ended = ended | (last == stop)
     if sampling.stop_strings:
-        texts = policy.tokenizer.batch_decode(written(), skip_special_tokens=True)
-        found = [any(stop in text for stop in sampling.stop_strings) for text in texts]
-        ended = ended | torch.tensor(found, device=last.device)
+        (rows,) = (going & ~ended).nonzero(as_tuple=True)
+        numbers = rows.tolist()
+        found = texts_ended(
+            policy.tokenizer,
+            sampling.stop_strings,
+            last[rows].tolist(),
+            lambda which, count: newest([numbers[i] for i in which], count),
+        )
+        ended[rows] = torch.tensor(found, dtype=torch.bool, device=last.device)
     return ended
 
 

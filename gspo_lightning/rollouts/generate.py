@@ -169,11 +169,13 @@ class _Stop(StoppingCriteria):
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
         responses = input_ids[:, self.width :]  # the rule never looks at the prompt
 
-        def written() -> list[list[int]]:
-            return [[*row.written, *ids] for row, ids in zip(self.rows, responses.tolist(), strict=True)]
+        def newest(which: Sequence[int], count: int | None) -> list[list[int]]:
+            start = 0 if count is None else max(0, responses.shape[1] - count)
+            found = ([*self.rows[i].written, *responses[i, start:].tolist()] for i in which)
+            return [ids if count is None else ids[-count:] for ids in found]
 
-        ended = has_ended(self.policy, responses[:, -1], self.sampling, written).cpu()
         going = self.counts == 0
+        ended = has_ended(self.policy, responses[:, -1], self.sampling, newest, going.to(responses.device)).cpu()
         self.stopped |= going & ended
         self.counts = torch.where(going & (ended | (self.room <= responses.shape[1])), responses.shape[1], self.counts)
         return (self.counts > 0).to(input_ids.device)

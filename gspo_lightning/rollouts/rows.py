@@ -82,10 +82,19 @@ class Written:
         """How far these rows have come; needed before they leave the batch."""
         self.lengths[rows.slot], self.ended[rows.slot], self.stopped[rows.slot] = rows.step, ~rows.alive, rows.stopped
 
-    def of(self, rows: Rows) -> list[list[int]]:
-        """The tokens of each row's message so far."""
-        found = zip(rows.slot.tolist(), self.tokens[rows.slot].tolist(), rows.step.tolist(), strict=True)
-        return [[*self.beginnings[slot].written, *ids[:n]] for slot, ids, n in found]
+    def newest(self, rows: Rows, which: Sequence[int], count: int | None) -> list[list[int]]:
+        """The last ``count`` tokens (None: all) of the messages of some rows, by their places in the batch."""
+        places = torch.tensor(which, dtype=torch.int64, device=rows.slot.device)
+        slots, steps = rows.slot[places], rows.step[places]
+        width = int(steps.max()) if count is None else count
+        columns = steps.unsqueeze(1) - width + torch.arange(width, device=steps.device)
+        ids = self.tokens[slots.unsqueeze(1), columns.clamp(min=0)].tolist()
+        found = []
+        for slot, step, row in zip(slots.tolist(), steps.tolist(), ids, strict=True):
+            before = self.beginnings[slot].written
+            missing = len(before) if count is None else max(0, min(width - step, len(before)))
+            found.append([*before[len(before) - missing :], *row[max(0, width - step) :]])
+        return found
 
     def rollouts(self, first: int, count: int, version: int, policy: Policy) -> list[Rollout]:
         """The responses from ``first`` on, on the CPU."""

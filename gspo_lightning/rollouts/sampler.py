@@ -6,6 +6,7 @@ waiting prompts take their place; log-probabilities are caught while sampling. W
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
 from typing import get_args
@@ -202,7 +203,8 @@ class GroupedSampler(RolloutSource):
         """Draw the next token of every row and note those of living ones; returns the tokens [rows]."""
         chosen, logprobs = sample_tokens(logits, uniform, sampling)
         written.note(rows, chosen, logprobs)
-        written.end(rows, has_ended(policy, chosen, sampling, lambda: written.of(rows)))
+        newest = functools.partial(written.newest, rows)
+        written.end(rows, has_ended(policy, chosen, sampling, newest, rows.alive))
         return chosen
 
 

@@ -11,16 +11,23 @@ import pytest
 import torch
 import torch.distributed as dist
 from bitsandbytes.optim import AdamW8bit
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
 
+from gspo_lightning.averaging import holds_average
+from gspo_lightning.callbacks import AveragedWeights
 from gspo_lightning.cli import main
 from gspo_lightning.commands.export import sharded_weights
+from gspo_lightning.distributed import local
 from gspo_lightning.errors import UserError
 from gspo_lightning.lora import LoRA, adapters_off
+from gspo_lightning.module import GSPOModule
 from gspo_lightning.policy import ModelSettings, load_policy
 from gspo_lightning.resume import damage
 from gspo_lightning.strategies import check_optimizer
@@ -65,7 +72,9 @@ MOE = [
 ]  # fmt: skip
 ADAPTERS = [*DENSE, "--model.lora={r: 4}"]
 OFFLOADED = ["--model.old_policy=OffloadedSnapshot", "--model.old_policy.refresh_every=2"]
-CASES = {"fsdp": Case("fsdp", DENSE), "fsdp2": Case("fsdp2", MOE)}
+BY_NORM = ["--trainer.gradient_clip_algorithm=norm", "--trainer.gradient_clip_val=0.1"]
+BY_VALUE = ["--trainer.gradient_clip_algorithm=value", "--trainer.gradient_clip_val=0.001"]
+CASES = {"fsdp": Case("fsdp", [*DENSE, *BY_NORM]), "fsdp2": Case("fsdp2", MOE)}
 REPLAY = {
     "ddp R2": Case("ddp", [*MOE, "--model.objective=GRPO", "--model.routing_replay=R2"]),
     "fsdp2 R3": Case("fsdp2", [*MOE, "--model.objective=GRPO", "--model.routing_replay=R3"]),
@@ -74,11 +83,15 @@ LONG = {
     "fsdp MoE": Case("fsdp", MOE),
     "fsdp2 resident": Case("fsdp2", DENSE),
     "fsdp2 lockstep": Case("fsdp2", of_strategy={"rollouts": "lockstep"}),
+    "fsdp clipped by value": Case("fsdp", [*DENSE, *BY_VALUE]),
+    "fsdp2 clipped by value": Case("fsdp2", [*DENSE, *BY_VALUE]),
+    "fsdp2 clipped by norm": Case("fsdp2", [*DENSE, *BY_NORM]),
     "ddp MoE": Case("ddp", MOE),
     "fsdp2 without optimizer state": Case("fsdp2", ["--model.optimizer.momentum=0"]),
     "fsdp offloaded": Case("fsdp", OFFLOADED),
     "fsdp2 offloaded": Case("fsdp2", OFFLOADED),
     "fsdp offloaded weights": Case("fsdp", of_strategy={"cpu_offload": "true"}),
+    "ddp average": Case("ddp", ["--trainer.callbacks=[{class_path: EMAWeightAveraging, init_args: {decay: 0.5}}]"]),
     "fsdp adapters": Case("fsdp", ADAPTERS),
     "fsdp2 adapters": Case("fsdp2", ADAPTERS),
 }
@@ -172,6 +185,40 @@ def test_optimizers_that_shards_cannot_bear_are_refused() -> None:
         check_optimizer(torch.optim.SGD(fsdp.parameters(), lr=0.1), fsdp)
     for policy in (fsdp2, nn.Linear(4, 4)):
         check_optimizer(torch.optim.SGD(policy.parameters(), lr=0.1), policy)
+
+
+@pytest.mark.usefixtures("rank_of_two")
+def test_an_average_of_shards_is_refused() -> None:
+    module = GSPOModule()
+    module.policy = fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (2,)))  # type: ignore[assignment]
+    with pytest.raises(UserError, match="EMAWeightAveraging needs whole weights"):
+        AveragedWeights(EMAWeightAveraging()).on_fit_start(Trainer(logger=False), module)
+    with pytest.raises(UserError, match="a run that averages its weights"):  # not of those of now
+        holds_average({"current_model_state": {}, "callbacks": {}})
+
+
+@pytest.mark.usefixtures("rank_of_two")
+@pytest.mark.parametrize("algorithm", [None, *GradClipAlgorithmType])
+@pytest.mark.parametrize("sharded", ["fsdp", "fsdp2"])
+def test_shards_are_clipped_by_norm_and_by_value(sharded: str, algorithm: GradClipAlgorithmType | None) -> None:
+    layer = nn.Linear(4, 4, bias=False)
+    if sharded == "fsdp":
+        layer = FullyShardedDataParallel(layer, device_id=torch.device("cpu"), use_orig_params=True)
+    else:
+        fully_shard(layer, mesh=init_device_mesh("cpu", (2,)))
+    (weight,) = layer.parameters()
+    gradient = torch.zeros_like(weight)
+    weight.grad, mine = gradient, local(gradient)
+    mine.view(-1)[:4].copy_(torch.tensor([3.0, -4.0, 0.5, 0.0]))
+    module = GSPOModule()
+    module.policy = layer  # type: ignore[assignment]
+    module._pending["optim/gradient_norm"] = 10.0  # the other rank has the rest
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    module.configure_gradient_clipping(optimizer, gradient_clip_val=2.0, gradient_clip_algorithm=algorithm)
+    clipped = [2.0, -2.0, 0.5, 0.0] if algorithm == "value" else [0.6, -0.8, 0.1, 0.0]
+    assert torch.allclose(mine.view(-1)[:4], torch.tensor(clipped), atol=1e-5)
+    module.configure_gradient_clipping(optimizer, gradient_clip_val=None, gradient_clip_algorithm=algorithm)
+    assert torch.allclose(mine.view(-1)[:4], torch.tensor(clipped), atol=1e-5)
 
 
 @pytest.mark.long

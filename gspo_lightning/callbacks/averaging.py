@@ -1,0 +1,70 @@
+"""Weight averaging: Lightning's callbacks decide when and how, the weights that are trained are what is averaged."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import WeightAveraging
+
+from gspo_lightning.averaging import Average
+from gspo_lightning.errors import UserError
+from gspo_lightning.sharding import is_sharded
+
+__all__ = ["AveragedWeights"]
+
+log = logging.getLogger(__name__)
+
+
+class AveragedWeights(Callback):
+    """Lightning's ``WeightAveraging`` and ``EMAWeightAveraging`` (or one of your own) at work here.
+
+    Lightning's copy the whole module, with its trainer, its data and its old policy, and change its weights for an
+    evaluation. Here only the weights that are trained are averaged, an evaluation gets a policy of its own with them,
+    and training never sees them.
+
+    Args:
+        chosen: says when to average (``should_update``), where to (``device``) and how (``avg_fn``).
+    """
+
+    def __init__(self, chosen: WeightAveraging) -> None:
+        self.chosen = chosen
+        self._step, self._iteration = 0, -1
+
+    def state_dict(self) -> dict[str, Any]:
+        """When the last update was; the average itself is in the module's part of a checkpoint."""
+        return {"latest_update_step": self._step, "latest_update_epoch": self._iteration}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self._step, self._iteration = state_dict["latest_update_step"], state_dict["latest_update_epoch"]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin with the weights of now, or go on with the average of the checkpoint.
+
+        Raises:
+            UserError: the weights are sharded.
+        """
+        if is_sharded(pl_module.policy):
+            raise UserError(
+                "trainer.callbacks",
+                f"{type(self.chosen).__name__} needs whole weights, but this strategy spreads them over the ranks",
+                fix="use trainer.strategy: ddp, or leave it out",
+            )
+        pl_module.average = Average(pl_module.policy, self.chosen._device, **self.chosen._kwargs)
+        if (checkpoint := pl_module.restored) is not None:
+            pl_module.average.load(checkpoint)
+        elif trainer.ckpt_path is not None:
+            log.info("the checkpoint holds no average of weights: it begins with the weights there")
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Once per update, and once more where an iteration is over: before it is evaluated and saved."""
+        step, iteration = trainer.global_step, trainer.current_epoch
+        if step > self._step and self.chosen.should_update(step_idx=step - 1):
+            pl_module.average.update()
+            self._step = step
+        over = pl_module.data.loader.spent and iteration > self._iteration
+        if over and self.chosen.should_update(epoch_idx=iteration):
+            pl_module.average.update()
+            self._iteration = iteration

@@ -1,0 +1,41 @@
+"""Learning rate schedules as Lightning wants them; one that watches a metric steps with the iteration, not after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from gspo_lightning.errors import UserError
+
+__all__ = ["schedule", "step_plateaus"]
+
+_NEVER = 1 << 62
+"""Lightning would step after the checkpoint of the iteration is written, and a resume would miss the step."""
+
+
+def schedule(scheduler: Any) -> dict[str, Any]:
+    """Lightning's settings of a schedule: one step per update, or, where it watches a metric, when that is there.
+
+    Raises:
+        UserError: it watches a metric, but does not say which.
+    """
+    if not isinstance(scheduler, ReduceLROnPlateau):
+        return {"scheduler": scheduler, "interval": "step"}
+    monitor: str | None = getattr(scheduler, "monitor", None)
+    if monitor is None:
+        raise UserError(
+            "model.lr_scheduler",
+            "ReduceLROnPlateau does not say which metric it watches",
+            fix="class_path: lightning.pytorch.cli.ReduceLROnPlateau, init_args: {monitor: reward/mean, mode: max}",
+        )
+    return {"scheduler": scheduler, "interval": "epoch", "frequency": _NEVER, "monitor": monitor}
+
+
+def step_plateaus(configs: Iterable[LRSchedulerConfig], values: Mapping[str, float]) -> None:
+    """One step of every schedule whose metric is among these: at the end of an iteration, or of an evaluation."""
+    for config in configs:
+        if config.reduce_on_plateau and config.monitor in values:
+            config.scheduler.step(values[config.monitor])
