@@ -48,8 +48,8 @@ class PromptDataModule(LightningDataModule):
     """Rolls out, scores and cuts; one Lightning epoch is one iteration, one batch is one mini-batch.
 
     Args:
-        train: prompts to train on: a prompt set such as ``ChainTask``, a ``.jsonl`` or ``.parquet`` file, or a hub id
-            (``id``, ``id:name`` or ``id:name:split``).
+        train: prompts to train on: a prompt set such as ``ChainTask``, a file (``.jsonl``, ``.json``, ``.csv``,
+            ``.tsv``, ``.parquet``), or a hub id (``id``, ``id:name`` or ``id:name:split``).
         val: held-out prompts, evaluated before the first update and every ``trainer.check_val_every_n_epoch``
             iterations.
         test: prompts of ``gspo test``; None takes ``val``.
@@ -481,7 +481,10 @@ class PromptDataModule(LightningDataModule):
         source = getattr(self, name) if name in ("train", "val") else getattr(self, name) or self.val
         if source is None or name in self._prompts:
             return
-        records = open_prompts(source, self.columns).records()
+        try:
+            records = open_prompts(source, self.columns).records()
+        except UserError as error:
+            raise UserError(f"data.{name}", error.problem, fix=error.fix) if error.field == "data" else error from None
         self._prompts[name] = encode_prompts(
             records,
             tokenizer,

@@ -53,6 +53,7 @@ def run(arguments: list[str], cli: type[TrainingCLI] | None = None) -> int:
             args=arguments,
             seed_everything_default=1,
             parser_kwargs={**parser, **parsers},
+            parser_class=_Parser,
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
         )
@@ -81,6 +82,15 @@ def run(arguments: list[str], cli: type[TrainingCLI] | None = None) -> int:
     finally:
         sys.argv = argv
     return 0
+
+
+class _Parser(LightningArgumentParser):
+    """A value is what is written, never what stands in a file of that name: ``data.train: x.csv`` means the file."""
+
+    def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
+        """Without Lightning's ``sub_configs``, which reads any path as YAML and takes a table for a text."""
+        added: list[str] = super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})
+        return added
 
 
 class TrainingCLI(LightningCLI):
