@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from gspo_lightning import registry
+from gspo_lightning.blame import mistake_of_plugin
 from gspo_lightning.errors import UserError, did_you_mean
 
 __all__ = ["config_files", "explain", "plugin_paths"]
@@ -120,6 +121,8 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 
 def explain(error: BaseException) -> UserError:
     """One message from jsonargparse's complaint: the field, what was wrong, and the nearest right word."""
+    if (mistake := mistake_of_plugin(error)) is not None:  # raised by the constructor of a plug-in
+        return mistake
     text = str(error)
     found = re.search(r'[Kk]ey "([^"]+)"', text)
     field = found.group(1) if found else ""

@@ -23,7 +23,7 @@ from gspo_lightning.metrics.evaluation import Evaluation
 from gspo_lightning.metrics.rollouts import measure_staleness
 from gspo_lightning.patience import Patient
 from gspo_lightning.policy import Policy, context_length
-from gspo_lightning.prompts import PromptSet, open_prompts
+from gspo_lightning.prompts import PromptSet, open_prompts, read_prompts
 from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.randomness import Purpose, permutation, stream
 from gspo_lightning.resume import fingerprint
@@ -482,7 +482,7 @@ class PromptDataModule(LightningDataModule):
         if source is None or name in self._prompts:
             return
         try:
-            records = open_prompts(source, self.columns).records()
+            records = read_prompts(open_prompts(source, self.columns))
         except UserError as error:
             raise UserError(f"data.{name}", error.problem, fix=error.fix) if error.field == "data" else error from None
         self._prompts[name] = encode_prompts(

@@ -15,6 +15,7 @@ PACKAGE = Path(gspo_lightning.__file__).parent
 ROOMS = [
     "types",
     "errors",
+    "blame",
     "registry",
     "randomness",
     "loading",

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gspo_lightning.blame import PluginError, defined, is_own
 from gspo_lightning.errors import UserError, did_you_mean, first_line
 from gspo_lightning.prompts.base import Columns, PromptSet, Record, absent_columns, map_columns
 from gspo_lightning.prompts.formats import SUFFIXES, read_rows, suffix_of
 from gspo_lightning.registry import components
 
-__all__ = ["HubPrompts", "PromptFile", "open_prompts"]
+__all__ = ["HubPrompts", "PromptFile", "open_prompts", "read_prompts"]
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]*){0,2}")
 _READABLE = f"{', '.join(SUFFIXES[:-1])} (each may end in .gz) or {SUFFIXES[-1]}"
@@ -119,6 +120,30 @@ def open_prompts(source: PromptSet | str, columns: Columns) -> PromptSet:
     return HubPrompts(path, name or None, split or "train", columns)
 
 
+def read_prompts(source: PromptSet) -> Sequence[Record]:
+    """The records of a set; those of a plug-in are checked.
+
+    Raises:
+        PluginError: they are no records; names the method, file and line.
+        UserError: a record without a prompt, or what a built-in set refuses.
+    """
+    if is_own(type(source)):
+        return source.records()
+    records: object = source.records()
+    where = defined(source, "records")
+    rule = 'a list of mappings such as {"prompt": "1+1:", "answer": "2"}'
+    if isinstance(records, str | bytes | Mapping) or not isinstance(records, Sequence):
+        raise PluginError.returned(where, f"a {type(records).__name__}, not a list", rule)
+    for i, record in enumerate(records, 1):
+        if not isinstance(record, Mapping):
+            raise PluginError.returned(where, f"a {type(record).__name__} as record {i}", rule)
+        try:
+            _checked(record, f"record {i}")
+        except UserError as error:
+            raise PluginError.returned(where, error.problem, rule) from None
+    return records
+
+
 def _is_file(path: str, *, folder: bool = False) -> bool:
     try:
         return Path(path).is_dir() if folder else Path(path).is_file()
@@ -160,7 +185,7 @@ def _shown(names: set[str] | Mapping[str, Any]) -> str:
     return (", ".join(known[:_SHOWN_NAMES]) or "none") + (f" and {more} more" if more > 0 else "")
 
 
-def _checked(record: dict[str, Any], where: str) -> Record:
+def _checked(record: Mapping[str, Any], where: str) -> Record:
     prompt = record.get("prompt")
     if prompt is None:
         raise UserError(

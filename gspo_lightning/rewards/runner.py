@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from gspo_lightning.blame import place_of
 from gspo_lightning.errors import GSPOError, InfrastructureError, UserError, did_you_mean
 from gspo_lightning.registry import import_plugins, plugin_files
 from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
@@ -269,7 +270,7 @@ class RewardRunner:
             if settings_wrong or is_refusal(error, name):
                 raise
             at = samples[min(len(found), len(samples) - 1)].id if samples else "-"
-            raise plugin_error(name, at, f"{type(error).__name__}: {error}", "") from error
+            raise plugin_error(name, at, f"{type(error).__name__}: {error}", "", str(place_of(error) or "")) from error
         return found
 
     def _join(self, parts: dict[str, Score]) -> SampleScore:
