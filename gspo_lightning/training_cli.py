@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from transformers.utils.logging import disable_progress_bar
 
 from gspo_lightning import callbacks
-from gspo_lightning.arguments import explain, plugin_paths
+from gspo_lightning.arguments import DEFAULT_CLASSES, explain, plugin_paths, refuse_mappings
 from gspo_lightning.checks import check_precision, check_writable
 from gspo_lightning.data import PromptDataModule
 from gspo_lightning.errors import InfrastructureError, UserError
@@ -60,11 +60,11 @@ def run(arguments: list[str], cli: type[TrainingCLI] | None = None) -> int:
     except UserError:
         raise
     except ArgumentError as error:
-        raise explain(error) from error
+        raise explain(error, arguments[1:]) from error
     except ValueError as error:  # a constructor refused its arguments, wrapped by jsonargparse
         if "Does not validate against" not in str(error):
             raise
-        raise explain(error) from error
+        raise explain(error, arguments[1:]) from error
     except SystemExit as error:
         first = int(os.environ.get("LOCAL_RANK", "0")) == 0  # Lightning kills the first rank when another one fails
         if isinstance(error, callbacks.Terminated):
@@ -115,9 +115,7 @@ class TrainingCLI(LightningCLI):
         parser.link_arguments("plugins", "data.plugins")
         parser.set_defaults(
             {
-                "model.old_policy": {"class_path": "gspo_lightning.old_policy.CachedLogProbs"},
-                "data.advantages": {"class_path": "gspo_lightning.advantages.GroupNormalised"},
-                "data.rollouts": {"class_path": "gspo_lightning.rollouts.GroupedSampler"},
+                **{field: {"class_path": path} for field, path in DEFAULT_CLASSES.items()},
                 "trainer.default_root_dir": DEFAULT_ROOT,
                 "trainer.gradient_clip_val": 1.0,
                 "trainer.num_sanity_val_steps": -1,  # the evaluation before the first update
@@ -131,6 +129,7 @@ class TrainingCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuse what Lightning would silently replace, and find the checkpoint that ``last`` means."""
         config = self.config[self.subcommand]
+        refuse_mappings(sys.argv[2:], {name: config.data.get(name) for name in ("train", "val", "test", "predict")})
         if str(config.trainer.precision) == "bf16-true":  # the same weights, but inputs stay as they are
             config.trainer.precision, config.model.dtype = "32-true", "bfloat16"
         check_precision(str(config.trainer.precision))

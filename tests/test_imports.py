@@ -60,6 +60,7 @@ ROOMS = [
     "trainer_api",
     "commands",
     "callbacks",
+    "fields",
     "arguments",
     "training_cli",
     "plan",

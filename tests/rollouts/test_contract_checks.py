@@ -102,7 +102,7 @@ def test_a_built_in_source_reports_what_the_model_says() -> None:
 
 
 def test_a_group_alone_is_of_one_prompt() -> None:
-    (a, b), (c, d) = groups()
+    (a, _), (c, d) = groups()
     assert check_group(Mine(), [c, d], 2, SAMPLING) == [c, d]
     with pytest.raises(PluginError, match="a response to prompt 7 where one to prompt 3"):
         check_group(Mine(), [a, d], 2, SAMPLING)
