@@ -15,8 +15,9 @@ from gspo_lightning import registry
 from gspo_lightning.blame import mistake_of_plugin
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.fields import Fields, Setting, shown
+from gspo_lightning.hub import check_reachable
 
-__all__ = ["DEFAULT_CLASSES", "config_files", "explain", "plugin_paths", "refuse_mappings"]
+__all__ = ["DEFAULT_CLASSES", "check_files", "config_files", "explain", "plugin_paths", "refuse_mappings"]
 
 DEFAULT_CLASSES = {
     "model.old_policy": "gspo_lightning.old_policy.CachedLogProbs",
@@ -24,6 +25,8 @@ DEFAULT_CLASSES = {
     "data.rollouts": "gspo_lightning.rollouts.GroupedSampler",
 }
 """Field -> the component that is there unless a config says otherwise."""
+
+_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]*\w(?<!\.jsonl)(?<!\.json)(?<!\.csv)(?<!\.tsv)(?<!\.parquet)(?<!\.gz)")
 
 TRANSLATIONS = {
     "num_generations": "data.group_size",
@@ -100,6 +103,40 @@ def plugin_paths(arguments: Sequence[str]) -> list[str]:
         listed = _as_list(value)
         found += [str(p) for p in listed] if isinstance(listed, list) else [value]
     return list(dict.fromkeys(found))
+
+
+def check_files(arguments: Sequence[str]) -> None:
+    """Configs, plug-ins and the checkpoint that a command names are there; asked before anything slow is imported.
+
+    Raises:
+        UserError: one is not.
+    """
+    for plugin in plugin_paths(arguments):
+        registry.check_plugin(plugin)
+    for value in _values(arguments, "--ckpt_path"):
+        if value not in ("last", "null", "") and "://" not in value and not Path(value).exists():
+            raise UserError("ckpt_path", f"{value!r} does not exist", fix="give a path, or last")
+    for field, name in _hub_ids(arguments).items():
+        check_reachable(field, name, "model" if field.startswith("model.") else "dataset")
+
+
+def _hub_ids(arguments: Sequence[str]) -> dict[str, str]:
+    """Field -> what can only be an id of the hub (``owner/name``)."""
+    fields = {("model", "name_or_path"), *(("data", word) for word in ("train", "val", "test", "predict"))}
+    found: dict[str, Any] = {}
+    try:
+        given = settings(arguments)
+    except UserError:  # the parser says so, too, and comes next
+        return {}
+    for setting in given:
+        for room, word in fields:
+            inside = setting.value.get(room) if not setting.keys else None
+            if setting.keys == (room, word):
+                found[f"{room}.{word}"] = setting.value
+            elif isinstance(inside, dict) and word in inside:
+                found[f"{room}.{word}"] = inside[word]
+    names = {field: value.partition(":")[0] for field, value in found.items() if isinstance(value, str)}
+    return {field: name for field, name in names.items() if _HUB_ID.fullmatch(name) and not Path(name).exists()}
 
 
 def _as_list(value: str) -> Any:

@@ -92,6 +92,10 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"gspo_lightning {__version__}")
         return 0
+    if name in (*TRAINING, *ROOMS):
+        from gspo_lightning.arguments import check_files
+
+        check_files(arguments[1:])
     if name in TRAINING:
         from gspo_lightning.training_cli import run
 

@@ -349,7 +349,7 @@ class PromptDataModule(LightningDataModule):
                 group_size=self.evaluation.samples,
                 sampling=self.evaluation_sampling(module.policy.eos_token_ids),
                 draws=Draws.of(self.seed, Purpose.EVAL_SAMPLING, 0),
-                version=module.global_step,
+                version=module.policy_version,
                 context=self.trainer.precision_plugin.forward_context,
             )
         return groups

@@ -87,7 +87,7 @@ class Fields:
             self._group(f"{path}.", _parameters(hint), keys, value, flag)
             return
         loaded = _loaded(value) if flag else value
-        group = next((one for one in _members(hint) if dataclasses.is_dataclass(one) and _plain(one)), None)
+        group = next((one for one in _members(hint) if _plain(one)), None)
         if group is not None:
             self._group(f"{path}.", _parameters(group), keys, loaded, flag)
             return
@@ -176,7 +176,7 @@ class Fields:
                 for name, inner in _parameters(hint).items():
                     found.setdefault(name, f"{room}.{name}")
                     for one in _members(inner):
-                        if dataclasses.is_dataclass(one) and _plain(one):
+                        if _plain(one):
                             for deep in _parameters(one):
                                 found.setdefault(deep, f"{room}.{name}.{deep}")
         for field, cls in self.classes.items():
@@ -222,7 +222,8 @@ def _is_many(hint: Any) -> bool:
 
 def _plain(cls: Any) -> bool:
     """A dataclass that is no kind of component, so that its fields are settings."""
-    return isinstance(cls, type) and not any(issubclass(cls, base) for base in _bases().values())
+    fields = isinstance(cls, type) and dataclasses.is_dataclass(cls)
+    return fields and not any(issubclass(cls, base) for base in _bases().values())
 
 
 def _bases() -> dict[str, type[Any]]:

@@ -153,6 +153,7 @@ class GSPOModule(LightningModule):
         self._pending: dict[str, float] = {}
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._started: ModelSettings | None = None
+        self._loaded_step = 0
         self._gathered = contextlib.ExitStack()
         self._evaluated: list[Policy] = []  # in a list, so that it does not become part of this module
 
@@ -164,6 +165,11 @@ class GSPOModule(LightningModule):
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self.settings)
         return self._tokenizer
+
+    @property
+    def policy_version(self) -> int:
+        """Optimizer steps behind the weights; Lightning counts none where it does not train."""
+        return int(self.global_step) or self._loaded_step
 
     @property
     def data(self) -> PromptDataModule:
@@ -244,6 +250,7 @@ class GSPOModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Make room for a snapshot that is in the checkpoint, or leave it out where this run keeps none."""
+        self._loaded_step = int(checkpoint.get("global_step", 0))
         self.evaluations = [(int(step), dict(values)) for step, values in checkpoint.get("gspo_evaluations", [])]
         self.last_evaluation = dict(self.evaluations[-1][1]) if self.evaluations else {}
         self.guard.skipped = int(checkpoint.get("gspo_skipped", 0))

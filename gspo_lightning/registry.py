@@ -120,6 +120,16 @@ def import_plugins(paths: Iterable[str | Path], root: Path | None = None) -> lis
     return names
 
 
+def check_plugin(path: str) -> None:
+    """A plug-in that is named as a file or folder is there.
+
+    Raises:
+        UserError: it is not.
+    """
+    for _ in _expand(path):
+        pass
+
+
 def plugin_files() -> dict[str, str]:
     """Module name -> file of the plug-ins that ``import`` alone would not find in another process."""
     return {name: str(file) for name, file in _files.items() if name in sys.modules}

@@ -154,7 +154,10 @@ class TrainingCLI(LightningCLI):
             self.datamodule.prepare(subcommand, self.model, self.trainer)
             if subcommand == "fit":
                 self.model.provenance = self.resumption.check_prompts(self.datamodule.fingerprints())
-            super()._run_subcommand(subcommand)
+            with warnings.catch_warnings():
+                if subcommand != "fit":  # what keeps, shows and watches a training has no part in an evaluation
+                    warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")
+                super()._run_subcommand(subcommand)
             if subcommand in ("validate", "test") and self.trainer.is_global_zero:
                 callbacks.show_evaluation(self.model.last_evaluation)
         finally:
@@ -166,7 +169,8 @@ class TrainingCLI(LightningCLI):
         chosen = self._get(self.config_init, "trainer")
         fit = self.subcommand == "fit"
         kwargs["logger"] = _loggers(chosen.get("logger"), config, fit, self.resumption)
-        own = [callbacks.PredictionWriter()] if self.subcommand == "predict" else []
+        run = self.resumption.run or Path(config.trainer.default_root_dir or DEFAULT_ROOT) / run_name(config)
+        own = [callbacks.PredictionWriter(run)] if self.subcommand == "predict" else []
         if fit:
             own += [callbacks.Collapse(), callbacks.Dashboard(), callbacks.RunSummary()]
             own += [callbacks.NewOptimizerSettings()] if self.resumption.optimizer_changed else []

@@ -19,6 +19,7 @@ ROOMS = [
     "registry",
     "randomness",
     "loading",
+    "hub",
     "optimizers",
     "distributed",
     "resume",

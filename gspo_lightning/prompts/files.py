@@ -9,6 +9,7 @@ from typing import Any
 
 from gspo_lightning.blame import PluginError, defined, is_own
 from gspo_lightning.errors import UserError, did_you_mean, first_line
+from gspo_lightning.hub import check_reachable
 from gspo_lightning.prompts.base import Columns, PromptSet, Record, absent_columns, map_columns
 from gspo_lightning.prompts.formats import SUFFIXES, read_rows, suffix_of
 from gspo_lightning.registry import components
@@ -82,6 +83,8 @@ class HubPrompts(PromptSet):
             raise UserError(
                 "data", f"{self.path!r} needs the package datasets", fix="pip install 'gspo_lightning[data]'"
             ) from error
+        if not _is_file(self.path, folder=True):
+            check_reachable("data", self.path, "dataset")
         try:
             rows = load_dataset(self.path, self.name, split=self.split)
         except Exception as error:

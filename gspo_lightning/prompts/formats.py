@@ -57,7 +57,9 @@ def read_rows(path: str) -> list[Row]:
 
 
 def _open(path: str) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.lower().endswith(".gz") else open(path, "rb")
+    opened: Any = gzip.open if path.lower().endswith(".gz") else open
+    file: IO[bytes] = opened(path, "rb")
+    return file
 
 
 def _read_jsonl(path: str) -> list[Row]:

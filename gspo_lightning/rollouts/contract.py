@@ -83,7 +83,7 @@ def check_pieces(source: object, pieces: object, beginnings: Sequence[Beginning]
     return list(pieces)
 
 
-def _check_rollout(source: object, method: str, rollout: object, room: int) -> None:
+def _check_rollout(source: object, method: str, rollout: Any, room: int) -> None:
     if not isinstance(rollout, Rollout):
         raise _wrong(source, method, f"{_kind(rollout)} as a response", "a Rollout")
     where = f"response {rollout.prompt.id}/{rollout.sample} (prompt/sample)"
@@ -92,11 +92,13 @@ def _check_rollout(source: object, method: str, rollout: object, room: int) -> N
     if len(rollout.token_ids) > room:
         what = f"{where} with {len(rollout.token_ids)} tokens where {room} are allowed"
         raise _wrong(source, method, what, "what is longer is cut there, with finish_reason LENGTH")
-    if not isinstance(rollout.finish_reason, FinishReason):
-        what = f"{where} with the finish_reason {rollout.finish_reason!r}"
+    reason: Any = rollout.finish_reason
+    if not isinstance(reason, FinishReason):
+        what = f"{where} with the finish_reason {reason!r}"
         raise _wrong(source, method, what, f"one of {', '.join(FinishReason.__members__)}")
-    if not isinstance(rollout.text, str):
-        raise _wrong(source, method, f"{where} with {_kind(rollout.text)} as text", "the decoded tokens")
+    text: Any = rollout.text
+    if not isinstance(text, str):
+        raise _wrong(source, method, f"{where} with {_kind(text)} as text", "the decoded tokens")
     if len(rollout.token_ids) and int(rollout.token_ids.min()) < 0:
         raise _wrong(source, method, f"{where} with a negative token id", "padding is no token")
     if rollout.logprobs is None or is_own(type(source)):  # a built-in source reports what the model says, NaN as well
