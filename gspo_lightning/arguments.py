@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from gspo_lightning import registry
+from gspo_lightning.blame import mistake_of_plugin
 from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.fields import Fields, Setting, shown
+from gspo_lightning.hub import check_reachable
 
-__all__ = ["config_files", "explain", "plugin_paths"]
+__all__ = ["DEFAULT_CLASSES", "check_files", "config_files", "explain", "plugin_paths", "refuse_mappings"]
+
+DEFAULT_CLASSES = {
+    "model.old_policy": "gspo_lightning.old_policy.CachedLogProbs",
+    "data.advantages": "gspo_lightning.advantages.GroupNormalised",
+    "data.rollouts": "gspo_lightning.rollouts.GroupedSampler",
+}
+"""Field -> the component that is there unless a config says otherwise."""
+
+_HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]*\w(?<!\.jsonl)(?<!\.json)(?<!\.csv)(?<!\.tsv)(?<!\.parquet)(?<!\.gz)")
 
 TRANSLATIONS = {
     "num_generations": "data.group_size",
@@ -92,6 +105,40 @@ def plugin_paths(arguments: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def check_files(arguments: Sequence[str]) -> None:
+    """Configs, plug-ins and the checkpoint that a command names are there; asked before anything slow is imported.
+
+    Raises:
+        UserError: one is not.
+    """
+    for plugin in plugin_paths(arguments):
+        registry.check_plugin(plugin)
+    for value in _values(arguments, "--ckpt_path"):
+        if value not in ("last", "null", "") and "://" not in value and not Path(value).exists():
+            raise UserError("ckpt_path", f"{value!r} does not exist", fix="give a path, or last")
+    for field, name in _hub_ids(arguments).items():
+        check_reachable(field, name, "model" if field.startswith("model.") else "dataset")
+
+
+def _hub_ids(arguments: Sequence[str]) -> dict[str, str]:
+    """Field -> what can only be an id of the hub (``owner/name``)."""
+    fields = {("model", "name_or_path"), *(("data", word) for word in ("train", "val", "test", "predict"))}
+    found: dict[str, Any] = {}
+    try:
+        given = settings(arguments)
+    except UserError:  # the parser says so, too, and comes next
+        return {}
+    for setting in given:
+        for room, word in fields:
+            inside = setting.value.get(room) if not setting.keys else None
+            if setting.keys == (room, word):
+                found[f"{room}.{word}"] = setting.value
+            elif isinstance(inside, dict) and word in inside:
+                found[f"{room}.{word}"] = inside[word]
+    names = {field: value.partition(":")[0] for field, value in found.items() if isinstance(value, str)}
+    return {field: name for field, name in names.items() if _HUB_ID.fullmatch(name) and not Path(name).exists()}
+
+
 def _as_list(value: str) -> Any:
     """A YAML list where it is written as one (``[a.py, b.py]``), else the text itself."""
     try:
@@ -118,15 +165,98 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     return content
 
 
-def explain(error: BaseException) -> UserError:
+def settings(arguments: Sequence[str]) -> list[Setting]:
+    """Every file and flag of a training command, in order; ``arguments`` are those after its name.
+
+    Raises:
+        UserError: a word that belongs to no flag, or a flag without a value.
+    """
+    found: list[Setting] = []
+    rest = list(arguments)
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        if not flag.startswith("-"):
+            raise UserError("arguments", f"{shown(flag)} belongs to no flag", fix="write --section.name value")
+        if flag in ("-h", "--help") or flag.startswith("--print_config"):
+            continue
+        if not equals:
+            if not rest or (rest[0].startswith("--") and rest[0] != "--"):
+                raise UserError(flag.lstrip("-"), "has no value", fix=f"write {flag}=<value>")
+            value = rest.pop(0)
+        if flag in ("-c", "--config"):
+            found.append(Setting((), _read_yaml(Path(value)), flag=False))
+        else:
+            found.append(Setting(tuple(flag.lstrip("-").split(".")), value))
+    return found
+
+
+def _fields() -> Fields:
+    from lightning.pytorch import Trainer
+
+    from gspo_lightning.data import PromptDataModule
+    from gspo_lightning.module import GSPOModule
+
+    values = {"seed_everything": bool | int, "plugins": list[str] | str, "allow_changed_config": bool}
+    own = {"ckpt_path": str | None, "weights_only": Any, "return_predictions": Any, "verbose": Any}
+    rooms = {**values, **own, "trainer": Trainer, "model": GSPOModule, "data": PromptDataModule}
+    defaults = {
+        field: getattr(importlib.import_module(path.rpartition(".")[0]), path.rpartition(".")[2])
+        for field, path in {**DEFAULT_CLASSES, "model.optimizer": "torch.optim.AdamW"}.items()
+    }
+    return Fields(rooms, TRANSLATIONS, defaults)
+
+
+def refuse_mappings(arguments: Sequence[str], values: Mapping[str, object]) -> None:
+    """A mapping that was meant as a prompt set and was no good has become a text: say what is wrong with it.
+
+    Args:
+        arguments: as for :func:`explain`.
+        values: field -> what the parser made of it.
+
+    Raises:
+        UserError: such a text.
+    """
+    if any(isinstance(value, str) and value.lstrip().startswith(("{", "[")) for value in values.values()):
+        fault = _fields().fault(settings(arguments))
+        if fault is not None:
+            raise fault
+
+
+def explain(error: BaseException, arguments: Sequence[str] = ()) -> UserError:
     """One message from jsonargparse's complaint: the field, what was wrong, and the nearest right word."""
+    if (mistake := mistake_of_plugin(error)) is not None:  # raised by the constructor of a plug-in
+        return mistake
     text = str(error)
     found = re.search(r'[Kk]ey "([^"]+)"', text)
     field = found.group(1) if found else ""
-    for explanation in (_unknown_key(text), _unknown_class(text, field), _own_error(error, field)):
+    if (own := _own_error(error, field)) is not None:
+        return own
+    fields = _fields()
+    try:
+        fault = fields.fault(settings(arguments))
+    except UserError as mistake:
+        fault = mistake
+    for explanation in (fault, _missing(text, fields), _unknown_key(text), _unknown_class(text, field)):
         if explanation is not None:
             return explanation
     return UserError(field or "arguments", _informative(text))
+
+
+def _missing(text: str, fields: Fields) -> UserError | None:
+    """A package that a class needs, or a parameter that it cannot do without."""
+    made = re.search(r"class_path='([\w.]+)'", text)
+    name = made.group(1).rpartition(".")[2] if made else ""
+    place = fields.place_of(name) or "arguments"
+    needed = re.search(r"Requirement '([\w.-]+)[^']*' not met|No module named '([\w-]+)", text)
+    if needed is not None:
+        package = needed.group(1) or needed.group(2)
+        what = f"{name or 'it'} needs the package {package}, which is not installed"
+        return UserError(place, what, fix=f"pip install {package}")
+    required = re.search(r"the following arguments are required: ([\w.]+)", text)
+    if required is not None:
+        field = f"{place}.{required.group(1)}" if place != "arguments" else required.group(1)
+        return UserError(field, f"is missing: {name or 'the class'} cannot do without it")
+    return None
 
 
 def _own_error(error: BaseException | None, field: str) -> UserError | None:
@@ -142,6 +272,13 @@ def _placed(error: UserError, field: str) -> UserError:
     return UserError(f"{field}.{error.field}" if field else error.field, error.problem, fix=error.fix)
 
 
+_INSIDES = (
+    (re.compile(r"[.;]? ?(Got|Given) value: .*"), ""),
+    (re.compile(r"(Namespace|NestedArg)\(.*\)"), "..."),
+    (re.compile(r"<class '(?:\w+\.)*(\w+)'>"), r"\1"),
+    (re.compile(r"typing\."), ""),
+)
+"""Words of the parser's own, and the values that it repeats."""
 _NOISE = ("usage", "Problem with given class_path", "Does not validate", "Subtypes:", "Errors:", "Given value type")
 _HOPELESS = ("Expected a <class 'NoneType'>", "Expected a path but", "Not a valid subclass of NoneType")
 
@@ -150,7 +287,10 @@ def _informative(text: str) -> str:
     """The lines of a complaint that say something, joined."""
     lines = [re.sub(r'^[Pp]arser key "[^"]+":?\s*', "", line.strip(" -")) for line in text.splitlines()]
     wanted = [line for line in lines if line and not line.startswith(_NOISE)]
-    return "; ".join(([line for line in wanted if not line.startswith(_HOPELESS)] or wanted)[:4])
+    said = "; ".join(([line for line in wanted if not line.startswith(_HOPELESS)] or wanted)[:4])
+    for pattern, instead in _INSIDES:
+        said = pattern.sub(instead, said)
+    return said
 
 
 def _unknown_key(text: str) -> UserError | None:

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from gspo_lightning.blame import PluginError, mistake_of_plugin
 from gspo_lightning.errors import GSPOError, UserError, did_you_mean
 
 __all__ = ["COMMANDS", "TRAINING", "entry_point", "main"]
@@ -51,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.remove("--traceback")
     try:
         return _dispatch(arguments)
+    except PluginError as error:
+        _accuse(error, show_traceback)
+        return 2
     except UserError as error:
         if show_traceback:
             raise
@@ -64,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
+        if (mistake := mistake_of_plugin(error)) is not None:
+            _accuse(mistake, show_traceback)
+            return 2
         if show_traceback:
             raise
         _apologise(error, arguments)
@@ -85,6 +92,10 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"gspo_lightning {__version__}")
         return 0
+    if name in (*TRAINING, *ROOMS):
+        from gspo_lightning.arguments import check_files
+
+        check_files(arguments[1:])
     if name in TRAINING:
         from gspo_lightning.training_cli import run
 
@@ -110,6 +121,13 @@ def _complain(error: Exception) -> None:
         error, UserError
     ):  # the user's: one, not one a rank
         print(f"error: {error}", file=sys.stderr)
+
+
+def _accuse(error: PluginError, show_traceback: bool) -> None:
+    """A mistake in what the user wrote, on whichever rank it shows."""
+    if show_traceback and error.frames:
+        print(f"Traceback (most recent call last, the plug-in's own frames):\n{error.frames}", file=sys.stderr)
+    print(f"error: {error}", file=sys.stderr)
 
 
 def _apologise(error: Exception, arguments: Sequence[str]) -> None:

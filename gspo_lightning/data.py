@@ -23,7 +23,7 @@ from gspo_lightning.metrics.evaluation import Evaluation
 from gspo_lightning.metrics.rollouts import measure_staleness
 from gspo_lightning.patience import Patient
 from gspo_lightning.policy import Policy, context_length
-from gspo_lightning.prompts import PromptSet, open_prompts
+from gspo_lightning.prompts import PromptSet, open_prompts, read_prompts
 from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.prompts.specials import check_stop_strings
 from gspo_lightning.randomness import Purpose, permutation, stream
@@ -53,8 +53,8 @@ class PromptDataModule(LightningDataModule):
     """Rolls out, scores and cuts; one Lightning epoch is one iteration, one batch is one mini-batch.
 
     Args:
-        train: prompts to train on: a prompt set such as ``ChainTask``, a ``.jsonl`` or ``.parquet`` file, or a hub id
-            (``id``, ``id:name`` or ``id:name:split``).
+        train: prompts to train on: a prompt set such as ``ChainTask``, a file (``.jsonl``, ``.json``, ``.csv``,
+            ``.tsv``, ``.parquet``), or a hub id (``id``, ``id:name`` or ``id:name:split``).
         val: held-out prompts, evaluated before the first update and every ``trainer.check_val_every_n_epoch``
             iterations.
         test: prompts of ``gspo test``; None takes ``val``.
@@ -366,7 +366,7 @@ class PromptDataModule(LightningDataModule):
                 group_size=self.evaluation.samples,
                 sampling=self.evaluation_sampling(module.policy.eos_token_ids),
                 draws=Draws.of(self.seed, Purpose.EVAL_SAMPLING, 0),
-                version=module.global_step,
+                version=module.policy_version,
                 context=self.trainer.precision_plugin.forward_context,
             )
         return groups
@@ -500,7 +500,10 @@ class PromptDataModule(LightningDataModule):
         source = getattr(self, name) if name in ("train", "val") else getattr(self, name) or self.val
         if source is None or name in self._prompts:
             return
-        records = open_prompts(source, self.columns).records()
+        try:
+            records = read_prompts(open_prompts(source, self.columns))
+        except UserError as error:
+            raise UserError(f"data.{name}", error.problem, fix=error.fix) if error.field == "data" else error from None
         self._prompts[name] = encode_prompts(
             records,
             tokenizer,

@@ -17,11 +17,14 @@ from gspo_lightning.errors import UserError, counted
 from gspo_lightning.metrics.responses import Distributions, distribution_scalars, extremes, measure_distributions
 from gspo_lightning.metrics.rollouts import measure_rollouts
 from gspo_lightning.packing import make_mini_batches
+from gspo_lightning.patience import Patient
 from gspo_lightning.policy import Policy
 from gspo_lightning.rewards import RewardRunner, Sample, SampleScore
 from gspo_lightning.rewards.runner import Pending
 from gspo_lightning.rollouts import Draws
 from gspo_lightning.rollouts.base import Generator, Progress
+from gspo_lightning.rollouts.contract import check_group, check_groups
+from gspo_lightning.rollouts.partial import PartialRollouts
 from gspo_lightning.rollouts.records import of_conversation
 from gspo_lightning.shaping import Shaping, assign_advantages, is_dead, mask_truncated
 from gspo_lightning.types import MiniBatch, Prompt, Rollout, SamplingParams
@@ -100,17 +103,24 @@ def respond(
 
     Workers score a group while others are still being generated, where the source says that it is complete.
 
+    Raises:
+        PluginError: the source does not keep its contract (:mod:`gspo_lightning.rollouts.contract`).
+
     ``context`` is entered once around the whole rollout: in one autocast context weights are cast once.
     """
     start = time.perf_counter()
     training = policy.training
     policy.eval()  # key-value caches and gradient checkpointing exclude each other in train mode
     begun: list[tuple[Sequence[Rollout], Pending]] = []
+    asked = _answering(source)
     if isinstance(rewards, RewardRunner):
         runner = rewards
-        source.on_group = lambda group: begun.append(
-            (known := _known(group), runner.submit([_sample(r) for r in known]))
-        )
+
+        def submit(group: Sequence[Rollout]) -> None:
+            known = _known(group if asked is None else check_group(asked, group, group_size, sampling))
+            begun.append((known, runner.submit([_sample(r) for r in known])))
+
+        source.on_group = submit
     try:
         with context():
             source.sync_weights(policy, version)
@@ -123,6 +133,8 @@ def respond(
                 version=version,
                 progress=progress,
             )
+            if asked is not None:
+                groups = check_groups(asked, groups, prompts, group_size, sampling)
     finally:
         source.on_group = None
         policy.train(training)
@@ -138,6 +150,12 @@ def respond(
     for rollout, score in zip(scored, scores, strict=True):
         _fill(rollout, score)
     return groups, {"time/rollout_s": generated - start, "time/reward_s": time.perf_counter() - generated}
+
+
+def _answering(source: Generator) -> object | None:
+    """The source that keeps the contract of groups; None for partial rollouts, which ask for pieces of their own."""
+    answering = source.source if isinstance(source, Patient) else source
+    return None if isinstance(answering, PartialRollouts) else answering
 
 
 def _sample(rollout: Rollout) -> Sample:

@@ -161,6 +161,7 @@ class GSPOModule(LightningModule):
         self._pending: dict[str, float] = {}
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._started: ModelSettings | None = None
+        self._loaded_step = 0
         self._gathered = contextlib.ExitStack()
         self.average: Average | None = None
         """Of the weights, where a callback asks for one: what is evaluated."""
@@ -176,6 +177,11 @@ class GSPOModule(LightningModule):
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self.settings)
         return self._tokenizer
+
+    @property
+    def policy_version(self) -> int:
+        """Optimizer steps behind the weights; Lightning counts none where it does not train."""
+        return int(self.global_step) or self._loaded_step
 
     @property
     def data(self) -> PromptDataModule:
@@ -269,6 +275,7 @@ class GSPOModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Make room for a snapshot that is in the checkpoint, or leave it out where this run keeps none."""
+        self._loaded_step = int(checkpoint.get("global_step", 0))
         self.evaluations = [(int(step), dict(values)) for step, values in checkpoint.get("gspo_evaluations", [])]
         self.last_evaluation = dict(self.evaluations[-1][1]) if self.evaluations else {}
         self.guard.skipped = int(checkpoint.get("gspo_skipped", 0))

@@ -13,6 +13,7 @@ from gspo_lightning.errors import InfrastructureError, first_line
 from gspo_lightning.memory import is_out_of_memory
 from gspo_lightning.policy import Policy
 from gspo_lightning.rollouts import Beginning, RolloutSource
+from gspo_lightning.rollouts.contract import check_pieces
 from gspo_lightning.types import Prompt, Rollout
 
 __all__ = ["Patient"]
@@ -57,7 +58,8 @@ class Patient(RolloutSource):
         Raises:
             InfrastructureError: it failed every time.
         """
-        return self._fit(policy, lambda: self.source.extend(policy, beginnings, **options))
+        pieces = self._fit(policy, lambda: self.source.extend(policy, beginnings, **options))
+        return check_pieces(self.source, pieces, beginnings)
 
     def _fit(self, policy: Policy, question: Callable[[], T]) -> T:
         """Ask with fewer responses at a time where memory ran out.

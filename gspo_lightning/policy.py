@@ -21,6 +21,7 @@ from transformers import (
 
 from gspo_lightning.attention import PackedLayout, attention_plan, with_plan
 from gspo_lightning.errors import UserError, did_you_mean, first_line
+from gspo_lightning.hub import check_reachable
 from gspo_lightning.loading import LOADING
 from gspo_lightning.logprobs import token_logprobs
 from gspo_lightning.lora import LoRA, add_adapters, has_adapters, merge_adapters
@@ -309,6 +310,7 @@ def check_name(name: str) -> None:
         raise UserError("model.name_or_path", f"the folder {name!r} does not exist")
     if name.startswith("tiny-"):
         raise UserError("model.name_or_path", f"{name!r} is no built-in model; {did_you_mean(name, TINY_MODELS)}")
+    check_reachable("model.name_or_path", name, "model")
 
 
 def context_length(settings: ModelSettings) -> int | None:

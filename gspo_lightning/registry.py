@@ -18,6 +18,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from gspo_lightning.blame import place_of
 from gspo_lightning.errors import UserError, did_you_mean
 
 __all__ = ["KINDS", "base_class", "component", "components", "import_plugins", "plugin_files"]
@@ -119,6 +120,16 @@ def import_plugins(paths: Iterable[str | Path], root: Path | None = None) -> lis
     return names
 
 
+def check_plugin(path: str) -> None:
+    """A plug-in that is named as a file or folder is there.
+
+    Raises:
+        UserError: it is not.
+    """
+    for _ in _expand(path):
+        pass
+
+
 def plugin_files() -> dict[str, str]:
     """Module name -> file of the plug-ins that ``import`` alone would not find in another process."""
     return {name: str(file) for name, file in _files.items() if name in sys.modules}
@@ -205,7 +216,9 @@ def _load(name: str, file: Path) -> str:
 
 def _broken(what: str, error: BaseException) -> UserError:
     fix = "guard what is a script by if __name__ == '__main__'" if isinstance(error, SystemExit) else None
-    return UserError("plugins", f"{what} cannot be imported: {type(error).__name__}: {error}", fix=fix)
+    place = place_of(error)
+    at = f" (line {place.line} of {Path(place.file).name})" if place is not None else ""
+    return UserError("plugins", f"{what} cannot be imported: {type(error).__name__}: {error}{at}", fix=fix)
 
 
 def _subclasses(base: type[Any]) -> Iterator[type[Any]]:

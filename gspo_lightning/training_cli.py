@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from transformers.utils.logging import disable_progress_bar
 
 from gspo_lightning import callbacks
-from gspo_lightning.arguments import explain, plugin_paths
+from gspo_lightning.arguments import DEFAULT_CLASSES, explain, plugin_paths, refuse_mappings
 from gspo_lightning.checks import check_precision, check_writable
 from gspo_lightning.data import PromptDataModule
 from gspo_lightning.distributed import leaves_no_group
@@ -56,17 +56,18 @@ def run(arguments: list[str], cli: type[TrainingCLI] | None = None) -> int:
                 args=arguments,
                 seed_everything_default=1,
                 parser_kwargs={**parser, **parsers},
+                parser_class=_Parser,
                 save_config_kwargs={"overwrite": True},
                 auto_configure_optimizers=False,
             )
     except UserError:
         raise
     except ArgumentError as error:
-        raise explain(error) from error
+        raise explain(error, arguments[1:]) from error
     except ValueError as error:  # a constructor refused its arguments, wrapped by jsonargparse
         if "Does not validate against" not in str(error):
             raise
-        raise explain(error) from error
+        raise explain(error, arguments[1:]) from error
     except SystemExit as error:
         first = int(os.environ.get("LOCAL_RANK", "0")) == 0  # Lightning kills the first rank when another one fails
         if isinstance(error, callbacks.Terminated):
@@ -84,6 +85,15 @@ def run(arguments: list[str], cli: type[TrainingCLI] | None = None) -> int:
     finally:
         sys.argv = argv
     return 0
+
+
+class _Parser(LightningArgumentParser):
+    """A value is what is written, never what stands in a file of that name: ``data.train: x.csv`` means the file."""
+
+    def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
+        """Without Lightning's ``sub_configs``, which reads any path as YAML and takes a table for a text."""
+        added: list[str] = super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})
+        return added
 
 
 class TrainingCLI(LightningCLI):
@@ -108,9 +118,7 @@ class TrainingCLI(LightningCLI):
         parser.link_arguments("plugins", "data.plugins")
         parser.set_defaults(
             {
-                "model.old_policy": {"class_path": "gspo_lightning.old_policy.CachedLogProbs"},
-                "data.advantages": {"class_path": "gspo_lightning.advantages.GroupNormalised"},
-                "data.rollouts": {"class_path": "gspo_lightning.rollouts.GroupedSampler"},
+                **{field: {"class_path": path} for field, path in DEFAULT_CLASSES.items()},
                 "trainer.default_root_dir": DEFAULT_ROOT,
                 "trainer.gradient_clip_val": 1.0,
                 "trainer.num_sanity_val_steps": -1,  # the evaluation before the first update
@@ -124,6 +132,7 @@ class TrainingCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuse what Lightning would silently replace, and find the checkpoint that ``last`` means."""
         config = self.config[self.subcommand]
+        refuse_mappings(sys.argv[2:], {name: config.data.get(name) for name in ("train", "val", "test", "predict")})
         if str(config.trainer.precision) == "bf16-true":  # the same weights, but inputs stay as they are
             config.trainer.precision, config.model.dtype = "32-true", "bfloat16"
         check_precision(str(config.trainer.precision))
@@ -155,7 +164,10 @@ class TrainingCLI(LightningCLI):
             self.datamodule.prepare(subcommand, self.model, self.trainer)
             if subcommand == "fit":
                 self.model.provenance = self.resumption.check_prompts(self.datamodule.fingerprints())
-            super()._run_subcommand(subcommand)
+            with warnings.catch_warnings():
+                if subcommand != "fit":  # what keeps, shows and watches a training has no part in an evaluation
+                    warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")
+                super()._run_subcommand(subcommand)
             if subcommand in ("validate", "test") and self.trainer.is_global_zero:
                 callbacks.show_evaluation(self.model.last_evaluation)
         except MisconfigurationException as error:
@@ -169,7 +181,8 @@ class TrainingCLI(LightningCLI):
         chosen = self._get(self.config_init, "trainer")
         fit = self.subcommand == "fit"
         kwargs["logger"] = _loggers(chosen.get("logger"), config, fit, self.resumption)
-        own = [callbacks.PredictionWriter()] if self.subcommand == "predict" else []
+        run = self.resumption.run or Path(config.trainer.default_root_dir or DEFAULT_ROOT) / run_name(config)
+        own = [callbacks.PredictionWriter(run)] if self.subcommand == "predict" else []
         if fit:
             own += [callbacks.Collapse(), callbacks.Dashboard(), callbacks.RunSummary()]
             own += [callbacks.NewOptimizerSettings()] if self.resumption.optimizer_changed else []

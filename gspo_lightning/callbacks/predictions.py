@@ -2,35 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.callbacks import Callback
 
-from gspo_lightning.callbacks.folder import run_folder
-from gspo_lightning.distributed import rank_and_world
+from gspo_lightning.distributed import all_sum, rank_and_world
 from gspo_lightning.rollouts.records import write_records
 
 __all__ = ["PredictionWriter"]
 
 
-class PredictionWriter(BasePredictionWriter):
-    """Writes ``predictions.jsonl`` (``predictions-rank1.jsonl`` ... on further ranks) to the run folder."""
+class PredictionWriter(Callback):
+    """Writes ``predict/<time>/predictions.jsonl`` (``predictions-rank1.jsonl`` ... on further ranks) and says what the
+    responses earned.
 
-    def __init__(self) -> None:
-        super().__init__(write_interval="epoch")
+    Not Lightning's ``BasePredictionWriter``: that one asks for indices of samples, which prompts do not have.
 
-    def write_on_epoch_end(
+    Args:
+        run: folder of the run whose policy answers.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self._rows: list[dict[str, Any]] = []
+
+    def on_predict_batch_end(
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        predictions: Sequence[Any],
-        batch_indices: Sequence[Any],
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
-        """Write all responses of this rank."""
+        """Keep the responses of a batch."""
+        self._rows += outputs
+
+    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write all responses of this rank, and say the mean reward of all."""
+        rows, self._rows = self._rows, []
+        folder = Path(str(trainer.strategy.broadcast(str(_fresh(self.run / "predict")))))
         rank = rank_and_world()[0]
-        path = run_folder(trainer) / ("predictions.jsonl" if rank == 0 else f"predictions-rank{rank}.jsonl")
-        write_records(path, [row for batch in predictions for row in batch])
+        path = folder / ("predictions.jsonl" if rank == 0 else f"predictions-rank{rank}.jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_records(path, rows)
+        rewards = [row["reward"] for row in rows if row["reward"] is not None]
+        counts = torch.tensor([sum(rewards), len(rewards), len(rows)], dtype=torch.float64, device=pl_module.device)
+        total, scored, responses = (float(value) for value in all_sum(counts))
         if trainer.is_global_zero:
-            print(f"predictions: {path}")
+            missing = f" ({responses - scored:.0f} without a reward)" if scored < responses else ""
+            mean = f"mean reward {total / scored:.4g}" if scored else "no reward"
+            print(f"{responses:.0f} responses, {mean}{missing}\npredictions: {path}")
+
+
+def _fresh(parent: Path) -> Path:
+    """A folder named after the time, of which there is none yet."""
+    name = time.strftime("%Y-%m-%d_%H-%M-%S")
+    return next(p for i in range(1000) if not (p := parent / (f"{name}_{i}" if i else name)).exists())

@@ -43,13 +43,15 @@ def export(checkpoint: Path, output: Path, *, overwrite: bool = False) -> None:
     Raises:
         UserError: see :func:`main`.
     """
+    if output.exists() and not overwrite:
+        raise UserError("output", f"{output} exists", fix="give another folder, or --overwrite")
+    if not checkpoint.exists():  # both before torch is imported
+        raise UserError("checkpoint", f"{checkpoint} does not exist")
     import torch
 
     from gspo_lightning.lora import check_base, check_names, frozen_norm, merge_adapters
     from gspo_lightning.policy import ModelSettings, load_policy
 
-    if output.exists() and not overwrite:
-        raise UserError("output", f"{output} exists", fix="give another folder, or --overwrite")
     content = _read(checkpoint)
     settings = ModelSettings(**content["gspo_lightning"]["model"])
     policy = load_policy(settings)

@@ -25,7 +25,8 @@ class Environment(ABC):
     The configured object is a template: every conversation gets a copy of its own (:meth:`fresh`), which may keep
     state in attributes. Methods may be ``async`` (hundreds wait at the same time) or plain (each call runs in a thread
     of its own). What they raise, and an answer that does not come in time, is the infrastructure's mistake: asked again
-    on a fresh copy, then the conversation is *missing*. What the policy says wrong is for :meth:`step` to answer.
+    on a fresh copy, then the conversation is *missing*. An answer of a wrong type stops the run at once. What
+    the policy says wrong is for :meth:`step` to answer.
 
     The same calls must get the same answers: randomness comes from :attr:`seed` and nowhere else.
     """

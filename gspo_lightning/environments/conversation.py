@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat, SupportsIndex
 
+from gspo_lightning.blame import PluginError, defined, place_of
 from gspo_lightning.environments.base import Environment, Message, Step
 from gspo_lightning.environments.calls import result_of
 from gspo_lightning.errors import InfrastructureError, UserError
@@ -18,7 +19,8 @@ __all__ = ["Conversation"]
 class Conversation:
     """What was said, and the environment it was said to.
 
-    Every failure is an :class:`InfrastructureError`; a ``UserError`` of the environment passes. After a failure a
+    What it raises and an answer that does not come is an :class:`InfrastructureError`; a ``UserError`` of the
+    environment passes, and an answer of the wrong type is one: asked again, it would be the same. After a failure a
     :meth:`successor` repeats the conversation with a fresh environment, whose answers must be those that the policy
     has already read; the failed one is not used again, whatever it may still be doing.
 
@@ -41,7 +43,7 @@ class Conversation:
         """Take a fresh environment and reset it; sets :attr:`opening`."""
         self._environment = self._fresh()
         value = await self._call(self._environment.reset, self.prompt)
-        opening = _messages(value, f"{self.name}.reset")
+        opening = _messages(value, defined(self.template, "reset"))
         if self.opening is not None and opening != self.opening:
             raise InfrastructureError(f"{self.name}.reset answered differently when it was asked again")
         self.opening = opening
@@ -87,7 +89,7 @@ class Conversation:
 
     async def _step(self, completion: str) -> Step:
         assert self._environment is not None
-        return _step(await self._call(self._environment.step, completion), f"{self.name}.step")
+        return _step(await self._call(self._environment.step, completion), defined(self.template, "step"))
 
     async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """The result of a plain or async method; a task that does not come back is left to itself.
@@ -105,31 +107,33 @@ class Conversation:
         error = task.exception()
         if error is None or isinstance(error, UserError):
             return task.result()
-        raise InfrastructureError(f"{what} raised {type(error).__name__}: {str(error)[:300]}") from error
+        place = place_of(error)
+        at = f" ({place})" if place is not None else ""
+        raise InfrastructureError(f"{what} raised {type(error).__name__}: {str(error)[:300]}{at}") from error
 
 
-def _messages(value: object, what: str) -> list[Message]:
+def _messages(value: object, where: str) -> list[Message]:
     """Checked, as plain dictionaries."""
+    rule = 'a list of {"role": ..., "content": ...}, both texts'
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
-        raise InfrastructureError(f"{what} returned {_show(value)}; messages must be a list")
+        raise PluginError.returned(where, f"{_show(value)}; messages must be a list", rule)
     for message in value:
         fields = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
         if not all(isinstance(text, str) for text in fields):
-            raise InfrastructureError(
-                f'{what} returned the message {_show(message)}; it must be {{"role": ..., "content": ...}}, both texts'
-            )
+            raise PluginError.returned(where, f"the message {_show(message)}", rule)
     return [dict(message) for message in value]
 
 
-def _step(value: object, what: str) -> Step:
+def _step(value: object, where: str) -> Step:
+    rule = "(messages, reward, done): what the policy reads next, a finite number, True or False"
     if not isinstance(value, tuple | list) or len(value) != 3:
-        raise InfrastructureError(f"{what} returned {_show(value)}; it must be (messages, reward, done)")
+        raise PluginError.returned(where, f"{_show(value)}; it must be (messages, reward, done)", rule)
     messages, reward, done = value
     if isinstance(reward, str) or not isinstance(reward, SupportsFloat | SupportsIndex) or not math.isfinite(reward):
-        raise InfrastructureError(f"{what} returned the reward {_show(reward)}; it must be a finite number")
+        raise PluginError.returned(where, f"the reward {_show(reward)}; it must be a finite number", rule)
     if not isinstance(done, bool) and type(done).__name__ not in ("bool", "bool_"):  # numpy's
-        raise InfrastructureError(f"{what} returned done = {_show(done)}; it must be True or False")
-    return _messages(messages, what), float(reward), bool(done)
+        raise PluginError.returned(where, f"done = {_show(done)}; it must be True or False", rule)
+    return _messages(messages, where), float(reward), bool(done)
 
 
 def _show(value: object) -> str:

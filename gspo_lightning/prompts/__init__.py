@@ -4,7 +4,7 @@ from gspo_lightning.prompts.base import Completion, PromptSet, Record, map_colum
 from gspo_lightning.prompts.calculation import CalculatorTask
 from gspo_lightning.prompts.chain import ChainTask
 from gspo_lightning.prompts.code_task import CodeTask
-from gspo_lightning.prompts.files import HubPrompts, PromptFile, open_prompts
+from gspo_lightning.prompts.files import HubPrompts, PromptFile, open_prompts, read_prompts
 from gspo_lightning.prompts.guess import GuessTask
 from gspo_lightning.prompts.logic import LogicTask
 
@@ -21,4 +21,5 @@ __all__ = [
     "Record",
     "map_columns",
     "open_prompts",
+    "read_prompts",
 ]

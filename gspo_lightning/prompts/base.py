@@ -8,7 +8,7 @@ from typing import Any
 
 from gspo_lightning.types import Message
 
-__all__ = ["Completion", "PromptSet", "Record", "map_columns"]
+__all__ = ["Completion", "PromptSet", "Record", "absent_columns", "map_columns"]
 
 Record = Mapping[str, Any]
 """``prompt`` (text or a list of chat messages), usually ``answer``, and any column a reward asks for by name."""
@@ -53,6 +53,17 @@ def map_columns(record: Record, columns: Columns) -> dict[str, Any]:
     kept = {k: v for k, v in record.items() if k not in columns.values()}
     found = {ours: _column(record, theirs) for ours, theirs in columns.items()}
     return kept | {ours: value for ours, value in found.items() if value is not _ABSENT}
+
+
+def absent_columns(records: Sequence[Record], columns: Columns) -> list[tuple[str, str]]:
+    """(our word, theirs) of every column that a mapping names and no record has.
+
+    >>> absent_columns([{"q": "1+1"}, {"q": "1+2", "gold": "3"}], {"prompt": "question", "answer": "gold"})
+    [('prompt', 'question')]
+    """
+    lists = {ours: [theirs] if isinstance(theirs, str) else theirs for ours, theirs in columns.items()}
+    wanted = [(ours, one) for ours, theirs in lists.items() for one in theirs]
+    return [(ours, one) for ours, one in wanted if all(_column(record, one) is _ABSENT for record in records)]
 
 
 def _column(record: Record, theirs: str | list[str]) -> Any:

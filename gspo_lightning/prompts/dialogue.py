@@ -119,7 +119,7 @@ class Dialogue:
         if unknown is not None and unknown in ids:
             raise UserError(
                 self.field,
-                f"the environment said {text[:60]!r}, and the tokenizer does not know every character of it",
+                "the tokenizer does not know every character of what the environment said",
                 fix="let the environment use other words, or use a tokenizer that covers them",
             )
         return ids

@@ -6,9 +6,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.errors import UserError, first_line
 from gspo_lightning.prompts.base import Record
 from gspo_lightning.prompts.specials import check_ends
 from gspo_lightning.types import Prompt
@@ -33,22 +34,27 @@ def encode_prompts(
     as it is.
 
     Raises:
-        UserError: chat messages or a system prompt without a chat template, characters the tokenizer does not know,
-            special tokens that begin a prompt twice or end it, or nothing left below the limit.
+        UserError: chat messages or a system prompt without a chat template, a template that refuses them, characters
+            the tokenizer does not know, special tokens that begin a prompt twice or end it, or nothing left below the
+            limit.
     """
     prompts: list[Prompt] = []
     too_long = 0
     unknown = unknown_token(tokenizer)
     for i, record in enumerate(records):
-        text, ids = encode_prompt(record["prompt"], tokenizer, system_prompt, chat_template_kwargs or {}, field)
+        try:
+            text, ids = encode_prompt(record["prompt"], tokenizer, system_prompt, chat_template_kwargs or {}, field)
+        except TemplateError as error:
+            what = f"record {i + 1}: the chat template refuses the prompt: {first_line(error)[:200]}"
+            raise UserError(field, what, fix="write messages as the model's template wants them") from error
         if unknown is not None and unknown in ids:
             raise UserError(
                 field,
-                f"record {i + 1}: the tokenizer does not know every character of {text[:60]!r}",
+                f"record {i + 1}: the tokenizer does not know every character of the prompt",
                 fix="use a tokenizer that covers the prompts, or drop the record",
             )
         if not ids:
-            raise UserError(field, f"record {i + 1}: {text!r} has no tokens")
+            raise UserError(field, f"record {i + 1}: the prompt has no tokens")
         if len(ids) > max_prompt_tokens:
             too_long += 1
             continue

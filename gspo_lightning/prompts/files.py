@@ -1,21 +1,32 @@
-"""Prompts from files and from the hub: JSONL, Parquet, or a ``datasets`` id."""
+"""Prompts from files and from the hub: JSON lines, JSON, CSV, TSV, Parquet, or a ``datasets`` id."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gspo_lightning.blame import PluginError, defined, is_own
 from gspo_lightning.errors import UserError, did_you_mean, first_line
-from gspo_lightning.prompts.base import Columns, PromptSet, Record, map_columns
+from gspo_lightning.hub import check_reachable
+from gspo_lightning.prompts.base import Columns, PromptSet, Record, absent_columns, map_columns
+from gspo_lightning.prompts.formats import SUFFIXES, read_rows, suffix_of
 from gspo_lightning.registry import components
 
-__all__ = ["HubPrompts", "PromptFile", "open_prompts"]
+__all__ = ["HubPrompts", "PromptFile", "open_prompts", "read_prompts"]
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]*){0,2}")
+_READABLE = f"{', '.join(SUFFIXES[:-1])} (each may end in .gz) or {SUFFIXES[-1]}"
+_SHOWN_NAMES, _SHOWN_CHARACTERS = 20, 60
 
 
 class PromptFile(PromptSet):
-    """Records of a ``.jsonl`` or ``.parquet`` file.
+    """Records of a file: ``.jsonl``, ``.json`` (an array of objects), ``.csv``, ``.tsv`` or ``.parquet``.
+
+    The first line of a table names its columns. Its cells are texts, exactly as they stand there: an answer ``042`` is
+    ``"042"``, not 42, and an empty cell is an empty text. Rewards get them so; write JSON lines where a column must
+    be a number. Nothing of a record ever stands in a message.
 
     Args:
         path: the file.
@@ -24,21 +35,25 @@ class PromptFile(PromptSet):
 
     def __init__(self, path: str, columns: Columns | None = None) -> None:
         self.path, self.columns = path, dict(columns or {})
-        if not Path(path).is_file():
-            raise UserError("data", f"the prompt file {path!r} does not exist")
-        if Path(path).suffix not in (".jsonl", ".parquet"):
-            raise UserError("data", f"{path!r} is neither .jsonl nor .parquet")
+        name = Path(path).name
+        if not _is_file(path):
+            near = did_you_mean(name, _neighbours(path))
+            hint = f"; {near.partition('?')[0]}?" if near.startswith("did you mean") else ""
+            raise UserError("data", f"the prompt file {name!r} does not exist{hint}", fix="give the whole path")
+        if not suffix_of(path):
+            raise UserError("data", f"{name!r} is no file of records", fix=f"give {_READABLE}")
 
     def records(self) -> Sequence[Record]:
         """Every record of the file.
 
         Raises:
-            UserError: a malformed line, with its number, or an empty file.
+            UserError: a malformed line, with its number, an empty file, or a column that is not there.
         """
-        rows = _read_parquet(self.path) if self.path.endswith(".parquet") else _read_jsonl(self.path)
+        rows, name = read_rows(self.path), Path(self.path).name
         if not rows:
-            raise UserError("data", f"{self.path!r} holds no records")
-        return [_checked(map_columns(row, self.columns), f"{self.path}, record {i}") for i, row in enumerate(rows, 1)]
+            raise UserError("data", f"{name!r} holds no records")
+        _check_columns(rows, self.columns, name)
+        return [_checked(map_columns(row, self.columns), f"{name}, record {i}") for i, row in enumerate(rows, 1)]
 
 
 class HubPrompts(PromptSet):
@@ -68,6 +83,8 @@ class HubPrompts(PromptSet):
             raise UserError(
                 "data", f"{self.path!r} needs the package datasets", fix="pip install 'gspo_lightning[data]'"
             ) from error
+        if not _is_file(self.path, folder=True):
+            check_reachable("data", self.path, "dataset")
         try:
             rows = load_dataset(self.path, self.name, split=self.split)
         except Exception as error:
@@ -75,61 +92,108 @@ class HubPrompts(PromptSet):
             raise UserError(
                 "data",
                 f"{self.path!r} is no file here, and cannot be loaded as a data set: {cause}",
-                fix="give a .jsonl or .parquet file, a hub id you can reach, or a prompt set such as ChainTask",
+                fix="give a file of records, a hub id you can reach, or a prompt set such as ChainTask",
             ) from error
-        where = f"{self.path}[{self.split}]"
-        return [_checked(map_columns(dict(r), self.columns), f"{where}, record {i}") for i, r in enumerate(rows, 1)]
+        where, found = f"{self.path}[{self.split}]", [dict(row) for row in rows]
+        _check_columns(found, self.columns, where)
+        return [_checked(map_columns(row, self.columns), f"{where}, record {i}") for i, row in enumerate(found, 1)]
 
 
 def open_prompts(source: PromptSet | str, columns: Columns) -> PromptSet:
-    """A prompt set as it is, a path with a known suffix as a file, anything else as a hub id (``id:name:split``)."""
+    """A prompt set as it is, a path with a known suffix as a file, anything else as a hub id (``id:name:split``).
+
+    Raises:
+        UserError: no such file, or nothing that could be a file or an id.
+    """
     if isinstance(source, PromptSet):
         return source
-    if Path(source).suffix in (".jsonl", ".parquet", ".json", ".csv") or Path(source).is_file():
+    if suffix_of(source) or _is_file(source):
         return PromptFile(source, columns)
     if source.isidentifier() and (near := did_you_mean(source, components("prompts"))).startswith("did you mean"):
         raise UserError("data", f"{source!r} is neither a file nor a registered prompt set; {near}")
+    if _is_file(source, folder=True):
+        raise UserError("data", f"{Path(source).name!r} is a folder", fix=f"name a file in it: {_READABLE}")
+    if not _HUB_ID.fullmatch(source):  # whatever it is, it is not asked for elsewhere, nor shown
+        raise UserError(
+            "data",
+            f"a text of {len(source)} characters is neither a file, nor a hub id, nor a prompt set",
+            fix=f"give {_READABLE}, an id such as owner/name, or a prompt set such as ChainTask",
+        )
     path, name, split = [*source.split(":"), "", ""][:3]
     return HubPrompts(path, name or None, split or "train", columns)
 
 
-def _read_jsonl(path: str) -> list[dict[str, Any]]:
-    rows = []
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line.decode("utf-8-sig"))  # some editors put a byte-order mark first
-            except UnicodeDecodeError as error:
-                raise UserError(f"{path}:{number}", f"is not UTF-8: {error.reason}", fix="save it as UTF-8") from error
-            except json.JSONDecodeError as error:
-                raise UserError(
-                    f"{path}:{number}", f"is not JSON: {error.msg} at column {error.colno}", fix="one object a line"
-                ) from error
-            if not isinstance(row, dict):
-                raise UserError(f"{path}:{number}", f"is a JSON {type(row).__name__}, not an object")
-            rows.append(row)
-    return rows
+def read_prompts(source: PromptSet) -> Sequence[Record]:
+    """The records of a set; those of a plug-in are checked.
+
+    Raises:
+        PluginError: they are no records; names the method, file and line.
+        UserError: a record without a prompt, or what a built-in set refuses.
+    """
+    if is_own(type(source)):
+        return source.records()
+    records: object = source.records()
+    where = defined(source, "records")
+    rule = 'a list of mappings such as {"prompt": "1+1:", "answer": "2"}'
+    if isinstance(records, str | bytes | Mapping) or not isinstance(records, Sequence):
+        raise PluginError.returned(where, f"a {type(records).__name__}, not a list", rule)
+    for i, record in enumerate(records, 1):
+        if not isinstance(record, Mapping):
+            raise PluginError.returned(where, f"a {type(record).__name__} as record {i}", rule)
+        try:
+            _checked(record, f"record {i}")
+        except UserError as error:
+            raise PluginError.returned(where, error.problem, rule) from None
+    return records
 
 
-def _read_parquet(path: str) -> list[dict[str, Any]]:
-    import pyarrow.lib
-    import pyarrow.parquet
-
+def _is_file(path: str, *, folder: bool = False) -> bool:
     try:
-        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
-    except (pyarrow.lib.ArrowInvalid, OSError) as error:
-        raise UserError("data", f"{path!r} is not a Parquet file: {error}") from error
-    return rows
+        return Path(path).is_dir() if folder else Path(path).is_file()
+    except (OSError, ValueError):  # too long, or with a null character
+        return False
 
 
-def _checked(record: dict[str, Any], where: str) -> Record:
+def _neighbours(path: str) -> list[str]:
+    """Files of records in the same folder."""
+    try:
+        return [file.name for file in Path(path).parent.iterdir() if suffix_of(file.name)]
+    except OSError:
+        return []
+
+
+def _check_columns(rows: Sequence[Mapping[str, Any]], columns: Columns, where: str) -> None:
+    """Every column that a mapping names is there, in one record at least.
+
+    Raises:
+        UserError: it is not; the message lists what there is.
+    """
+    for ours, theirs in absent_columns(rows, columns):
+        names = {name for row in rows for name in row}
+        near = did_you_mean(theirs, names).partition("?")[0]
+        hint = f" ({near}?)" if near.startswith("did you mean") else ""
+        raise UserError(
+            f"data.columns.{ours}",
+            f"is {theirs!r}, which is no column of {where}{hint}; it has {_shown(names)}",
+            fix=f"data.columns: {{{ours}: <one of them>}}; PromptFile gives a file columns of its own",
+        )
+
+
+def _shown(names: set[str] | Mapping[str, Any]) -> str:
+    """Names of columns. A table without a first line of names would show a record: what is no name is not shown."""
+    known = sorted(str(name) for name in names)
+    if any(len(name) > _SHOWN_CHARACTERS or "\n" in name for name in known):
+        return f"{len(known)} columns whose names are no names: is the first line of the file missing?"
+    more = len(known) - _SHOWN_NAMES
+    return (", ".join(known[:_SHOWN_NAMES]) or "none") + (f" and {more} more" if more > 0 else "")
+
+
+def _checked(record: Mapping[str, Any], where: str) -> Record:
     prompt = record.get("prompt")
     if prompt is None:
         raise UserError(
             "data.columns",
-            f"{where} has no column 'prompt'; it has {', '.join(sorted(record)) or 'none'}",
+            f"{where} has no column 'prompt'; it has {_shown(record)}",
             fix="map it: data.columns: {prompt: <name of the column>}",
         )
     messages = isinstance(prompt, list) and all(isinstance(m, dict) and "role" in m for m in prompt) and prompt

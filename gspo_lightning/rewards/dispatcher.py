@@ -210,7 +210,7 @@ class Dispatcher:
             self._try_again(task, message["reason"])
             task.done = len(task.indices)
         elif kind == "raised":
-            task.job.fail(plugin_error(task.reward, message["id"], message["error"], message["trace"]))
+            task.job.fail(plugin_error(task.reward, message["id"], message["error"], message["trace"], message["at"]))
         elif kind == "refused":
             task.job.fail(UserError(message["field"], message["problem"], fix=message["fix"]))
 

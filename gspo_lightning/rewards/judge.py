@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import TypeGuard
 
+from gspo_lightning.blame import defined, is_own, located
 from gspo_lightning.errors import UserError
 from gspo_lightning.rewards.base import Reward, Sample, Score, check_batch, to_score
 
@@ -21,6 +22,25 @@ def judge(name: str, reward: Reward, samples: Sequence[Sample]) -> Iterator[Scor
     Raises:
         UserError: the reward returned something that is no reward.
     """
+    try:
+        yield from _judge(name, reward, samples)
+    except UserError as error:
+        where = _where(reward)
+        if not is_refusal(error, name) or where is None:
+            raise
+        fix = error.fix or "return what a reward must"
+        raise UserError(error.field, error.problem, fix=f"{fix}: {where}") from None
+
+
+def _where(reward: Reward) -> str | None:
+    """What the user wrote of a reward: a method of a plug-in, or the function that a built-in one calls."""
+    if not is_own(type(reward)):
+        return defined(reward, "score_batch" if type(reward).score_batch is not Reward.score_batch else "score")
+    function = getattr(reward, "function", None)
+    return None if function is None else located(function, getattr(function, "__name__", "the function"))
+
+
+def _judge(name: str, reward: Reward, samples: Sequence[Sample]) -> Iterator[Score]:
     if not reward.batched:
         for sample in samples:
             reason = reward.missing_column(sample)
@@ -44,12 +64,15 @@ def is_refusal(error: BaseException, name: str) -> TypeGuard[UserError]:
     return isinstance(error, UserError) and error.field == f"rewards.{name}"
 
 
-def plugin_error(name: str, sample_id: str, error: str, trace: str) -> UserError:
-    """The error that stops a run because a reward raised; the reward's own traceback is attached as a note."""
+def plugin_error(name: str, sample_id: str, error: str, trace: str, place: str = "") -> UserError:
+    """The error that stops a run because a reward raised, at a ``place`` of a plug-in; the reward's own traceback is
+    attached as a note.
+    """
+    at, what = (f", at {place}", place) if place else ("", "the reward")
     found = UserError(
         f"rewards.{name}",
-        f"raised {error} on sample {sample_id}",
-        fix="correct the reward; an answer that cannot be judged is Score.model_error(...), not an exception",
+        f"raised {error} on sample {sample_id}{at}",
+        fix=f"correct {what}; an answer that cannot be judged is Score.model_error(...), not an exception",
     )
     found.add_note(trace)
     return found

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from gspo_lightning.blame import place_of
 from gspo_lightning.errors import GSPOError, InfrastructureError, UserError, did_you_mean
 from gspo_lightning.registry import import_plugins, plugin_files
 from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
@@ -217,13 +218,13 @@ class RewardRunner:
                     )
         samples = canned(record, prompt, conversation)
         scores = self._judge(samples)
-        for sample, score in zip(samples, scores, strict=True):
+        shown = [*(repr(s.completion) for s in samples[:2]), "that is the first record's answer"]  # which may be private
+        for text, score in zip(shown, scores, strict=True):
             for name, part in score.parts.items():
                 if part.status is ScoreStatus.TIMEOUT:
                     raise UserError(
                         f"rewards.{name}",
-                        f"needs more than {self._limits.deadline_s:g} s for the canned completion "
-                        f"{sample.completion!r}",
+                        f"needs more than {self._limits.deadline_s:g} s for the canned completion {text}",
                         fix="make it faster, or raise the deadline",
                     )
         if silent(self.rewards, samples, scores) and others:
@@ -294,7 +295,7 @@ class RewardRunner:
             if settings_wrong or is_refusal(error, name):
                 raise
             at = samples[min(len(found), len(samples) - 1)].id if samples else "-"
-            raise plugin_error(name, at, f"{type(error).__name__}: {error}", "") from error
+            raise plugin_error(name, at, f"{type(error).__name__}: {error}", "", str(place_of(error) or "")) from error
         return found
 
     def _join(self, parts: dict[str, Score]) -> SampleScore:

@@ -21,6 +21,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from gspo_lightning.blame import place_of
 from gspo_lightning.errors import InfrastructureError
 from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
 from gspo_lightning.rewards.judge import is_refusal, judge
@@ -130,7 +131,8 @@ def _serve(replies: int, name: str, reward: Reward, samples: Sequence[Sample], d
         if is_refusal(error, name):
             _say(replies, t="refused", field=error.field, problem=error.problem, fix=error.fix)
         else:
-            _say(replies, t="raised", id=samples[done].id, error=_one_line(error), trace=_trace())
+            at = str(place_of(error) or "")
+            _say(replies, t="raised", id=samples[done].id, error=_one_line(error), trace=_trace(), at=at)
         return False
     return True
 

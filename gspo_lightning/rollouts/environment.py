@@ -14,6 +14,7 @@ from gspo_lightning.policy import Policy
 from gspo_lightning.prompts.dialogue import Dialogue
 from gspo_lightning.randomness import stream
 from gspo_lightning.rollouts.base import Draws, Progress, RolloutSource
+from gspo_lightning.rollouts.contract import check_pieces
 from gspo_lightning.rollouts.sampler import GroupedSampler
 from gspo_lightning.rollouts.talk import Talk
 from gspo_lightning.rollouts.talks import Talks
@@ -103,7 +104,8 @@ class EnvironmentRollouts(RolloutSource):
 
         def speak(talks: Sequence[Talk]) -> Sequence[Rollout]:
             beginnings = [t.beginning() for t in talks]
-            return self.source.extend(policy, beginnings, sampling=sampling, draws=draws, version=version)
+            turns = self.source.extend(policy, beginnings, sampling=sampling, draws=draws, version=version)
+            return check_pieces(self.source, turns, beginnings)
 
         talks = Talks(
             groups,

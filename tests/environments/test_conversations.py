@@ -80,7 +80,7 @@ def test_conversations_do_not_share_state() -> None:
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        (None, r"step returned None; it must be \(messages, reward, done\)"),
+        (None, r"step: returned None; it must be \(messages, reward, done\)"),
         (([], 1.0), r"must be \(messages, reward, done\)"),
         (("hello", 1.0, False), "messages must be a list"),
         (([{"role": "user"}], 1.0, False), "both texts"),
@@ -93,9 +93,12 @@ def test_conversations_do_not_share_state() -> None:
         (([], 1.0, None), "done = None"),
     ],
 )
-def test_nonsense_is_the_infrastructures_mistake(value: object, complaint: str) -> None:
-    with pytest.raises(InfrastructureError, match=complaint):
+def test_an_answer_of_a_wrong_type_is_the_users_mistake(value: object, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint) as caught:
         asyncio.run(talk(conversation(Counting(1, lambda: value)), "a"))
+    line = Counting.step.__code__.co_firstlineno
+    first, last = str(caught.value).splitlines()
+    assert all(f"test_conversations.py:{line}, in Counting.step" in text for text in (first, last))
 
 
 def leaves() -> None:

@@ -122,7 +122,7 @@ def test_no_records_are_refused(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def test_unknown_characters_are_refused_with_their_record(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(UserError, match="record 2: the tokenizer does not know every character of '1§1:'") as caught:
+    with pytest.raises(UserError, match="record 2: the tokenizer does not know every character of") as caught:
         encode_prompts([{"prompt": "1+1:"}, {"prompt": "1§1:"}], tokenizer, max_prompt_tokens=9, field="data.val")
     assert caught.value.field == "data.val"
 
@@ -135,7 +135,7 @@ def test_an_end_token_that_doubles_as_unknown_token_is_no_unknown_character(chat
 
 
 def test_a_prompt_without_tokens_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(UserError, match="record 1: '' has no tokens"):
+    with pytest.raises(UserError, match="record 1: the prompt has no tokens"):
         encode_prompts([{"prompt": ""}], tokenizer, max_prompt_tokens=9)
 
 

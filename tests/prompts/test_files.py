@@ -80,7 +80,7 @@ def test_a_malformed_line_is_named_by_file_and_line(tmp_path: Path) -> None:
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "a"}\n\n{"prompt": "b",}\n')
     error = refused(str(file))
-    assert error.field == f"{file}:3"
+    assert error.field == "p.jsonl:3"
     assert "is not JSON" in error.problem
     assert "at column 16" in error.problem
 
@@ -89,14 +89,14 @@ def test_a_malformed_line_is_named_by_file_and_line(tmp_path: Path) -> None:
 def test_a_line_that_is_no_object_is_named(line: str, kind: str, tmp_path: Path) -> None:
     file = tmp_path / "p.jsonl"
     file.write_text('{"prompt": "a"}\n' + line + "\n")
-    assert str(refused(str(file))) == f"{file}:2: is a JSON {kind}, not an object"
+    assert str(refused(str(file))) == f"p.jsonl:2: is a JSON {kind}, not an object"
 
 
 def test_a_line_in_another_encoding_is_named(tmp_path: Path) -> None:
     file = tmp_path / "p.jsonl"
     file.write_bytes(b'{"prompt": "a"}\n' + '{"prompt": "Grüße"}\n'.encode("latin-1"))
     error = refused(str(file))
-    assert error.field == f"{file}:2"
+    assert error.field == "p.jsonl:2"
     assert "is not UTF-8" in error.problem
 
 
@@ -126,14 +126,20 @@ def test_a_prompt_must_be_text_or_messages(prompt: object, tmp_path: Path) -> No
 
 
 def test_a_missing_file_is_refused_before_anything_is_read() -> None:
-    with pytest.raises(UserError, match=r"the prompt file 'no/such\.jsonl' does not exist"):
+    with pytest.raises(UserError, match=r"the prompt file 'such\.jsonl' does not exist"):
         PromptFile("no/such.jsonl")
 
 
+def test_a_missing_file_names_its_neighbour(tmp_path: Path) -> None:
+    jsonl(tmp_path / "train.jsonl", [])
+    with pytest.raises(UserError, match=r"'trian\.jsonl' does not exist; did you mean train\.jsonl\?"):
+        PromptFile(str(tmp_path / "trian.jsonl"))
+
+
 def test_an_unknown_suffix_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "p.csv").write_text("prompt\n1\n")
-    with pytest.raises(UserError, match=r"is neither \.jsonl nor \.parquet"):
-        PromptFile(str(tmp_path / "p.csv"))
+    (tmp_path / "p.txt").write_text("prompt\n1\n")
+    with pytest.raises(UserError, match=r"'p\.txt' is no file of records\n  fix: give \.jsonl, \.json, \.csv, "):
+        PromptFile(str(tmp_path / "p.txt"))
 
 
 def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
@@ -147,11 +153,41 @@ def test_open_prompts_knows_sets_files_and_ids(tmp_path: Path) -> None:
     found = open_prompts(jsonl(tmp_path / "p.jsonl", [{"q": "1"}]), {"prompt": "q"})
     assert isinstance(found, PromptFile)
     assert found.records() == [{"prompt": "1"}]
-    with pytest.raises(UserError, match="does not exist"):
-        open_prompts("missing.parquet", {})  # a known suffix is a file, never a hub id
+    for missing in ("missing.parquet", "missing.csv.gz"):
+        with pytest.raises(UserError, match="does not exist"):
+            open_prompts(missing, {})  # a known suffix is a file, never a hub id
     hub = open_prompts("someone/some-data", {"prompt": "q"})
     assert isinstance(hub, HubPrompts)
     assert (hub.path, hub.split, hub.columns) == ("someone/some-data", "train", {"prompt": "q"})
+
+
+def test_what_can_be_no_id_is_neither_asked_for_nor_shown(tmp_path: Path) -> None:
+    for text in ("prompt,answer\nsecret,1\n", "secret " * 900, '{"class_path": "secret"}', "secret\0"):
+        with pytest.raises(UserError, match="neither a file, nor a hub id, nor a prompt set") as caught:
+            open_prompts(text, {})
+        assert "secret" not in str(caught.value)
+    with pytest.raises(UserError, match="is a folder"):  # ``datasets`` would copy what is in it
+        open_prompts(str(tmp_path), {})
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"prompt": "question"}, "columns.prompt: is 'question', which is no column of p.jsonl; it has gold, meta, q"),
+        ({"prompt": "q", "answer": "glod"}, "is 'glod', which is no column of p.jsonl (did you mean gold?)"),
+        ({"prompt": "q", "answer": "meta.gold"}, "data.columns.answer: is 'meta.gold', which is no column"),
+        ({"prompt": "q", "answer": ["gold", "kind"]}, "data.columns.answer: is 'kind', which is no column"),
+    ],
+)
+def test_a_mapped_column_that_is_not_there_is_named(columns: Any, expected: str, tmp_path: Path) -> None:
+    rows = [{"q": "1"}, {"q": "2", "gold": "3", "meta": {"level": 1}}]
+    assert expected in str(refused(jsonl(tmp_path / "p.jsonl", rows), columns))
+
+
+def test_a_mapped_column_may_be_missing_in_some_records(tmp_path: Path) -> None:
+    rows = [{"q": "1"}, {"q": "2", "gold": "3"}]
+    found = PromptFile(jsonl(tmp_path / "p.jsonl", rows), {"prompt": "q", "answer": "gold"}).records()
+    assert found == [{"prompt": "1"}, {"prompt": "2", "answer": "3"}]
 
 
 @pytest.fixture

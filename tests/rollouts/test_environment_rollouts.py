@@ -304,13 +304,11 @@ class Fragile(Echo):
             self.left[0] -= 1
             if self.failure == "hang":
                 await asyncio.sleep(3600)
-            if self.failure == "nonsense":
-                return "?"
             raise ConnectionError("the server has gone")
         return answer
 
 
-@pytest.mark.parametrize("failure", ["raise", "hang", "nonsense"])
+@pytest.mark.parametrize("failure", ["raise", "hang"])
 def test_a_failure_that_passes_changes_nothing(failure: str, policy: Policy, prompts: list[Prompt]) -> None:
     usual = talk(policy, prompts, Echo())
     disturbed = talk(policy, prompts, Fragile(prompts[1].id, 2, failure), deadline_s=0.3)
@@ -319,7 +317,7 @@ def test_a_failure_that_passes_changes_nothing(failure: str, policy: Policy, pro
         assert (a.turn_rewards, a.messages, a.lost) == (b.turn_rewards, b.messages, "")
 
 
-@pytest.mark.parametrize("failure", ["raise", "hang", "nonsense"])
+@pytest.mark.parametrize("failure", ["raise", "hang"])
 def test_a_failure_that_stays_makes_its_conversation_missing(
     failure: str, policy: Policy, prompts: list[Prompt]
 ) -> None:
@@ -337,6 +335,22 @@ def test_a_failure_that_stays_makes_its_conversation_missing(
         r.reward = None if r.lost else 0.0
     mask = make_micro_batch(rollouts).response_mask
     assert [bool(row.any()) for row in mask] == [not r.lost for r in rollouts]
+
+
+class Nonsense(Echo):
+    """Counts how often it was asked for what it does not know."""
+
+    asked: list[str] = []  # noqa: RUF012 (shared on purpose)
+
+    async def step(self, completion: str) -> Any:
+        self.asked.append(completion)
+        return "?"
+
+
+def test_an_answer_of_a_wrong_type_stops_at_once(policy: Policy, prompts: list[Prompt]) -> None:
+    with pytest.raises(UserError, match=r"in Nonsense\.step: returned '\?'; it must be \(messages, reward, done\)"):
+        talk(policy, prompts[:1], Nonsense())
+    assert len(Nonsense.asked) <= GROUP  # once in each conversation
 
 
 class Refusing(Echo):

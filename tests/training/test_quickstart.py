@@ -129,7 +129,8 @@ def test_predict_writes_what_can_be_trained_on_again(quickstart: Path, tmp_path:
     last = quickstart / "checkpoints" / "last.ckpt"
     argv = ["predict", f"--config={runs.QUICKSTART}", f"--trainer.default_root_dir={tmp_path}", f"--ckpt_path={last}"]
     assert main([*argv, "--data.evaluation.limit=8", "--data.reward_workers=1"]) == 0
-    (file,) = tmp_path.rglob("predictions.jsonl")
+    (file,) = quickstart.glob("predict/*/predictions.jsonl")
+    assert not list(tmp_path.iterdir())
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(rows) == 8
     for row in rows:

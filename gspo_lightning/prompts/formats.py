@@ -1,0 +1,200 @@
+"""Files of records: JSON lines, JSON arrays, CSV, TSV and Parquet.
+
+Messages name file and line and never show what stands there: records may be private.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from gspo_lightning.errors import UserError
+
+__all__ = ["SUFFIXES", "read_rows", "suffix_of"]
+
+Row = dict[str, Any]
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+"""What can be read; all but Parquet also with ``.gz`` behind it."""
+
+
+def suffix_of(path: str) -> str:
+    """The suffix that says how to read a file; empty where none does.
+
+    >>> suffix_of("a/b.CSV.gz"), suffix_of("b.jsonl"), suffix_of("b.parquet.gz"), suffix_of("b.txt")
+    ('.csv', '.jsonl', '', '')
+    """
+    name = Path(path).name.lower()
+    packed = name.endswith(".gz")
+    suffix = Path(name.removesuffix(".gz")).suffix
+    return suffix if suffix in SUFFIXES and not (packed and suffix == ".parquet") else ""
+
+
+def read_rows(path: str) -> list[Row]:
+    """Every record of a file, in order.
+
+    Cells of CSV and TSV are texts as they stand there (``042`` stays ``042``, an empty cell is an empty text); other
+    formats keep the types that they have.
+
+    Raises:
+        UserError: it cannot be read, or something in it is malformed, with the line where there are lines.
+    """
+    read: Callable[[str], list[Row]] = {
+        ".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".tsv": _read_csv, ".parquet": _read_parquet,
+    }[suffix_of(path)]  # fmt: skip
+    name = Path(path).name
+    try:
+        return read(path)
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise UserError(name, "is not a whole gzip file", fix="copy it again, or unpack it") from error
+    except OSError as error:
+        raise UserError(name, f"cannot be read: {error.strerror or type(error).__name__}") from error
+
+
+def _open(path: str) -> IO[bytes]:
+    opened: Any = gzip.open if path.lower().endswith(".gz") else open
+    file: IO[bytes] = opened(path, "rb")
+    return file
+
+
+def _read_jsonl(path: str) -> list[Row]:
+    rows = []
+    with _open(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"{Path(path).name}:{number}"
+            try:
+                row = json.loads(line.decode("utf-8-sig"))  # some editors put a byte-order mark first
+            except UnicodeDecodeError as error:
+                raise _no_text(where, error) from None
+            except (ValueError, RecursionError) as error:
+                raise _no_json(where, error, "one object a line") from None
+            if not isinstance(row, dict):
+                raise UserError(where, f"is a JSON {type(row).__name__}, not an object")
+            rows.append(row)
+    return rows
+
+
+def _read_json(path: str) -> list[Row]:
+    name = Path(path).name
+    with _open(path) as file:
+        content = file.read()
+    try:
+        rows = json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise _no_text(f"{name}:{_line(content, error.start)}", error) from None
+    except (ValueError, RecursionError) as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise _no_json(name + line, error, "an array of objects; one object a line is .jsonl") from None
+    if not isinstance(rows, list):
+        raise UserError(name, f"is a JSON {type(rows).__name__}, not an array", fix="write [{...}, {...}]")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise UserError(f"{name}, record {number}", f"is a JSON {type(row).__name__}, not an object")
+    return rows
+
+
+def _read_csv(path: str) -> list[Row]:
+    import pyarrow
+    import pyarrow.csv
+    import pyarrow.lib
+
+    with _open(path) as file:
+        content = file.read().removeprefix(b"\xef\xbb\xbf")
+    if not content.strip():
+        return []
+    delimiter = "\t" if suffix_of(path) == ".tsv" else ","
+    if content.count(b'"') % 2:
+        _check_lines(path, content, delimiter)  # a quote that is not closed would swallow all that follows
+    names = _header(path, content, delimiter)
+    try:
+        table = pyarrow.csv.read_csv(
+            io.BytesIO(content),
+            parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pyarrow.string()),
+                strings_can_be_null=False,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+    except pyarrow.lib.ArrowInvalid:  # its words quote the line
+        _check_lines(path, content, delimiter)
+        raise UserError(Path(path).name, "is not a table that can be read") from None
+    rows: list[Row] = table.to_pylist()
+    return rows
+
+
+def _header(path: str, content: bytes, delimiter: str) -> list[str]:
+    try:
+        text = io.TextIOWrapper(io.BytesIO(content), "utf-8", newline="")
+        names = next(row for row in csv.reader(text, delimiter=delimiter) if row)
+    except (UnicodeDecodeError, csv.Error):
+        _check_lines(path, content, delimiter)
+        raise UserError(f"{Path(path).name}:1", "has no names of columns that can be read") from None
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        where = f"{Path(path).name}:1"
+        raise UserError(where, f"names {len(twice)} columns twice", fix="the first line holds a name for each column")
+    return names
+
+
+def _check_lines(path: str, content: bytes, delimiter: str) -> None:
+    """Find the line that is malformed, without a word of it.
+
+    Raises:
+        UserError: the first such line.
+    """
+    name = Path(path).name
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _no_text(f"{name}:{_line(content, error.start)}", error) from None
+    limit = csv.field_size_limit(len(content) + 1)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    columns, start = 0, 1
+    try:
+        for row in reader:
+            columns = columns or len(row)
+            if row and len(row) != columns:
+                raise UserError(
+                    f"{name}:{start}",
+                    f"has {len(row)} columns, the first line names {columns}",
+                    fix="put texts that hold the separator or a line break in double quotes",
+                )
+            start = reader.line_num + 1
+    except csv.Error:
+        fix = 'double the quotes within a quoted text ("he said ""no""")'
+        problem = "has a quote that is not closed, or text after a closing one"
+        raise UserError(f"{name}:{start}", problem, fix=fix) from None
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _read_parquet(path: str) -> list[Row]:
+    import pyarrow.lib
+    import pyarrow.parquet
+
+    try:
+        rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.lib.ArrowException, OSError, UnicodeDecodeError):
+        raise UserError(Path(path).name, "is not a Parquet file, or is damaged") from None
+    return rows
+
+
+def _line(content: bytes, place: int) -> int:
+    return content.count(b"\n", 0, place) + 1
+
+
+def _no_text(where: str, error: UnicodeDecodeError) -> UserError:
+    return UserError(where, f"is not UTF-8: {error.reason}", fix="save it as UTF-8")
+
+
+def _no_json(where: str, error: Exception, fix: str) -> UserError:
+    what = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else type(error).__name__
+    return UserError(where, f"is not JSON: {what}", fix=fix)

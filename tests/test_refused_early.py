@@ -1,0 +1,128 @@
+"""What is not there is said before torch is imported; a hub that does not answer is asked once."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.hub import check_reachable
+from gspo_lightning.policy import ModelSettings, load_tokenizer
+from gspo_lightning.prompts import HubPrompts
+
+CODE = """
+import contextlib, io, json, sys
+from gspo_lightning.cli import main
+found = []
+for argv in json.loads(sys.argv[1]):
+    error = io.StringIO()
+    with contextlib.redirect_stderr(error):
+        code = main(argv)
+    found.append([code, error.getvalue(), "torch" in sys.modules])
+print(json.dumps(found))
+"""
+
+
+def test_what_is_not_there_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("plugins: [nowhere/plugin.py]\n")
+    (tmp_path / "broken.yaml").write_text("data: {group_size: 4\n")
+    (tmp_path / "out").mkdir()
+    hub = tmp_path / "hub.yaml"
+    hub.write_text("model: {name_or_path: someone/thing}\n")
+    cases = {
+        "nope.ckpt does not exist": ["export", "nope.ckpt", "new"],
+        "give another folder, or --overwrite": ["export", "nope.ckpt", "out"],
+        "'nope.yaml' does not exist": ["fit", "--config", "nope.yaml"],
+        "'nope2.yaml' does not exist": ["predict", "--config=nope2.yaml"],
+        "'nope3.yaml' does not exist": ["plan", "--config=nope3.yaml"],
+        "not YAML": ["fit", "--config=broken.yaml"],
+        "'nowhere/plugin.py' does not exist": ["fit", f"--config={config}"],
+        "'plugins/nope.py' does not exist": ["validate", "--plugins=plugins/nope.py"],
+        "'nope/last.ckpt' does not exist": ["fit", "--ckpt_path=nope/last.ckpt"],
+        "model.name_or_path: 'someone/thing' is not here": ["fit", f"--config={hub}"],
+        "data.train: 'someone/records' is not here": ["fit", "--data.train=someone/records:main:test"],
+    }
+    environment = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, json.dumps(list(cases.values()))],
+        capture_output=True, text=True, timeout=120, cwd=tmp_path, check=True, env={**os.environ, **environment},
+    )  # fmt: skip
+    for words, (code, error, torch) in zip(cases, json.loads(done.stdout), strict=True):
+        assert (code, torch) == (2, False), (words, error)
+        assert words in error
+        assert "Traceback" not in error
+
+
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As outside of the tests, with nothing in the cache."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "sets"))
+    check_reachable.cache_clear()
+
+
+@pytest.fixture(params=["closed", "silent"])
+def endpoint(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, online: None
+) -> Iterator[list[socket.socket]]:
+    """A port that nobody listens on, or one that accepts and never answers; the connections that were made."""
+    connections: list[socket.socket] = []
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+        if request.param == "closed":
+            server.close()
+            yield connections
+            return
+        server.listen()
+
+        def accept() -> None:
+            while True:
+                try:
+                    connections.append(server.accept()[0])
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield connections
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for connection in connections:
+            connection.close()
+
+
+def test_a_hub_that_gives_no_answer_is_asked_once(endpoint: list[socket.socket]) -> None:
+    with pytest.raises(UserError, match=r"'someone/thing' is not here, and http://127.* gives no answer") as caught:
+        load_tokenizer(ModelSettings(name_or_path="someone/thing"))
+    assert caught.value.field == "model.name_or_path"
+    assert len(endpoint) <= 1
+
+
+def test_a_data_set_that_nobody_can_be_asked_about(endpoint: list[socket.socket]) -> None:
+    pytest.importorskip("datasets")
+    with pytest.raises(UserError, match="gives no answer"):
+        HubPrompts("someone/records").records()
+    assert len(endpoint) <= 1
+
+
+def test_what_is_cached_is_not_asked_about(online: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    (tmp_path / "hub" / "models--someone--thing").mkdir(parents=True)
+    (tmp_path / "sets" / "someone___records").mkdir(parents=True)
+    check_reachable("model.name_or_path", "someone/thing", "model")
+    check_reachable("data.train", "someone/records", "dataset")
+    with pytest.raises(UserError, match="gives no answer"):
+        check_reachable("data.train", "someone/thing", "dataset")
