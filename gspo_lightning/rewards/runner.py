@@ -218,7 +218,8 @@ class RewardRunner:
                     )
         samples = canned(record, prompt, conversation)
         scores = self._judge(samples)
-        shown = [*(repr(s.completion) for s in samples[:2]), "that is the first record's answer"]  # which may be private
+        private = "that is the first record's answer"
+        shown = [*(repr(sample.completion) for sample in samples[:2]), private]
         for text, score in zip(shown, scores, strict=True):
             for name, part in score.parts.items():
                 if part.status is ScoreStatus.TIMEOUT:
