@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gspo_lightning.attention import windows
 from gspo_lightning.errors import UserError, first_line
+from gspo_lightning.memory import is_out_of_memory
 from gspo_lightning.packing import make_micro_batch
 from gspo_lightning.policy import Policy
 from gspo_lightning.randomness import Purpose
@@ -107,11 +108,22 @@ def verify_decoding(
         return
     with _quiet(policy):
         rows = _rows(policy, longest)
-        _choose(policy, local, rows, temperature, nullcontext)
+        short = rows[: len(PROMPTS) * len(ROOM)]
+        enough = True
+        for part in (rows, short)[len(rows) == len(short) :]:
+            try:
+                _choose(policy, local, part, temperature, nullcontext)
+                enough = True
+                break
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                policy.decoding.way, enough = None, False
+                log.warning("out of memory: decoding of rows of %s tokens is not verified", _lengths(part))
         with context():
             rounds = torch.is_autocast_enabled(policy.device.type)
-        if rounds:
-            _choose(policy, local, rows[: len(PROMPTS) * len(ROOM)], temperature, context)
+        if rounds and enough:
+            _choose(policy, local, short, temperature, context)
     policy.decoding.verified.add(kind)
 
 
@@ -158,9 +170,9 @@ def _why_not(policy: Policy, source: RolloutSource, rows: Sequence[Beginning], t
             sampling=SamplingParams(max(ROOM), temperature),
             draws=Draws.of(0, Purpose.TRAIN_SAMPLING, 0),
         )
-    except (torch.OutOfMemoryError, UserError):
-        raise
     except Exception as error:  # of any kind: this is a model's own code, on a path that it may never have taken
+        if isinstance(error, UserError) or is_out_of_memory(error):
+            raise
         return f"{type(error).__name__}: {first_line(error)}"
     rows_of = [_with_prompt(rollout) for rollout in found]
     alone = [_alone(policy, rollout, temperature) for rollout in rows_of]
@@ -268,8 +280,8 @@ def _is_exact(policy: Policy) -> bool:
     return next(policy.parameters()).dtype in (torch.float32, torch.float64)
 
 
-def _lengths(rollouts: Sequence[Rollout]) -> str:
-    lengths = [len(r.prompt.token_ids) + r.length for r in rollouts]
+def _lengths(rows: Sequence[Rollout] | Sequence[Beginning]) -> str:
+    lengths = [len(r.prompt.token_ids) + (r.room if isinstance(r, Beginning) else r.length) for r in rows]
     return f"{min(lengths)} to {max(lengths)}"
 
 

@@ -205,6 +205,26 @@ def test_what_breaks_only_under_autocast_is_ruled_out(monkeypatch: pytest.Monkey
     assert verified(mistral(25), context=lambda: torch.autocast("cpu", torch.bfloat16)) == "generate"
 
 
+@pytest.mark.parametrize(("after", "said"), [(20, ["6 to 58"]), (0, ["6 to 58", "6 to 16"])])
+def test_too_little_memory_is_no_reason_for_another_way(
+    after: int, said: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = PaddedDecoder.step
+
+    def step(self: PaddedDecoder, tokens: Tensor, positions: Tensor) -> Tensor:
+        if int(positions.max()) >= after:
+            torch.empty(1 << 60)
+        return own(self, tokens, positions)
+
+    monkeypatch.setattr(PaddedDecoder, "step", step)
+    with caplog.at_level(logging.WARNING):
+        way = verified(mistral(25), longest=200)
+    assert way == ("padded" if after else None)
+    assert [m for m in caplog.messages if "out of memory" in m] == [
+        f"out of memory: decoding of rows of {lengths} tokens is not verified" for lengths in said
+    ]
+
+
 def test_it_is_done_once_and_leaves_no_trace() -> None:
     policy, seen = policy_of("qwen3"), []
     policy.train()
