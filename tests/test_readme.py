@@ -29,11 +29,11 @@ def commands(program: str) -> list[str]:
 
 
 def shortened(arguments: list[str]) -> list[str]:
-    """Of a run that trains: one iteration, and a few steps of the one cold start that no other test makes."""
+    """Of a run: one iteration, few evaluations, and a few steps of the one cold start that no other test makes."""
     if arguments[0] != "fit":
         return arguments
     cold = ["--model.cold_start.steps", "20"] if "configs/moe.yaml" in arguments else []
-    return [*arguments, "--trainer.max_epochs", "1", *cold]
+    return [*arguments, "--trainer.max_epochs", "1", "--data.evaluation.limit", "16", *cold]
 
 
 @pytest.mark.slow
