@@ -406,7 +406,7 @@ def test_what_a_reward_raises_reaches_the_caller(model: PreTrainedModel, tokeniz
         ("1+1:", {}, "queries: is '1\\+1:', but must be a list"),
         ([], {}, "queries: is \\[\\], but must be a list"),
         (["1:", 2], {}, "queries: is \\['1:', 2\\], but must be a list"),
-        (["1:", ""], {}, "record 2: '' has no tokens"),
+        (["1:", ""], {}, "record 2: the prompt has no tokens"),
         (["1:", "ä:"], {}, "record 2: the tokenizer does not know every character"),
         (["1:", "1+1:"], {"max_prompt_tokens": 3}, "number 1, '1\\+1:', has 4 tokens, but may have 3: max_prompt_tok"),
         (["1" * 505], {}, "has 505 tokens, but may have 504: the model's context - max_response_tokens = 512 - 8"),

@@ -112,7 +112,7 @@ def open_prompts(source: PromptSet | str, columns: Columns) -> PromptSet:
     if source.isidentifier() and (near := did_you_mean(source, components("prompts"))).startswith("did you mean"):
         raise UserError("data", f"{source!r} is neither a file nor a registered prompt set; {near}")
     if _is_file(source, folder=True):
-        raise UserError("data", f"{Path(source).name!r} is a folder", fix=f"name a file in it: {_READABLE}")
+        return _folder(Path(source), columns)
     if not _HUB_ID.fullmatch(source):  # whatever it is, it is not asked for elsewhere, nor shown
         raise UserError(
             "data",
@@ -121,6 +121,15 @@ def open_prompts(source: PromptSet | str, columns: Columns) -> PromptSet:
         )
     path, name, split = [*source.split(":"), "", ""][:3]
     return HubPrompts(path, name or None, split or "train", columns)
+
+
+def _folder(folder: Path, columns: Columns) -> PromptFile:
+    """The training file of a data set that was copied here; ``datasets`` would keep another copy of its records."""
+    files = sorted(f for f in folder.rglob("*") if suffix_of(f.name) and f.name.startswith("train") and f.is_file())
+    if len(files) != 1:
+        found = f"holds {len(files)} files of records that begin with 'train'"
+        raise UserError("data", f"the folder {folder.name!r} {found}", fix="name one file of records in it")
+    return PromptFile(str(files[0]), columns)
 
 
 def read_prompts(source: PromptSet) -> Sequence[Record]:

@@ -161,12 +161,25 @@ def test_open_prompts_knows_sets_files_and_ids(tmp_path: Path) -> None:
     assert (hub.path, hub.split, hub.columns) == ("someone/some-data", "train", {"prompt": "q"})
 
 
-def test_what_can_be_no_id_is_neither_asked_for_nor_shown(tmp_path: Path) -> None:
+def test_what_can_be_no_id_is_neither_asked_for_nor_shown() -> None:
     for text in ("prompt,answer\nsecret,1\n", "secret " * 900, '{"class_path": "secret"}', "secret\0"):
         with pytest.raises(UserError, match="neither a file, nor a hub id, nor a prompt set") as caught:
             open_prompts(text, {})
         assert "secret" not in str(caught.value)
-    with pytest.raises(UserError, match="is a folder"):  # ``datasets`` would copy what is in it
+
+
+def test_a_folder_means_its_training_file(tmp_path: Path) -> None:
+    """Read here: ``datasets`` would copy its records into a cache."""
+    with pytest.raises(UserError, match="holds 0 files of records that begin with 'train'"):
+        open_prompts(str(tmp_path), {})
+    (tmp_path / "data").mkdir()
+    parquet(tmp_path / "data" / "train-00000-of-00001.parquet", [{"q": "1:"}])
+    jsonl(tmp_path / "data" / "test.jsonl", [{"q": "2:"}])
+    found = open_prompts(str(tmp_path), {"prompt": "q"})
+    assert isinstance(found, PromptFile)
+    assert found.records() == [{"prompt": "1:"}]
+    jsonl(tmp_path / "train.jsonl", [{"q": "3:"}])
+    with pytest.raises(UserError, match="holds 2 files of records"):
         open_prompts(str(tmp_path), {})
 
 
