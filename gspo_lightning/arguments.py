@@ -27,6 +27,7 @@ DEFAULT_CLASSES = {
 """Field -> the component that is there unless a config says otherwise."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]*\w(?<!\.jsonl)(?<!\.json)(?<!\.csv)(?<!\.tsv)(?<!\.parquet)(?<!\.gz)")
+_OLD_HUB_ID = re.compile(r"(?!tiny-)[\w.-]+")  # gpt2
 
 TRANSLATIONS = {
     "num_generations": "data.group_size",
@@ -121,7 +122,7 @@ def check_files(arguments: Sequence[str]) -> None:
 
 
 def _hub_ids(arguments: Sequence[str]) -> dict[str, str]:
-    """Field -> what can only be an id of the hub (``owner/name``)."""
+    """Field -> what can only be an id of the hub: ``owner/name``, or a model of one word that is not built in."""
     fields = {("model", "name_or_path"), *(("data", word) for word in ("train", "val", "test", "predict"))}
     found: dict[str, Any] = {}
     try:
@@ -136,7 +137,12 @@ def _hub_ids(arguments: Sequence[str]) -> dict[str, str]:
             elif isinstance(inside, dict) and word in inside:
                 found[f"{room}.{word}"] = inside[word]
     names = {field: value.partition(":")[0] for field, value in found.items() if isinstance(value, str)}
-    return {field: name for field, name in names.items() if _HUB_ID.fullmatch(name) and not Path(name).exists()}
+    return {
+        field: name
+        for field, name in names.items()
+        if (_HUB_ID.fullmatch(name) or (field.startswith("model.") and _OLD_HUB_ID.fullmatch(name)))
+        and not Path(name).exists()
+    }
 
 
 def _as_list(value: str) -> Any:

@@ -50,6 +50,7 @@ def test_what_is_not_there_is_refused_before_torch_is_imported(tmp_path: Path) -
         "'plugins/nope.py' does not exist": ["validate", "--plugins=plugins/nope.py"],
         "'nope/last.ckpt' does not exist": ["fit", "--ckpt_path=nope/last.ckpt"],
         "model.name_or_path: 'someone/thing' is not here": ["fit", f"--config={hub}"],
+        "model.name_or_path: 'gpt2' is not here": ["validate", "--model.name_or_path", "gpt2"],
         "data.train: 'someone/records' is not here": ["fit", "--data.train=someone/records:main:test"],
     }
     environment = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "cache")}
