@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gspo_lightning.advantages import try_advantages
 from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.objectives.shapes import try_objective
+from gspo_lightning.objectives.trial import try_objective
 from gspo_lightning.precision import check_device
 from gspo_lightning.prompts.specials import check_turn_end
 from gspo_lightning.rollouts import RolloutSource

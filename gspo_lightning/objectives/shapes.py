@@ -1,12 +1,10 @@
 """What an objective returns has the shape that it must have: broadcasting turns a mistake into another loss.
 
 Shapes are read on the host, so that every call can be checked. Where N equals T a transposed tensor cannot be told, so
-an objective is also tried before a run on an example where they differ.
+an objective is also tried before a run on an example where they differ (:mod:`gspo_lightning.objectives.trial`).
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,13 +13,10 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.objectives.measure import Term
 from gspo_lightning.objectives.rows import Rows
 
-if TYPE_CHECKING:
-    from gspo_lightning.objectives.base import Objective
-
-__all__ = ["check_count", "check_level", "check_term", "try_objective"]
+__all__ = ["check_count", "check_level", "check_term"]
 
 
-def check_term(objective: Objective, term: object, rows: Rows) -> None:
+def check_term(objective: object, term: object, rows: Rows) -> None:
     """What ``term`` returned fits the rows.
 
     Raises:
@@ -48,7 +43,7 @@ def check_term(objective: Objective, term: object, rows: Rows) -> None:
 
 
 def check_level(
-    objective: Objective, method: str, name: str, value: object, rows: Rows, dtype: torch.dtype | None = None
+    objective: object, method: str, name: str, value: object, rows: Rows, dtype: torch.dtype | None = None
 ) -> None:
     """One value per response or one per token.
 
@@ -76,7 +71,7 @@ def check_level(
     )
 
 
-def check_count(objective: Objective, count: object) -> Tensor:
+def check_count(objective: object, count: object) -> Tensor:
     """What ``count`` returned, if it is one number.
 
     Raises:
@@ -86,29 +81,6 @@ def check_count(objective: Objective, count: object) -> Tensor:
         return count
     where = f"{type(objective).__name__}.count"
     raise UserError(where, f"returned {_shown(count)}, but must return one number, a tensor of shape ()")
-
-
-def try_objective(objective: Objective) -> None:
-    """Have an objective judge two responses, of three tokens and of one, with everything it may ask for.
-
-    Raises:
-        UserError: what it returns cannot be trained with.
-    """
-    mask = torch.tensor([[True, True, True], [True, False, False]])
-    old = torch.tensor([[-1.0, -2.0, -0.5], [-1.5, 0.0, 0.0]])
-    check_count(objective, objective.count(mask))
-    with torch.enable_grad():
-        rows = Rows.build(
-            (old + 1e-4 * mask).requires_grad_(),
-            old,
-            torch.tensor([1.0, -1.0]),
-            mask,
-            ref_logprobs=old,
-            behaviour_logprobs=old,
-            entropy=-old,
-            segments=torch.tensor([[0, 0, 1], [0, 0, 0]]),
-        )
-        check_term(objective, objective.term(rows), rows)
 
 
 def _shown(value: object) -> str:

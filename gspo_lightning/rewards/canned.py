@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gspo_lightning.errors import counted
-from gspo_lightning.rewards.base import Reward, Sample
-
-if TYPE_CHECKING:
-    from gspo_lightning.rewards.runner import SampleScore
+from gspo_lightning.rewards.base import Reward, Sample, Score
 
 __all__ = ["canned", "conversation_columns", "silent"]
 
@@ -27,12 +24,14 @@ def conversation_columns(prompt: str, text: str) -> dict[str, Any]:
     return {"messages": messages, "turn_rewards": [0.0], "environment_reward": 0.0}
 
 
-def silent(rewards: Mapping[str, Reward], samples: Sequence[Sample], scores: Sequence[SampleScore]) -> dict[str, str]:
-    """Names of the rewards that gave nothing to anything they could judge, and why."""
+def silent(
+    rewards: Mapping[str, Reward], samples: Sequence[Sample], scores: Sequence[Mapping[str, Score]]
+) -> dict[str, str]:
+    """Names of the rewards that gave nothing to anything they could judge, and why; ``scores`` are by name, too."""
     found: dict[str, str] = {}
     pairs = list(zip(samples, scores, strict=True))
     for name, reward in rewards.items():
-        parts = [score.parts[name] for sample, score in pairs if reward.missing_column(sample) is None]
+        parts = [score[name] for sample, score in pairs if reward.missing_column(sample) is None]
         if parts and all(part.reward is None for part in parts):
             found[name] = counted(part.detail for part in parts)
     return found

@@ -228,10 +228,10 @@ class RewardRunner:
                         f"needs more than {self._limits.deadline_s:g} s for the canned completion {text}",
                         fix="make it faster, or raise the deadline",
                     )
-        if silent(self.rewards, samples, scores) and others:
+        if silent(self.rewards, samples, [score.parts for score in scores]) and others:
             more = [sample for other, text in others for sample in canned(other, text, conversation)]
             samples, scores = samples + more, scores + self._judge(more)
-        for name, reasons in silent(self.rewards, samples, scores).items():
+        for name, reasons in silent(self.rewards, samples, [score.parts for score in scores]).items():
             raise UserError(
                 f"rewards.{name}",
                 f"{type(self.rewards[name]).__name__} gives none of {len(samples)} canned completions (empty, short, "

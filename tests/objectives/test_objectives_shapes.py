@@ -33,7 +33,7 @@ from gspo_lightning.objectives import (
     Segment,
     Term,
 )  # fmt: skip
-from gspo_lightning.objectives.shapes import try_objective
+from gspo_lightning.objectives.trial import try_objective
 
 FAMILY: list[Objective] = [
     CISPO(), DAPO(), DPPOTV(), GMPO(), GRPO(), GSPO(), LUSPO(), PPO(), REINFORCE(), SAPO(), VESPO(), GSPOToken(),

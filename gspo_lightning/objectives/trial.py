@@ -1,0 +1,34 @@
+"""An objective of a plug-in is tried before a run depends on it."""
+
+from __future__ import annotations
+
+import torch
+
+from gspo_lightning.objectives.base import Objective
+from gspo_lightning.objectives.rows import Rows
+from gspo_lightning.objectives.shapes import check_count, check_term
+
+__all__ = ["try_objective"]
+
+
+def try_objective(objective: Objective) -> None:
+    """Have an objective judge two responses, of three tokens and of one, with everything it may ask for.
+
+    Raises:
+        UserError: what it returns cannot be trained with.
+    """
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    old = torch.tensor([[-1.0, -2.0, -0.5], [-1.5, 0.0, 0.0]])
+    check_count(objective, objective.count(mask))
+    with torch.enable_grad():
+        rows = Rows.build(
+            (old + 1e-4 * mask).requires_grad_(),
+            old,
+            torch.tensor([1.0, -1.0]),
+            mask,
+            ref_logprobs=old,
+            behaviour_logprobs=old,
+            entropy=-old,
+            segments=torch.tensor([[0, 0, 1], [0, 0, 0]]),
+        )
+        check_term(objective, objective.term(rows), rows)
