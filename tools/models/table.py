@@ -34,9 +34,9 @@ weights and every window, chunk and index {WINDOW} tokens long, in float32 on a 
   {LONGEST} tokens.
 
 A tiny model says that the code of a family fits, not that a checkpoint of it does: every run measures its own again.
-Models that attend to a few selected tokens only (`index_topk`: DeepSeek-V3.2, GLM-DSA) are refused where rows are longer
-than that number, 8 here and thousands in their checkpoints: ties and rounding decide which tokens these are, and so does
-whatever stands beside a row.
+Models that attend to a few selected tokens only (`index_topk`: DeepSeek-V3.2, GLM-DSA) are refused where rows are
+longer than that number, 8 here and thousands in their checkpoints: ties and rounding decide which tokens these are,
+and so does whatever stands beside a row.
 """
 
 
