@@ -43,7 +43,7 @@ from gspo_lightning.policy import DType, Layout, ModelSettings, Policy, load_pol
 from gspo_lightning.policy_checks import check_head, choose_layout, probe
 from gspo_lightning.precision import check_ratio_noise, warn_if_weights_stand_still
 from gspo_lightning.reference import ReferencePolicy
-from gspo_lightning.resume import Provenance, flush, reopen_epoch
+from gspo_lightning.resume import Provenance, close_epoch, flush, reopen_epoch
 from gspo_lightning.rollouts.base import RolloutSource
 from gspo_lightning.rollouts.records import record
 from gspo_lightning.rollouts.verify import verify_decoding
@@ -275,6 +275,7 @@ class GSPOModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Make room for a snapshot that is in the checkpoint, or leave it out where this run keeps none."""
+        close_epoch(checkpoint)
         self._loaded_step = int(checkpoint.get("global_step", 0))
         self.evaluations = [(int(step), dict(values)) for step, values in checkpoint.get("gspo_evaluations", [])]
         self.last_evaluation = dict(self.evaluations[-1][1]) if self.evaluations else {}

@@ -1,7 +1,7 @@
 """What an interrupted run needs to go on: checkpoints that can be trusted, and a way to see what has changed since."""
 
 from gspo_lightning.resume.changes import Change, changes, forbidden
-from gspo_lightning.resume.epochs import reopen_epoch
+from gspo_lightning.resume.epochs import close_epoch, reopen_epoch
 from gspo_lightning.resume.files import atomic_file, sync_folder, write_text
 from gspo_lightning.resume.find import Found, find_checkpoint, newest_run, read_checkpoint
 from gspo_lightning.resume.finite import check_finite
@@ -12,6 +12,7 @@ from gspo_lightning.resume.resumption import Provenance, Resumption, fingerprint
 
 __all__ = [
     "METADATA", "Change", "Found", "Manifest", "Provenance", "Resumption", "atomic_file", "changes", "check_finite",
-    "damage", "find_checkpoint", "fingerprint", "flush", "forbidden", "is_folder", "manifest_path", "manifests",
-    "newest_run", "read_checkpoint", "remove", "reopen_epoch", "save_folder", "sync_folder", "unwritable", "write_text",
+    "close_epoch", "damage", "find_checkpoint", "fingerprint", "flush", "forbidden", "is_folder", "manifest_path",
+    "manifests", "newest_run", "read_checkpoint", "remove", "reopen_epoch", "save_folder", "sync_folder",
+    "unwritable", "write_text",
 ]  # fmt: skip

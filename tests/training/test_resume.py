@@ -50,6 +50,25 @@ def test_interrupt_after_any_update_then_resume(
     assert_same_run(run, undisturbed)
 
 
+def test_a_run_that_is_interrupted_again_and_again_is_the_same_run(
+    tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After every update, also the last of an iteration: Lightning's count of iterations must not fall behind."""
+    original = ExperienceLoader.mark_trained
+
+    def interrupt(self: ExperienceLoader) -> None:
+        original(self)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(ExperienceLoader, "mark_trained", interrupt)
+    for update in range(1, 8):
+        run = runs.fit(tmp_path, *OPTIONS, "--ckpt_path=last", code=130)
+        assert runs.checkpoint(run)["global_step"] == update
+    monkeypatch.undo()
+    assert runs.fit(tmp_path, *OPTIONS, "--ckpt_path=last") == run
+    assert_same_run(run, undisturbed)
+
+
 @pytest.mark.parametrize("updates", [2, 3])  # at the end of an iteration, and in the middle of one
 def test_a_run_that_max_steps_ends_goes_on_where_it_stopped(tmp_path: Path, undisturbed: Path, updates: int) -> None:
     run = runs.fit(tmp_path, *OPTIONS, f"--trainer.max_steps={updates}")
