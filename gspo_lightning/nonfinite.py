@@ -71,8 +71,8 @@ class Dump:
         return path
 
     @classmethod
-    def read(cls, path: Path) -> Dump:
-        """The inverse of :meth:`write`; runs no code from the file.
+    def read(cls, path: Path, trust_remote_code: bool = False) -> Dump:
+        """The inverse of :meth:`write`; runs no code from the file, nor does it decide whether a model's code is run.
 
         Raises:
             UserError: it is no dump.
@@ -80,7 +80,7 @@ class Dump:
         try:
             content = torch.load(path, weights_only=True, map_location="cpu")
             content["mini_batch"] = MiniBatch.from_state_dict(content["mini_batch"])
-            content["model"] = ModelSettings(**content["model"])
+            content["model"] = ModelSettings.of_file(content["model"], trust_remote_code)
             return cls(**content)
         except Exception as error:  # whatever a foreign or torn file makes torch raise
             cause = first_line(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -79,6 +79,16 @@ class ModelSettings:
     ``grouped_mm`` where the model can (1.6 times faster than ``eager`` on a CPU)."""
     lora: LoRA | None = None
     """Train low-rank adapters and keep the weights as they are; None trains all weights."""
+
+    @classmethod
+    def of_file(cls, written: Mapping[str, Any], trust_remote_code: bool) -> ModelSettings:
+        """What a checkpoint or a dump says of its model; whether code is trusted is not for a file to say.
+
+        Args:
+            written: all fields, as ``dataclasses.asdict`` gives them.
+            trust_remote_code: what the command line says.
+        """
+        return cls(**{**written, "trust_remote_code": trust_remote_code})
 
     def __post_init__(self) -> None:
         lora: Any = self.lora
@@ -409,9 +419,7 @@ def _load_pretrained(settings: ModelSettings) -> PreTrainedModel:
 
 
 def _not_loadable(name: str, error: Exception) -> UserError:
-    cause = first_line(error)
-    return UserError(
-        "model.name_or_path",
-        f"{name!r} cannot be loaded: {cause}",
-        fix=f"give a hub id you can reach, a folder in transformers format, or one of {', '.join(TINY_MODELS)}",
-    )
+    fix = f"give a hub id you can reach, a folder in transformers format, or one of {', '.join(TINY_MODELS)}"
+    if "trust_remote_code" in str(error):
+        fix = "read that code; then set model.trust_remote_code: true (gspo export and replay: --trust_remote_code)"
+    return UserError("model.name_or_path", f"{name!r} cannot be loaded: {first_line(error)}", fix=fix)

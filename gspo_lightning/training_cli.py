@@ -99,6 +99,9 @@ class _Parser(LightningArgumentParser):
 class TrainingCLI(LightningCLI):
     """The YAML tree: seed_everything, plugins, trainer, model, data."""
 
+    def _parse_ckpt_path(self) -> None:
+        """Not as in Lightning: no setting comes out of a checkpoint, least of all which model's code is trusted."""
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Words of our own, and defaults that work."""
         parser.add_argument(

@@ -26,19 +26,22 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("checkpoint", type=Path, help="a .ckpt file, or folder of shards")
     parser.add_argument("output", type=Path, help="folder to write")
     parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run Python code that the model's repository "
+                        "ships; no checkpoint decides that")  # fmt: skip
     options = parser.parse_args(list(argv))
-    export(options.checkpoint, options.output, overwrite=options.overwrite)
+    export(options.checkpoint, options.output, overwrite=options.overwrite, trust_remote_code=options.trust_remote_code)
     print(f"exported: {options.output}")
     return 0
 
 
-def export(checkpoint: Path, output: Path, *, overwrite: bool = False) -> None:
+def export(checkpoint: Path, output: Path, *, overwrite: bool = False, trust_remote_code: bool = False) -> None:
     """The frozen old policy is never part of it. The folder appears whole or not at all.
 
     Args:
         checkpoint: written by ``gspo fit``; it knows which model it belongs to.
         output: loads with ``AutoModelForCausalLM.from_pretrained(output)``.
         overwrite: replace an existing folder.
+        trust_remote_code: run Python code that the model's repository ships.
 
     Raises:
         UserError: see :func:`main`.
@@ -53,7 +56,7 @@ def export(checkpoint: Path, output: Path, *, overwrite: bool = False) -> None:
     from gspo_lightning.policy import ModelSettings, load_policy
 
     content = _read(checkpoint)
-    settings = ModelSettings(**content["gspo_lightning"]["model"])
+    settings = ModelSettings.of_file(content["gspo_lightning"]["model"], trust_remote_code)
     policy = load_policy(settings)
     if settings.lora is not None:
         check_base(content, frozen_norm(policy))

@@ -28,12 +28,14 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("gspo replay", description="Do an update again that was dumped.")
     parser.add_argument("dump", type=Path, help="a file from the folder dumps/ of a run")
     parser.add_argument("--plugins", nargs="*", default=[], help="files, folders or modules to import first")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run Python code that the model's repository "
+                        "ships; no dump decides that")  # fmt: skip
     options = parser.parse_args(list(argv))
     from gspo_lightning.nonfinite import Dump
     from gspo_lightning.registry import import_plugins
 
     import_plugins(options.plugins)
-    dump = Dump.read(options.dump)
+    dump = Dump.read(options.dump, options.trust_remote_code)
     print(f"update {dump.update}: " + ", ".join(f"{name} {value:g}" for name, value in dump.values.items()))
     print(f"draws: seed {dump.rng['seed']}, iteration {dump.rng['iteration']}")
     lines, values = replay(dump)
