@@ -244,9 +244,11 @@ class GSPOModule(LightningModule):
         check_ratio_noise(self.policy, probe(self.policy).to(self.device), self.objective, context)
         if self.global_rank == 0:
             check_sampling(self.policy, self.data.sampling(self.policy.eos_token_ids))
-        with gathered(self.policy) as plain:
-            self._verify(plain, self.data.rollouts)
-            self._verify(plain, self.data.rollouts.for_evaluation())
+        sources = (self.data.rollouts, self.data.rollouts.for_evaluation())
+        if any(source.local() is not None for source in sources):  # or whole weights would be gathered for nothing
+            with gathered(self.policy) as plain:
+                for source in sources:
+                    self._verify(plain, source)
 
     def _verify(self, policy: Policy, source: RolloutSource) -> None:
         data, context = self.data, self.trainer.precision_plugin.forward_context
