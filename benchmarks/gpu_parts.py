@@ -25,13 +25,13 @@ from benchmarks.parity import GRADIENT, LOSS, compare_gradients, gradient_of, pe
 from benchmarks.peers.trl import TRL, as_batch, trl_version
 from benchmarks.step import micro_batch_sizes
 from benchmarks.workloads import MINI_BATCHES, Workload
-from gspo_lightning.attention import check_attention
+from gspo_lightning.commands.plan.devices import Device
+from gspo_lightning.commands.plan.job import Job
+from gspo_lightning.commands.plan.memory import memory_of
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.objectives import GSPO
-from gspo_lightning.plan.devices import Device
-from gspo_lightning.plan.job import Job
-from gspo_lightning.plan.memory import memory_of
-from gspo_lightning.policy import ModelSettings
+from gspo_lightning.policy.attention import check_attention
+from gspo_lightning.policy.policy import ModelSettings
 from gspo_lightning.types import Rollout
 
 __all__ = ["Bench", "check_kernels", "check_noise", "check_parity", "compare_plan", "measure_memory", "measure_step"]

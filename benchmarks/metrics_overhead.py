@@ -22,8 +22,8 @@ from benchmarks.clock import TOTAL, Phases, alternate
 from benchmarks.models import MODELS, build_model, word_tokenizer
 from benchmarks.ours import Ours
 from benchmarks.workloads import WORKLOADS, reward
-from gspo_lightning.callbacks.dashboard import write_ratios
-from gspo_lightning.collapse import SIGNATURES, Watch
+from gspo_lightning.callbacks.collapse import SIGNATURES, Watch
+from gspo_lightning.callbacks.dashboard.callback import write_ratios
 from gspo_lightning.metrics.meter import UpdateMeter
 from gspo_lightning.metrics.responses import distribution_scalars, extremes, measure_distributions
 from gspo_lightning.metrics.rollouts import measure_rollouts

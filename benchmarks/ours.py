@@ -1,4 +1,4 @@
-"""This package, put together from its parts as :mod:`gspo_lightning.trainer_api` does, with a clock at each phase."""
+"""This package, put together from its parts as the trainer of the library does, with a clock at each phase."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from benchmarks.clock import TOTAL, Phases
 from benchmarks.forced import ScheduledDraws, check_lengths
 from benchmarks.workloads import MINI_BATCHES, Workload, reward
-from gspo_lightning.advantages import GroupNormalised
+from gspo_lightning.advantages.shaping import Shaping, assign_advantages
+from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.objectives import GSPO
-from gspo_lightning.old_logprobs import OldLogProbs
-from gspo_lightning.old_policy import CachedLogProbs
-from gspo_lightning.optimizers import fuse
-from gspo_lightning.packing import make_mini_batches
-from gspo_lightning.policy import Layout, Policy
-from gspo_lightning.policy_checks import choose_layout
+from gspo_lightning.old_policy.logprobs import OldLogProbs
+from gspo_lightning.old_policy.snapshots import CachedLogProbs
+from gspo_lightning.packing.batches import make_mini_batches
+from gspo_lightning.policy.checks import choose_layout
+from gspo_lightning.policy.policy import Layout, Policy
 from gspo_lightning.randomness import Purpose, stream
 from gspo_lightning.rollouts import GroupedSampler
-from gspo_lightning.shaping import Shaping, assign_advantages
 from gspo_lightning.types import MiniBatch, Rollout, SamplingParams
-from gspo_lightning.update import micro_batch_loss, mini_batch_count
+from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
+from gspo_lightning.update.optimizers import fuse
 
 __all__ = ["Ours", "recorded"]
 

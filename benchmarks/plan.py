@@ -21,14 +21,14 @@ from benchmarks.memory import frozen_groups, peak_memory, quiet_allocator, reset
 from benchmarks.models import Shape, build_model, word_tokenizer
 from benchmarks.ours import Ours, recorded
 from benchmarks.workloads import Workload
-from gspo_lightning.lora import LoRA, add_adapters
+from gspo_lightning.commands.plan.devices import Device
+from gspo_lightning.commands.plan.job import Job
+from gspo_lightning.commands.plan.memory import SAMPLING, STEPPING, TRAINING, memory_of
 from gspo_lightning.metrics.sums import MetricSums
-from gspo_lightning.plan.devices import Device
-from gspo_lightning.plan.job import Job
-from gspo_lightning.plan.memory import SAMPLING, STEPPING, TRAINING, memory_of
-from gspo_lightning.policy import Layout, ModelSettings
+from gspo_lightning.policy.lora import LoRA, add_adapters
+from gspo_lightning.policy.policy import Layout, ModelSettings
 from gspo_lightning.types import MiniBatch
-from gspo_lightning.update import micro_batch_loss, mini_batch_count
+from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
 
 __all__ = ["CASES", "PlanCase", "compare"]
 

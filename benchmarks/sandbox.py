@@ -26,7 +26,7 @@ from rich.table import Table
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.rewards import CodeExecutor
-from gspo_lightning.rewards.sandbox import Kind, choose
+from gspo_lightning.sandbox import Kind, choose
 
 PROGRAMS = {
     "empty": ("print(input())", "7", "7"),

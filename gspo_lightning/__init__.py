@@ -9,18 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gspo_lightning.data import PromptDataModule
-    from gspo_lightning.module import GSPOModule
-    from gspo_lightning.trainer_api import GSPOConfig, GSPOTrainer
+    from gspo_lightning.training.data import PromptDataModule
+    from gspo_lightning.training.module import GSPOModule
+    from gspo_lightning.training.trainer import GSPOConfig, GSPOTrainer
 
 __version__ = "0.1.0"
 __all__ = ["GSPOConfig", "GSPOModule", "GSPOTrainer", "PromptDataModule", "__version__"]
 
 _LAZY = {
-    "GSPOConfig": "gspo_lightning.trainer_api",
-    "GSPOModule": "gspo_lightning.module",
-    "GSPOTrainer": "gspo_lightning.trainer_api",
-    "PromptDataModule": "gspo_lightning.data",
+    "GSPOConfig": "gspo_lightning.training.trainer",
+    "GSPOModule": "gspo_lightning.training.module",
+    "GSPOTrainer": "gspo_lightning.training.trainer",
+    "PromptDataModule": "gspo_lightning.training.data",
 }
 
 

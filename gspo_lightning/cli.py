@@ -33,7 +33,7 @@ COMMANDS = {
 """Commands of their own: each is ``main(argv) -> int`` in ``gspo_lightning.commands.<name>``, or in a
 room of its own (:data:`ROOMS`)."""
 
-ROOMS = {"plan": "gspo_lightning.plan"}
+ROOMS = {"plan": "gspo_lightning.commands.plan"}
 """Commands that read a config as training does."""
 
 
@@ -93,15 +93,15 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"gspo_lightning {__version__}")
         return 0
     if name in (*TRAINING, *ROOMS):
-        from gspo_lightning.arguments import check_files
+        from gspo_lightning.commands.fit.arguments import check_files
 
         check_files(arguments[1:])
     if name in TRAINING:
-        from gspo_lightning.training_cli import run
+        from gspo_lightning.commands.fit.cli import run
 
         return run(arguments)
     if name == "compare":
-        from gspo_lightning.commands.compare import main as compare
+        from gspo_lightning.commands.compare.command import main as compare
 
         return compare(arguments[1:], main)
     if name in COMMANDS:

@@ -19,8 +19,8 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
-from gspo_lightning.policy import Policy
-from gspo_lightning.tiny import CHARACTERS, SPECIAL, build_tiny_model, character_tokenizer
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.tiny import CHARACTERS, SPECIAL, build_tiny_model, character_tokenizer
 
 VOCABULARY = len(SPECIAL) + len(CHARACTERS)
 WINDOW = 6

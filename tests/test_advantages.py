@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
 from torch import Tensor
 
-from gspo_lightning.advantages import (
+from gspo_lightning.advantages.within_groups import (
     Advantages,
     BatchNormalised,
     GroupMean,

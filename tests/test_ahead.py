@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gspo_lightning.ahead import Ahead, CancelledError, Job
+from gspo_lightning.rollouts.prefetcher import Ahead, CancelledError, Job
 
 
 def jobs(made: list[int], done: list[int]) -> Callable[[int], Job[int]]:

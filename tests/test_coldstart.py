@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo_lightning import coldstart
-from gspo_lightning.coldstart import ColdStart
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy import ModelSettings, Policy, load_policy
+from gspo_lightning.policy.policy import ModelSettings, Policy, load_policy
 from gspo_lightning.prompts import ChainTask, PromptFile, PromptSet, Record
+from gspo_lightning.training import cold_start as coldstart
+from gspo_lightning.training.cold_start import ColdStart
 from tests.training.processes import in_processes
 
 TASK = ChainTask("cold_start", size=8, operands=2)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from gspo_lightning.errors import InfrastructureError
-from gspo_lightning.experience import respond
-from gspo_lightning.policy import Policy
+from gspo_lightning.experience.collect import respond
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rewards import FormatReward, RewardRunner, Sample
-from gspo_lightning.rewards.runner import Pending
+from gspo_lightning.rewards.workers.runner import Pending
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 

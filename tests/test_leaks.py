@@ -12,14 +12,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, PretrainedConfig, PreTrainedModel
 
-from gspo_lightning import policy_checks
 from gspo_lightning.errors import UserError
-from gspo_lightning.leaks import Probe, carried_state
-from gspo_lightning.packing import make_micro_batch
-from gspo_lightning.policy import ModelSettings, Policy, load_policy
-from gspo_lightning.policy_checks import check_head, choose_layout
+from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.policy import checks as policy_checks
+from gspo_lightning.policy.checks import check_head, choose_layout
+from gspo_lightning.policy.leaks import Probe, carried_state
+from gspo_lightning.policy.policy import ModelSettings, Policy, load_policy
+from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rollouts import Draws, GroupedSampler
-from gspo_lightning.tiny import character_tokenizer
 from gspo_lightning.types import MicroBatch, Prompt, SamplingParams
 from tests.exact_families import exact_model
 from tests.model_families import build_model

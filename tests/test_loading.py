@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from gspo_lightning.policy import ModelSettings, Policy, load_policy
+from gspo_lightning.policy.policy import ModelSettings, Policy, load_policy
 
 
 def tied(policy: Policy) -> bool:

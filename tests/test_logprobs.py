@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from gspo_lightning.logprobs import logprobs_from_logits, token_logprobs
+from gspo_lightning.policy.logprobs import logprobs_from_logits, token_logprobs
 
 ROWS, WIDTH, VOCABULARY = 11, 6, 17
 

@@ -12,12 +12,12 @@ from model_families import build_policy
 from gspo_lightning.errors import UserError
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.objectives import CISPO, GRPO, GSPO, REINFORCE, Objective
-from gspo_lightning.old_logprobs import OldLogProbs, OldLogProbsChoice
-from gspo_lightning.old_policy import CachedLogProbs, OldPolicy, ResidentSnapshot
-from gspo_lightning.packing import make_mini_batches
-from gspo_lightning.policy import Policy
+from gspo_lightning.old_policy.logprobs import OldLogProbs, OldLogProbsChoice
+from gspo_lightning.old_policy.snapshots import CachedLogProbs, OldPolicy, ResidentSnapshot
+from gspo_lightning.packing.batches import make_mini_batches
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.types import FinishReason, MicroBatch, MiniBatch, Prompt, Rollout
-from gspo_lightning.update import micro_batch_loss, mini_batch_count
+from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
 
 NOISE = 1e-5
 """Of the sampler of these rollouts, per token."""

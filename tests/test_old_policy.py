@@ -8,9 +8,9 @@ from model_families import build_policy
 from torch import Tensor
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.old_policy import CachedLogProbs, OffloadedSnapshot, OldPolicy, ResidentSnapshot
-from gspo_lightning.packing import make_mini_batches
-from gspo_lightning.policy import Policy
+from gspo_lightning.old_policy.snapshots import CachedLogProbs, OffloadedSnapshot, OldPolicy, ResidentSnapshot
+from gspo_lightning.packing.batches import make_mini_batches
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.types import FinishReason, MiniBatch, Prompt, Rollout
 
 TEMPERATURE = 0.8

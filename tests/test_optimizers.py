@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gspo_lightning.optimizers import fuse
+from gspo_lightning.update.optimizers import fuse
 
 
 def stepped(kind: type[torch.optim.Optimizer], fused: bool, **options: Any) -> Tensor:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.packing import cut_micro_batches, filler, make_micro_batch, make_mini_batches
+from gspo_lightning.packing.batches import cut_micro_batches, filler, make_micro_batch, make_mini_batches
 from gspo_lightning.types import FinishReason, MicroBatch, Prompt, Rollout
 
 

@@ -16,9 +16,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy import ModelSettings, Policy, context_length, load_policy, load_tokenizer
-from gspo_lightning.policy_checks import check_head
-from gspo_lightning.tiny import build_tiny_model
+from gspo_lightning.policy.checks import check_head
+from gspo_lightning.policy.policy import ModelSettings, Policy, context_length, load_policy, load_tokenizer
+from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.types import MicroBatch
 
 ROWS: list[tuple[list[int], list[int]]] = [

@@ -9,11 +9,11 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.packing import make_micro_batch
-from gspo_lightning.policy import Policy
-from gspo_lightning.policy_checks import choose_layout
+from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.policy.checks import choose_layout
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rollouts import Draws, GroupedSampler
-from gspo_lightning.tiny import character_tokenizer
 from gspo_lightning.types import FinishReason, MicroBatch, Prompt, Rollout, SamplingParams
 from tests.model_families import COMMON, WINDOW, build_policy
 

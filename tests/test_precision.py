@@ -9,12 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from gspo_lightning.commands.doctor_precision import findings
+from gspo_lightning.commands.doctor.precision import findings
 from gspo_lightning.errors import UserError
 from gspo_lightning.objectives import CISPO, GSPO
-from gspo_lightning.policy import ModelSettings, Policy, load_policy
-from gspo_lightning.policy_checks import probe
-from gspo_lightning.precision import band, check_ratio_noise, ratio_noise, still_share, warn_if_weights_stand_still
+from gspo_lightning.old_policy.noise import (
+    band,
+    check_ratio_noise,
+    ratio_noise,
+    still_share,
+    warn_if_weights_stand_still,
+)
+from gspo_lightning.policy.checks import probe
+from gspo_lightning.policy.policy import ModelSettings, Policy, load_policy
 
 
 @pytest.fixture(scope="module")

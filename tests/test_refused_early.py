@@ -15,8 +15,8 @@ import huggingface_hub.constants
 import pytest
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.hub import check_reachable
-from gspo_lightning.policy import ModelSettings, load_tokenizer
+from gspo_lightning.policy.hub import check_reachable
+from gspo_lightning.policy.policy import ModelSettings, load_tokenizer
 from gspo_lightning.prompts import HubPrompts
 
 CODE = """

@@ -84,7 +84,7 @@ def test_built_in_components_are_listed_by_short_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["ChainTask", "gspo_lightning.prompts.chain.ChainTask", "gspo_lightning.prompts.ChainTask"]
+    "name", ["ChainTask", "gspo_lightning.prompts.tasks.chain.ChainTask", "gspo_lightning.prompts.ChainTask"]
 )
 def test_short_and_dotted_names_find_the_same_class(name: str) -> None:
     assert component("prompts", name) is ChainTask

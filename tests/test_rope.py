@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.commands.replay import replay
-from gspo_lightning.memory import cut_rows
-from gspo_lightning.nonfinite import Dump, make_dump
 from gspo_lightning.objectives import GSPO
-from gspo_lightning.old_policy import CachedLogProbs
-from gspo_lightning.packing import make_micro_batch
-from gspo_lightning.policy import ModelSettings, Policy, load_policy
-from gspo_lightning.policy_checks import choose_layout
+from gspo_lightning.old_policy.snapshots import CachedLogProbs
+from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.packing.memory import cut_rows
+from gspo_lightning.policy.checks import choose_layout
+from gspo_lightning.policy.policy import ModelSettings, Policy, load_policy
+from gspo_lightning.policy.rope import pin_rope
+from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource, TransformersGenerate
-from gspo_lightning.rope import pin_rope
-from gspo_lightning.tiny import character_tokenizer
 from gspo_lightning.types import MicroBatch, MiniBatch, Prompt, SamplingParams
+from gspo_lightning.update.nonfinite import Dump, make_dump
 from tests.exact_families import SWITCH, exact_model
 from tests.test_policy_checks import batch
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy import ModelSettings, Policy, load_policy
-from gspo_lightning.tiny import character_tokenizer
+from gspo_lightning.policy.policy import ModelSettings, Policy, load_policy
+from gspo_lightning.policy.tiny import character_tokenizer
 from tests.exact_families import exact_model
 from tests.model_families import build_model
 from tests.test_policy import ROWS, pack

@@ -26,13 +26,13 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-import gspo_lightning.data
+import gspo_lightning.training.data
 from gspo_lightning import GSPOConfig, GSPOModule, GSPOTrainer
 from gspo_lightning.errors import UserError
-from gspo_lightning.experience import collect
+from gspo_lightning.experience.collect import collect
 from gspo_lightning.metrics.table import lookup
+from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.rollouts import GroupedSampler, RolloutSource
-from gspo_lightning.tiny import build_tiny_model
 from gspo_lightning.types import MiniBatch, Prompt, Rollout
 from tests.training import runs
 
@@ -260,7 +260,7 @@ def test_a_step_is_an_iteration_of_the_lightning_module(
             start.append(copy.deepcopy(module.policy.model))
         return training_step(module, batch, batch_idx)
 
-    monkeypatch.setattr(gspo_lightning.data, "collect", recording_collect)
+    monkeypatch.setattr(gspo_lightning.training.data, "collect", recording_collect)
     monkeypatch.setattr(GSPOModule, "training_step", recording_step)
     cut = ["--data.max_tokens_per_micro_batch=100", f"--data.epochs_per_rollout={epochs}", "--trainer.max_epochs=1"]
     run = runs.fit(tmp_path, *runs.UNTAUGHT, *cut, "--data.val=null", "--model.optimizer.lr=0.001")

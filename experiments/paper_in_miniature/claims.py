@@ -17,7 +17,7 @@ from experiments.paper_in_miniature.numbers import (
     reward_for_tokens,
     words,
 )
-from gspo_lightning.commands.compare_stats import paired_difference
+from gspo_lightning.commands.compare.stats import paired_difference
 
 __all__ = ["CLAIMS", "Claim", "claims", "experts", "much_is_clipped"]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from experiments.paper_in_miniature.grid import Grid
 from experiments.paper_in_miniature.numbers import Regime, Results, regimes, words
-from gspo_lightning.commands.report_style import COLOURS, GREY, INK, quiet, say_not_logged
+from gspo_lightning.report.style import COLOURS, GREY, INK, quiet, say_not_logged
 
 __all__ = ["draw"]
 

@@ -3,8 +3,8 @@
 from gspo_lightning.callbacks.adapted import adapted
 from gspo_lightning.callbacks.averaging import AveragedWeights
 from gspo_lightning.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint
-from gspo_lightning.callbacks.collapse import Collapse
-from gspo_lightning.callbacks.dashboard import Dashboard
+from gspo_lightning.callbacks.collapse.callback import Collapse
+from gspo_lightning.callbacks.dashboard.callback import Dashboard
 from gspo_lightning.callbacks.interrupts import Interrupts, Terminated
 from gspo_lightning.callbacks.optimizer import NewOptimizerSettings
 from gspo_lightning.callbacks.predictions import PredictionWriter

@@ -8,9 +8,9 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 
-from gspo_lightning.averaging import Average
 from gspo_lightning.errors import UserError
-from gspo_lightning.sharding import is_sharded
+from gspo_lightning.policy.averaging import Average
+from gspo_lightning.strategies.sharding import is_sharded
 
 __all__ = ["AveragedWeights"]
 

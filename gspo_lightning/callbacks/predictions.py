@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from gspo_lightning.distributed import all_sum, rank_and_world
-from gspo_lightning.rollouts.records import write_records
+from gspo_lightning.rollouts.recording.records import write_records
 
 __all__ = ["PredictionWriter"]
 

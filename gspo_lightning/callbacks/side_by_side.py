@@ -18,9 +18,9 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.metrics.update import update_scalars
 from gspo_lightning.objectives import Objective
-from gspo_lightning.routing import Replay, replay_word
+from gspo_lightning.policy.routing import Replay, replay_word
 from gspo_lightning.types import MiniBatch
-from gspo_lightning.update import micro_batch_loss, mini_batch_count
+from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
 
 __all__ = ["SIDE_BY_SIDE", "SideBySide"]
 

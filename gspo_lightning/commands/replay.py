@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gspo_lightning.nonfinite import Dump
     from gspo_lightning.types import MicroBatch
+    from gspo_lightning.update.nonfinite import Dump
 
 __all__ = ["main"]
 
@@ -31,8 +31,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--trust_remote_code", action="store_true", help="run Python code that the model's repository "
                         "ships; no dump decides that")  # fmt: skip
     options = parser.parse_args(list(argv))
-    from gspo_lightning.nonfinite import Dump
     from gspo_lightning.registry import import_plugins
+    from gspo_lightning.update.nonfinite import Dump
 
     import_plugins(options.plugins)
     dump = Dump.read(options.dump, options.trust_remote_code)
@@ -54,12 +54,12 @@ def replay(dump: Dump) -> tuple[list[str], dict[str, float]]:
 
     from gspo_lightning.metrics.sums import MetricSums
     from gspo_lightning.metrics.update import update_scalars
-    from gspo_lightning.old_policy import CachedLogProbs
-    from gspo_lightning.policy import load_policy
+    from gspo_lightning.old_policy.snapshots import CachedLogProbs
+    from gspo_lightning.policy.policy import load_policy
+    from gspo_lightning.policy.rope import pin_rope
+    from gspo_lightning.policy.routing import Routing
     from gspo_lightning.registry import component
-    from gspo_lightning.rope import pin_rope
-    from gspo_lightning.routing import Routing
-    from gspo_lightning.update import load_balance, micro_batch_loss, mini_batch_count
+    from gspo_lightning.update.loss import load_balance, micro_batch_loss, mini_batch_count
 
     objective = component("objectives", dump.objective["class"])(**dump.objective["settings"])
     policy = load_policy(dump.model)
@@ -107,7 +107,7 @@ def _rows(dump: Dump, number: int, part: MicroBatch, what: str, values: Tensor |
     """The rows of a micro-batch where a tensor is not finite at a position that counts."""
     import torch
 
-    from gspo_lightning.experience import row_hash
+    from gspo_lightning.experience.collect import row_hash
 
     if values is None:
         return []

@@ -10,10 +10,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from gspo_lightning.commands.report_data import Run, labels, read_run
-from gspo_lightning.commands.report_figure import draw
-from gspo_lightning.commands.report_words import headline, table, verdicts
 from gspo_lightning.errors import UserError
+from gspo_lightning.report.figure import draw
+from gspo_lightning.report.run import Run, labels, read_run
+from gspo_lightning.report.words import headline, table, verdicts
 
 __all__ = ["add_arguments", "main", "write_report"]
 

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from gspo_lightning.environments.calculator import calculate
 from gspo_lightning.errors import UserError
-from gspo_lightning.rewards.sandbox import End, Limits, Outcome, Sandbox, choose
+from gspo_lightning.sandbox import End, Limits, Outcome, Sandbox, choose
 
 __all__ = ["Calculator", "PythonTool", "Tool", "ToolError"]
 

@@ -1,12 +1,12 @@
 """Prompt sets: built-in tasks, files, the hub."""
 
 from gspo_lightning.prompts.base import Completion, PromptSet, Record, map_columns
-from gspo_lightning.prompts.calculation import CalculatorTask
-from gspo_lightning.prompts.chain import ChainTask
-from gspo_lightning.prompts.code_task import CodeTask
 from gspo_lightning.prompts.files import HubPrompts, PromptFile, open_prompts, read_prompts
-from gspo_lightning.prompts.guess import GuessTask
-from gspo_lightning.prompts.logic import LogicTask
+from gspo_lightning.prompts.tasks.calculation import CalculatorTask
+from gspo_lightning.prompts.tasks.chain import ChainTask
+from gspo_lightning.prompts.tasks.code import CodeTask
+from gspo_lightning.prompts.tasks.guess import GuessTask
+from gspo_lightning.prompts.tasks.logic import LogicTask
 
 __all__ = [
     "CalculatorTask",

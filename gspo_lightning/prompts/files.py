@@ -9,7 +9,7 @@ from typing import Any
 
 from gspo_lightning.blame import PluginError, defined, is_own
 from gspo_lightning.errors import UserError, did_you_mean, first_line
-from gspo_lightning.hub import check_reachable
+from gspo_lightning.policy.hub import check_reachable
 from gspo_lightning.prompts.base import Columns, PromptSet, Record, absent_columns, map_columns
 from gspo_lightning.prompts.formats import SUFFIXES, read_rows, suffix_of
 from gspo_lightning.registry import components

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
 from gspo_lightning.rewards.classifier import SequenceClassificationReward
-from gspo_lightning.rewards.code import CodeExecutor
+from gspo_lightning.rewards.code.executor import CodeExecutor
 from gspo_lightning.rewards.environment import EnvironmentReward
 from gspo_lightning.rewards.exact import ExactMatch
 from gspo_lightning.rewards.format import FormatReward
 from gspo_lightning.rewards.function import FunctionReward
 from gspo_lightning.rewards.logic.puzzle import LogicPuzzle
-from gspo_lightning.rewards.math import MathVerifier
-from gspo_lightning.rewards.runner import Pending, RewardRunner, SampleScore
+from gspo_lightning.rewards.math.verifier import MathVerifier
+from gspo_lightning.rewards.workers.runner import Pending, RewardRunner, SampleScore
 
 __all__ = [
     "CodeExecutor",

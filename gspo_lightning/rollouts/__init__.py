@@ -2,10 +2,10 @@
 
 from gspo_lightning.environments import Environment
 from gspo_lightning.rollouts.base import Beginning, Draws, RolloutSource, sample_tokens
-from gspo_lightning.rollouts.environment import EnvironmentRollouts
+from gspo_lightning.rollouts.conversations.environment import EnvironmentRollouts
 from gspo_lightning.rollouts.generate import TransformersGenerate
-from gspo_lightning.rollouts.recorded import Recorded
-from gspo_lightning.rollouts.sampler import GroupedSampler
+from gspo_lightning.rollouts.recording.recorded import Recorded
+from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
 from gspo_lightning.rollouts.vllm import VLLMEngine, VLLMServer
 
 __all__ = [

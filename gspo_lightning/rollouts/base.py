@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy import Policy
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose, stream, uniforms
 from gspo_lightning.rollouts.stops import Newest, texts_ended
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams

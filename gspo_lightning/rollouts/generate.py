@@ -17,7 +17,8 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from gspo_lightning.policy import Policy
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.rope import never_switching
 from gspo_lightning.rollouts.base import (
     Beginning,
     Draws,
@@ -29,7 +30,6 @@ from gspo_lightning.rollouts.base import (
     has_ended,
     sample_tokens,
 )
-from gspo_lightning.rope import never_switching
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 __all__ = ["TransformersGenerate"]

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo_lightning.packing import make_micro_batch
-from gspo_lightning.policy import Policy
+from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.base import Beginning, Draws, OnGroup, Progress, RolloutSource, cut
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 

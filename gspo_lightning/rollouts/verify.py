@@ -16,14 +16,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gspo_lightning.attention import windows
 from gspo_lightning.errors import UserError, first_line
-from gspo_lightning.memory import is_out_of_memory
-from gspo_lightning.packing import make_micro_batch
-from gspo_lightning.policy import Policy
+from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.packing.memory import is_out_of_memory
+from gspo_lightning.policy.attention import windows
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts.base import Beginning, Draws, RolloutSource
-from gspo_lightning.rollouts.sampler import GroupedSampler
+from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 __all__ = ["boundaries", "verify_decoding"]

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_mask
 
-from gspo_lightning.attention import UnsupportedAttentionError, check_attention, plans
-from gspo_lightning.attention.flex import BLOCK, FlexPlan
-from gspo_lightning.attention.plans import dense_attention
-from gspo_lightning.attention.prefix import PrefixPlan
+from gspo_lightning.policy.attention import UnsupportedAttentionError, check_attention, plans
+from gspo_lightning.policy.attention.flex import BLOCK, FlexPlan
+from gspo_lightning.policy.attention.plans import dense_attention
+from gspo_lightning.policy.attention.prefix import PrefixPlan
 
 Places = tuple[list[tuple[int, int]], list[tuple[int, int, int, int]]]
 

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from gspo_lightning.attention import PackedLayout, attention_plan, kernels
-from gspo_lightning.attention.plans import dense_attention
-from gspo_lightning.memory import cut_rows
-from gspo_lightning.packing import make_micro_batch
+from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.packing.memory import cut_rows
+from gspo_lightning.policy.attention import PackedLayout, attention_plan, kernels
+from gspo_lightning.policy.attention.plans import dense_attention
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 
 CASES = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from gspo_lightning.collapse import SIGNATURES, Alarm, Watch
+from gspo_lightning.callbacks.collapse import SIGNATURES, Alarm, Watch
 
 HEALTHY = {
     "policy/entropy": 0.3, "response/length": 20.0, "response/truncated": 0.0, "response/repetition": 0.02,

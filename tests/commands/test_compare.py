@@ -11,11 +11,11 @@ import pytest
 from recorded_run import write_run
 
 from gspo_lightning.cli import main
-from gspo_lightning.commands.compare_figure import draw
-from gspo_lightning.commands.compare_page import page
-from gspo_lightning.commands.compare_runs import Variant
-from gspo_lightning.commands.compare_stats import MEASURES, paired_difference
-from gspo_lightning.commands.report_data import read_run
+from gspo_lightning.commands.compare.figure import draw
+from gspo_lightning.commands.compare.page import page
+from gspo_lightning.commands.compare.runs import Variant
+from gspo_lightning.commands.compare.stats import MEASURES, paired_difference
+from gspo_lightning.report.run import read_run
 from tests.training.runs import QUICKSTART, SMALL, UNTAUGHT, weights
 
 

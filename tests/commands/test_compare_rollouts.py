@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.cli import main
-from gspo_lightning.commands.side_by_side_data import SideBySideData
-from gspo_lightning.commands.side_by_side_figure import draw
-from gspo_lightning.commands.side_by_side_page import page
-from gspo_lightning.policy import ModelSettings, Policy, load_policy
+from gspo_lightning.policy.policy import ModelSettings, Policy, load_policy
+from gspo_lightning.report.side_by_side.data import SideBySideData
+from gspo_lightning.report.side_by_side.figure import draw
+from gspo_lightning.report.side_by_side.page import page
 from tests.training.runs import UNTAUGHT, fit, scalars, weights
 
 ONE = [*UNTAUGHT, "--model.optimizer.lr=5e-3", "--trainer.max_epochs=1", "--data.record_rollouts=true"]

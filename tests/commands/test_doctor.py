@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from gspo_lightning.cli import main
-from gspo_lightning.commands import doctor
+from gspo_lightning.commands.doctor import command as doctor
 from gspo_lightning.errors import UserError
-from gspo_lightning.rewards.sandbox import Interpreter, Kind, choose, probe
+from gspo_lightning.sandbox import Interpreter, Kind, choose, probe
 
 
 def test_this_machine_is_fine_and_the_chosen_sandbox_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

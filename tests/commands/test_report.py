@@ -14,11 +14,11 @@ from recorded_run import curves, write_run
 from torch.utils.tensorboard import SummaryWriter
 
 from gspo_lightning.commands.report import main, write_report
-from gspo_lightning.commands.report_data import Run, Series, labels, read_run
-from gspo_lightning.commands.report_figure import draw, window
-from gspo_lightning.commands.report_style import lines_of, smooth
-from gspo_lightning.commands.report_words import headline, table, verdicts
 from gspo_lightning.errors import UserError
+from gspo_lightning.report.figure import draw, window
+from gspo_lightning.report.run import Run, Series, labels, read_run
+from gspo_lightning.report.style import lines_of, smooth
+from gspo_lightning.report.words import headline, table, verdicts
 
 
 @pytest.fixture(scope="module")

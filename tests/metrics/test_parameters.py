@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from gspo_lightning.metrics import parameters
 from gspo_lightning.metrics.meter import UpdateMeter
 from gspo_lightning.metrics.parameters import ParameterMeter
-from gspo_lightning.sharding import is_sharded
+from gspo_lightning.strategies.sharding import is_sharded
 from tests.training.processes import in_processes
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gspo_lightning.metrics.passk import AverageAtK, PassAtK, pass_at_k
+from gspo_lightning.evaluation.passk import AverageAtK, PassAtK, pass_at_k
 from tests.training.processes import in_processes
 
 

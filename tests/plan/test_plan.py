@@ -11,13 +11,21 @@ from transformers import Qwen3Config
 
 from benchmarks.plan import CASES, compare
 from gspo_lightning.cli import main
-from gspo_lightning.plan import memory
-from gspo_lightning.plan.devices import CARDS, GIB, Device, device_of
-from gspo_lightning.plan.job import Job
-from gspo_lightning.plan.memory import SAMPLING, STEPPING, TRAINING, counts_of, kv_bytes, memory_of, optimizer_bytes
-from gspo_lightning.plan.models import config_of
-from gspo_lightning.plan.work import equation, work_of
-from gspo_lightning.policy import ModelSettings
+from gspo_lightning.commands.plan import memory
+from gspo_lightning.commands.plan.devices import CARDS, GIB, Device, device_of
+from gspo_lightning.commands.plan.job import Job
+from gspo_lightning.commands.plan.memory import (
+    SAMPLING,
+    STEPPING,
+    TRAINING,
+    counts_of,
+    kv_bytes,
+    memory_of,
+    optimizer_bytes,
+)
+from gspo_lightning.commands.plan.models import config_of
+from gspo_lightning.commands.plan.work import equation, work_of
+from gspo_lightning.policy.policy import ModelSettings
 from tests.training.runs import QUICKSTART
 
 CPU = Device("CPU", 1 << 40, cpu=True)

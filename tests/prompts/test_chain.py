@@ -7,8 +7,8 @@ import re
 import pytest
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.prompts import ChainTask
-from gspo_lightning.tiny import character_tokenizer
 
 SPLITS = ("cold_start", "train", "held_out")
 SHARE = {"cold_start": 0.4, "train": 0.5, "held_out": 0.1}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.prompts import CodeTask
 from gspo_lightning.rewards import CodeExecutor
-from gspo_lightning.tiny import character_tokenizer
 
 SPLITS = ("cold_start", "train", "held_out")
 

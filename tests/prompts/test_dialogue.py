@@ -7,9 +7,9 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.prompts.dialogue import Dialogue
 from gspo_lightning.prompts.encode import encode_prompts
-from gspo_lightning.tiny import character_tokenizer
 
 CHATML = (
     "{% for m in messages %}"

@@ -9,8 +9,8 @@ import pytest
 
 from gspo_lightning.environments import Calculator, GuessNumber, ToolUse
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.prompts import CalculatorTask, GuessTask
-from gspo_lightning.tiny import character_tokenizer
 from gspo_lightning.types import Prompt
 
 SPLITS = ("cold_start", "train", "held_out")

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.prompts import LogicTask
 from gspo_lightning.rewards import LogicPuzzle
 from gspo_lightning.rewards.logic import FAMILIES
-from gspo_lightning.tiny import character_tokenizer
 
 SPLITS = ("cold_start", "train", "held_out")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import served
 
-from gspo_lightning.policy import Policy
-from gspo_lightning.rollouts.vllm.process import LocalServer
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rollouts.serving.process import LocalServer
 from tests.training import runs
 
 

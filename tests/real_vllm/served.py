@@ -17,12 +17,12 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from gspo_lightning.packing import make_micro_batch
-from gspo_lightning.policy import ModelSettings, Policy, load_policy
+from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.policy.policy import ModelSettings, Policy, load_policy
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, RolloutSource
-from gspo_lightning.rollouts.vllm import guard
-from gspo_lightning.rollouts.vllm.process import LocalServer, command, free_port
+from gspo_lightning.rollouts.serving import guard
+from gspo_lightning.rollouts.serving.process import LocalServer, command, free_port
 from gspo_lightning.rollouts.vllm.server import CPU_DEFAULTS, CPU_ENVIRONMENT, DEFAULTS
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.training import runs

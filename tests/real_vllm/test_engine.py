@@ -13,7 +13,7 @@ import served
 import torch
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy import ModelSettings, Policy, load_policy
+from gspo_lightning.policy.policy import ModelSettings, Policy, load_policy
 from gspo_lightning.rollouts import Beginning, VLLMEngine
 from gspo_lightning.types import FinishReason, Prompt, SamplingParams
 from tests.training import runs

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import served
 
-from gspo_lightning.policy import Policy
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import VLLMServer
 from gspo_lightning.types import Prompt
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import served
 
+from gspo_lightning.rollouts.serving.client import Client
+from gspo_lightning.rollouts.serving.process import LocalServer
 from gspo_lightning.rollouts.vllm import server
-from gspo_lightning.rollouts.vllm.client import Client
-from gspo_lightning.rollouts.vllm.process import LocalServer
 from tests.training import runs
 
 pytestmark = served.VLLM

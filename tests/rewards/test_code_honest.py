@@ -6,7 +6,7 @@ import pytest
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.rewards import CodeExecutor
-from gspo_lightning.rewards.sandbox import Kind, choose
+from gspo_lightning.sandbox import Kind, choose
 
 SUM = ("3 4", "7")
 HONEST = {

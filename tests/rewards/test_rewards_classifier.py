@@ -22,9 +22,9 @@ from transformers import (
 from gspo_lightning import cli
 from gspo_lightning.commands.score import main
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from gspo_lightning.registry import components
 from gspo_lightning.rewards import ExactMatch, RewardRunner, Sample, SequenceClassificationReward
-from gspo_lightning.tiny import build_tiny_model, character_tokenizer
 
 COMPLETIONS = ["2", "", "1+1=2;2+3=5;#5", "#5", "x" * 40, "#" * 7]
 SAMPLES = [Sample(str(i), "1+1+3:", text) for i, text in enumerate(COMPLETIONS)]

@@ -13,9 +13,9 @@ import pytest
 from gspo_lightning.commands.score import main as score_main
 from gspo_lightning.errors import InfrastructureError
 from gspo_lightning.rewards import CodeExecutor, RewardRunner, Sample, Score
-from gspo_lightning.rewards.code_answer import BadAnswerError, program_of, read_answer
-from gspo_lightning.rewards.code_asserts import UnsupportedTestError, check_function, parse
-from gspo_lightning.rewards.compare import same_output, same_value
+from gspo_lightning.rewards.code.answer import BadAnswerError, program_of, read_answer
+from gspo_lightning.rewards.code.asserts import UnsupportedTestError, check_function, parse
+from gspo_lightning.rewards.code.compare import same_output, same_value
 
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
 

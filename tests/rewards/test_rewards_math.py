@@ -11,7 +11,7 @@ import pytest
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.rewards import MathVerifier, RewardRunner, Sample
-from gspo_lightning.rewards.math_text import canonical, extract, plain_integer, unequal_sides
+from gspo_lightning.rewards.math.text import canonical, extract, plain_integer, unequal_sides
 
 EQUAL = [
     ("42", "42"),

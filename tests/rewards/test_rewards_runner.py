@@ -28,8 +28,8 @@ from gspo_lightning.rewards import (
     Sample,
     SampleScore,
 )
-from gspo_lightning.rewards.process import Usage, _session
-from gspo_lightning.rewards.settings import default_workers
+from gspo_lightning.rewards.workers.process import Usage, _session
+from gspo_lightning.rewards.workers.settings import default_workers
 
 
 def samples(*completions: str, **columns: Any) -> list[Sample]:
@@ -119,7 +119,7 @@ def test_what_a_killed_worker_started_is_killed_too(obeying: RewardRunner) -> No
             command = stat.with_name("cmdline").read_bytes()
         except OSError:
             continue
-        if b"gspo_lightning.rewards.worker" in command and fields[0] != "Z" and fields[3] in mine:
+        if b"gspo_lightning.rewards.workers.worker" in command and fields[0] != "Z" and fields[3] in mine:
             assert stat.parent.name in mine
 
 

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.rewards import CodeExecutor
-from gspo_lightning.rewards.sandbox import End, Interpreter, Kind, Limits, Sandbox, choose, probe, process
-from gspo_lightning.rewards.sandbox.inside import seccomp, syscalls
-from gspo_lightning.rewards.sandbox.launch import NOBODY
-from gspo_lightning.rewards.sandbox.values import Opaque, decode, encode
+from gspo_lightning.sandbox import End, Interpreter, Kind, Limits, Sandbox, choose, probe, process
+from gspo_lightning.sandbox.inside import seccomp, syscalls
+from gspo_lightning.sandbox.launch import NOBODY
+from gspo_lightning.sandbox.values import Opaque, decode, encode
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ALLOW, KILL = 0x7FFF0000, 0x80000000

@@ -13,8 +13,8 @@ from replayed import Replayed
 from through_http import ThroughHTTP
 from transformers import PreTrainedTokenizerFast
 
-from gspo_lightning.packing import make_micro_batch
-from gspo_lightning.policy import Policy
+from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource, TransformersGenerate
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams

@@ -15,8 +15,8 @@ from toy_server import ToyServer
 from gspo_lightning.environments import Environment
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.objectives import GSPO, DrGRPO
-from gspo_lightning.packing import cut_micro_batches, make_micro_batch
-from gspo_lightning.policy import Policy
+from gspo_lightning.packing.batches import cut_micro_batches, make_micro_batch
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose, stream
 from gspo_lightning.rollouts import (
     Draws,

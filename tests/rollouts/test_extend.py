@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy import Policy
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Beginning, Draws, GroupedSampler, RolloutSource, TransformersGenerate
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams

@@ -27,13 +27,15 @@ from transformers import (
 )
 from transformers.models.llama import modeling_llama
 
-from gspo_lightning.attention import cache as caches
-from gspo_lightning.lora import LoRA, add_adapters
-from gspo_lightning.policy import Policy
+from gspo_lightning.policy.attention import cache as caches
+from gspo_lightning.policy.lora import LoRA, add_adapters
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from gspo_lightning.randomness import Purpose
-from gspo_lightning.rollouts import Draws, GroupedSampler, decoding, lean, sampler
-from gspo_lightning.rollouts.decoding import SharedDecoder, decoder_for
-from gspo_lightning.tiny import build_tiny_model, character_tokenizer
+from gspo_lightning.rollouts import Draws, GroupedSampler
+from gspo_lightning.rollouts.sampler import decoding, sampler
+from gspo_lightning.rollouts.sampler.decoding import SharedDecoder, decoder_for
+from gspo_lightning.rollouts.sampler.lean import stack as lean
 from gspo_lightning.types import Prompt, SamplingParams
 
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}

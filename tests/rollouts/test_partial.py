@@ -8,8 +8,8 @@ import model_families
 import pytest
 import torch
 
-from gspo_lightning.packing import make_micro_batch
-from gspo_lightning.policy import Policy
+from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.rollouts.partial import PartialRollouts

@@ -11,11 +11,11 @@ import torch
 from replayed import write
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.packing import make_micro_batch
-from gspo_lightning.policy import Policy
+from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler, Recorded
-from gspo_lightning.rollouts.records import record
+from gspo_lightning.rollouts.recording.records import record
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 SAMPLING = SamplingParams(8, stop_token_ids=(1, 5, 9, 20))

@@ -10,12 +10,12 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from gspo_lightning.policy import Policy
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource, TransformersGenerate
 from gspo_lightning.rollouts.base import Beginning, has_ended
-from gspo_lightning.rollouts.rows import Rows, Written
+from gspo_lightning.rollouts.sampler.rows import Rows, Written
 from gspo_lightning.rollouts.stops import texts_ended
-from gspo_lightning.tiny import character_tokenizer
 from gspo_lightning.types import Prompt, SamplingParams
 
 TEXT = """The sum of 17 and 25 is 42. So the answer is: 42.</answer>\n\nQuestion: don't stop , please . Straße, Größe

@@ -13,15 +13,15 @@ from torch import Tensor
 from transformers import MistralConfig, MistralForCausalLM
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy import Policy
-from gspo_lightning.policy_checks import choose_layout
+from gspo_lightning.policy.checks import choose_layout
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, EnvironmentRollouts, GroupedSampler, TransformersGenerate, verify
 from gspo_lightning.rollouts.base import Beginning
-from gspo_lightning.rollouts.decoding import PaddedDecoder, SharedDecoder
+from gspo_lightning.rollouts.sampler.decoding import PaddedDecoder, SharedDecoder
 from gspo_lightning.rollouts.verify import boundaries, verify_decoding
-from gspo_lightning.tiny import character_tokenizer
-from gspo_lightning.trainer_api import GSPOConfig, GSPOTrainer
+from gspo_lightning.training.trainer import GSPOConfig, GSPOTrainer
 from gspo_lightning.types import Prompt, SamplingParams
 from tools.models import tiny
 

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.lora import LoRA, add_adapters
-from gspo_lightning.policy import Policy
+from gspo_lightning.policy.lora import LoRA, add_adapters
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import VLLMEngine
+from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
 from gspo_lightning.rollouts.vllm import engine
-from gspo_lightning.rollouts.vllm.weights import in_checkpoint_format
 
 
 def test_without_vllm_it_says_so_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,11 +19,11 @@ import torch
 from toy_server import Fault, Reply, ToyServer
 
 from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.policy import Policy
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Beginning, Draws, VLLMServer
-from gspo_lightning.rollouts.vllm import guard
-from gspo_lightning.tiny import build_tiny_model
+from gspo_lightning.rollouts.serving import guard
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 DRAWS = Draws.of(0, Purpose.TRAIN_SAMPLING, 2)

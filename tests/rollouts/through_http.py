@@ -8,7 +8,7 @@ from typing import Any
 
 from toy_server import ToyServer
 
-from gspo_lightning.policy import Policy
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import Draws, RolloutSource, VLLMServer
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 

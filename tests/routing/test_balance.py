@@ -11,16 +11,16 @@ from torch import Tensor
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.memory import cut_rows
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.objectives import GSPO
-from gspo_lightning.old_policy import CachedLogProbs
-from gspo_lightning.packing import filler
-from gspo_lightning.policy import Policy
-from gspo_lightning.routing import Routing, routers_of
-from gspo_lightning.routing.balance import _probabilities
+from gspo_lightning.old_policy.snapshots import CachedLogProbs
+from gspo_lightning.packing.batches import filler
+from gspo_lightning.packing.memory import cut_rows
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.routing import Routing, routers_of
+from gspo_lightning.policy.routing.balance import _probabilities
 from gspo_lightning.types import MicroBatch
-from gspo_lightning.update import load_balance, micro_batch_loss, mini_batch_count
+from gspo_lightning.update.loss import load_balance, micro_batch_loss, mini_batch_count
 
 COEF = 0.5
 

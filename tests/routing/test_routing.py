@@ -21,13 +21,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from gspo_lightning.memory import cut_rows
-from gspo_lightning.old_policy import with_logprobs
-from gspo_lightning.packing import filler
-from gspo_lightning.policy import Policy
-from gspo_lightning.randomness import Purpose
-from gspo_lightning.rollouts import Draws, GroupedSampler
-from gspo_lightning.routing import (
+from gspo_lightning.old_policy.snapshots import with_logprobs
+from gspo_lightning.packing.batches import filler
+from gspo_lightning.packing.memory import cut_rows
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.routing import (
     Routing,
     checkpoint_contexts,
     find_routers,
@@ -36,7 +34,9 @@ from gspo_lightning.routing import (
     routing_sums,
     scatter_routes,
 )
-from gspo_lightning.tiny import character_tokenizer
+from gspo_lightning.policy.tiny import character_tokenizer
+from gspo_lightning.randomness import Purpose
+from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.types import MicroBatch, MiniBatch, Prompt, SamplingParams
 
 SIX: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["tests.conftest", "gspo_lightning.training_cli", "tests.training.processes"])
+SERVER.set_forkserver_preload(["tests.conftest", "gspo_lightning.commands.fit.cli", "tests.training.processes"])
 
 
 def in_processes(target: Callable[..., None], *arguments: object, count: int = 2) -> None:

@@ -10,7 +10,7 @@ import yaml
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from gspo_lightning.cli import main
-from gspo_lightning.tiny import character_tokenizer
+from gspo_lightning.policy.tiny import character_tokenizer
 from tests.training import runs
 
 CONFIGS = runs.ROOT / "configs"

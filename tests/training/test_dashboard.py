@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
-from gspo_lightning.callbacks import dashboard_layout
+from gspo_lightning.callbacks.dashboard import layout as dashboard_layout
 from gspo_lightning.metrics import table
 from tests.training import runs
 

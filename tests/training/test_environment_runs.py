@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from gspo_lightning.cli import main
-from gspo_lightning.data import ExperienceLoader
 from gspo_lightning.registry import components
+from gspo_lightning.training.data import ExperienceLoader
 from tests.training import runs
 
 DOCS = (runs.ROOT / "docs" / "environments.md").read_text()

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_lightning import module
 from gspo_lightning.rollouts import GroupedSampler
-from gspo_lightning.rollouts.decoding import SharedDecoder
+from gspo_lightning.rollouts.sampler.decoding import SharedDecoder
+from gspo_lightning.training import module
 from tests.training import runs
 from tests.training.processes import Command
 

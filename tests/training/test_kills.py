@@ -13,7 +13,7 @@ from tests.training import runs
 from tests.training.processes import Command
 
 BASE = ["--trainer.max_epochs=4", "--trainer.check_val_every_n_epoch=3", "--data.max_tokens_per_micro_batch=100"]
-SHARDED = "--trainer.strategy.class_path=gspo_lightning.strategies.%sStrategy"
+SHARDED = "--trainer.strategy.class_path=gspo_lightning.strategies.fsdp.%sStrategy"
 CASES: dict[str, tuple[list[str], int]] = {
     "one process": (runs.UNTAUGHT, 1),
     "two ranks": ([*runs.UNTAUGHT, "--trainer.devices=2", "--trainer.strategy=ddp"], 2),
@@ -38,22 +38,22 @@ OF_SHARDS = [
     "gspo_lightning.resume.manifest:Manifest.write:2",  # swapped in, without its manifest
 ]
 MOMENTS = [
-    "gspo_lightning.coldstart:load_policy:1",  # before the cold start
-    "gspo_lightning.coldstart:ColdStart._schedule:15",  # in it
-    "gspo_lightning.policy:Policy.save_pretrained:1",  # when it is written
-    "gspo_lightning.data:PromptDataModule.prepare:1",  # the workers start
-    "gspo_lightning.module:GSPOModule.validation_step:1",  # the evaluation before the first update
-    "gspo_lightning.data:PromptDataModule.roll_out:1",  # the first rollout
-    "gspo_lightning.module:GSPOModule.optimizer_step:4",  # an update
-    "gspo_lightning.loader:ExperienceLoader.mark_trained:5",  # the weights have moved, the counters have not
+    "gspo_lightning.training.cold_start:load_policy:1",  # before the cold start
+    "gspo_lightning.training.cold_start:ColdStart._schedule:15",  # in it
+    "gspo_lightning.policy.policy:Policy.save_pretrained:1",  # when it is written
+    "gspo_lightning.training.data:PromptDataModule.prepare:1",  # the workers start
+    "gspo_lightning.training.module:GSPOModule.validation_step:1",  # the evaluation before the first update
+    "gspo_lightning.training.data:PromptDataModule.roll_out:1",  # the first rollout
+    "gspo_lightning.training.module:GSPOModule.optimizer_step:4",  # an update
+    "gspo_lightning.experience.loader:ExperienceLoader.mark_trained:5",  # the weights have moved, the counters have not
     "gspo_lightning.callbacks.checkpoints:_save:2",  # a checkpoint is about to be written
     "gspo_lightning.resume.files:DigestWriter.write:25",  # half written
     "gspo_lightning.resume.manifest:Manifest.write:2",  # swapped in, without its manifest
     "gspo_lightning.callbacks.checkpoints:_link:2",  # complete, but not yet linked
     "gspo_lightning.callbacks.checkpoints:LastCheckpoint._prune:3",  # an old one should go
-    "gspo_lightning.module:GSPOModule.validation_step:2",  # an evaluation between two iterations
+    "gspo_lightning.training.module:GSPOModule.validation_step:2",  # an evaluation between two iterations
     "gspo_lightning.callbacks.checkpoints:LastCheckpoint.on_validation_end:2",  # after it
-    "gspo_lightning.module:GSPOModule.evaluate:1",  # the evaluation at the end
+    "gspo_lightning.training.module:GSPOModule.evaluate:1",  # the evaluation at the end
     "gspo_lightning.callbacks.summary:write_json:1",  # the very end
 ]
 

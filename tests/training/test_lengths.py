@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
-from gspo_lightning.coldstart import ColdStart
-from gspo_lightning.policy import ModelSettings
+from gspo_lightning.policy.policy import ModelSettings
+from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.prompts import ChainTask
-from gspo_lightning.tiny import character_tokenizer
+from gspo_lightning.training.cold_start import ColdStart
 from tests.exact_families import SWITCH, exact_model
 from tests.model_families import COMMON
 from tests.training import runs

@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM
 
 from gspo_lightning.cli import main
 from gspo_lightning.errors import UserError
-from gspo_lightning.lora import LoRA, adapters_off, merge_adapters
-from gspo_lightning.policy import ModelSettings, Policy, load_policy
-from gspo_lightning.policy_checks import choose_layout
-from gspo_lightning.reference import ReferencePolicy
+from gspo_lightning.old_policy.reference import ReferencePolicy
+from gspo_lightning.policy.checks import choose_layout
+from gspo_lightning.policy.lora import LoRA, adapters_off, merge_adapters
+from gspo_lightning.policy.policy import ModelSettings, Policy, load_policy
 from gspo_lightning.types import MicroBatch
 from tests.training import runs
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gspo_lightning.cli import main
-from gspo_lightning.tiny import character_tokenizer
+from gspo_lightning.policy.tiny import character_tokenizer
 from tests.training import runs
 from tools.models import tiny
 

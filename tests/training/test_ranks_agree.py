@@ -11,11 +11,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gspo_lightning.advantages import GroupNormalised
+from gspo_lightning.advantages.shaping import (
+    CombineRewards,
+    Shaping,
+    TruncatedResponses,
+    assign_advantages,
+    mask_truncated,
+)
+from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.errors import UserError
-from gspo_lightning.experience import collect
+from gspo_lightning.experience.collect import collect
 from gspo_lightning.metrics.rollouts import measure_rollouts
-from gspo_lightning.shaping import CombineRewards, Shaping, TruncatedResponses, assign_advantages, mask_truncated
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 from tests.training.processes import SERVER
 

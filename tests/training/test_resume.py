@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gspo_lightning.cli import main
-from gspo_lightning.data import ExperienceLoader
+from gspo_lightning.training.data import ExperienceLoader
 from tests.training import runs
 
 OPTIONS = [*runs.UNTAUGHT, "--trainer.max_epochs=4", "--data.max_tokens_per_micro_batch=100"]
@@ -85,7 +85,7 @@ def test_a_run_that_max_steps_ends_goes_on_where_it_stopped(tmp_path: Path, undi
 def test_interrupt_during_a_rollout_then_resume(
     tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gspo_lightning import data
+    from gspo_lightning.training import data
 
     original = data.respond
 
@@ -107,7 +107,7 @@ def test_interrupt_before_the_first_update_saves_nothing(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gspo_lightning.data.PromptDataModule.roll_out", interrupted)
+    monkeypatch.setattr("gspo_lightning.training.data.PromptDataModule.roll_out", interrupted)
     run = runs.fit(tmp_path, *OPTIONS, code=130)
     assert not (run / "checkpoints" / "last.ckpt").exists()
     assert "nothing was trained" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo_lightning.data import ExperienceLoader
+from gspo_lightning.training.data import ExperienceLoader
 from tests.training.runs import UNTAUGHT, fit, largest_difference, scalars, weights
 
 MOE = [*UNTAUGHT, "--model.name_or_path=tiny-qwen3-moe", "--model.optimizer.lr=3e-3", "--model.objective=GRPO"]

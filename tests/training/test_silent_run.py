@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-from gspo_lightning.tiny import character_tokenizer
+from gspo_lightning.policy.tiny import character_tokenizer
 from tests.exact_families import exact_model
 from tests.training import runs
 

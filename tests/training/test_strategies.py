@@ -20,17 +20,17 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoModelForCausalLM
 
-from gspo_lightning.averaging import holds_average
 from gspo_lightning.callbacks import AveragedWeights
 from gspo_lightning.cli import main
 from gspo_lightning.commands.export import sharded_weights
 from gspo_lightning.distributed import local
 from gspo_lightning.errors import UserError
-from gspo_lightning.lora import LoRA, adapters_off
-from gspo_lightning.module import GSPOModule
-from gspo_lightning.policy import ModelSettings, load_policy
+from gspo_lightning.policy.averaging import holds_average
+from gspo_lightning.policy.lora import LoRA, adapters_off
+from gspo_lightning.policy.policy import ModelSettings, load_policy
 from gspo_lightning.resume import damage
-from gspo_lightning.strategies import check_optimizer
+from gspo_lightning.strategies.fsdp import check_optimizer
+from gspo_lightning.training.module import GSPOModule
 from tests.training import runs
 from tests.training.processes import Command
 from tests.training.test_invariance import SGD

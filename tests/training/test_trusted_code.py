@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gspo_lightning.cli import main
-from gspo_lightning.tiny import character_tokenizer
+from gspo_lightning.policy.tiny import character_tokenizer
 from tests.training import runs
 from tests.training.test_nonfinite import OPTIONS, poison_loss
 

@@ -16,14 +16,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gspo_lightning.errors import UserError, first_line
-from gspo_lightning.packing import make_micro_batch
-from gspo_lightning.policy import Policy
-from gspo_lightning.policy_checks import check_head, choose_layout
+from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.policy.checks import check_head, choose_layout
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.rollouts.verify import verify_decoding
-from gspo_lightning.tiny import character_tokenizer
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tools.models import tiny
 

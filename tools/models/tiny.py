@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from gspo_lightning.tiny import CHARACTERS, SPECIAL
+from gspo_lightning.policy.tiny import CHARACTERS, SPECIAL
 
 __all__ = ["FAMILIES", "LARGEST", "VOCABULARY", "WINDOW", "build", "class_name", "tiny_config"]
 

@@ -9,7 +9,7 @@ from gspo_lightning.rewards.logic.countdown import Countdown
 from gspo_lightning.rewards.logic.knights import Knights
 from gspo_lightning.rewards.logic.sudoku import Sudoku
 from gspo_lightning.rewards.logic.zebra import Zebra
-from gspo_lightning.rewards.math_text import after_thinking
+from gspo_lightning.rewards.math.text import after_thinking
 
 __all__ = ["FAMILIES", "LogicPuzzle"]
 

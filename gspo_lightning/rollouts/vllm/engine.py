@@ -11,9 +11,9 @@ import torch
 
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import GSPOError, InfrastructureError, UserError
-from gspo_lightning.policy import Policy
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.base import Beginning, Draws, Enough, Progress, RolloutSource, finish
-from gspo_lightning.rollouts.vllm.inside import Inside, Piece
+from gspo_lightning.rollouts.vllm.engine_process import Inside, Piece
 from gspo_lightning.rollouts.vllm.probe import LENGTH, Probe
 from gspo_lightning.rollouts.vllm.protocol import Answer, BadReplyError, checked, request, seed_of, to_rollouts
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams

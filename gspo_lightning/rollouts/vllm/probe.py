@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.packing import make_micro_batch
-from gspo_lightning.policy import Policy
+from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.base import Beginning
-from gspo_lightning.rollouts.vllm.pool import Server
+from gspo_lightning.rollouts.serving.pool import Server
 from gspo_lightning.rollouts.vllm.protocol import Answer, parse, request
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 

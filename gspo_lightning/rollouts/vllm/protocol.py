@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gspo_lightning.policy import Policy
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.base import Beginning, Draws, finish
 from gspo_lightning.types import FinishReason, Rollout, SamplingParams
 

@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 
 from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
 from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.policy import Policy
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.base import Beginning, Draws, Enough, Progress, RolloutSource, cut
-from gspo_lightning.rollouts.vllm.client import Client, ServerError, UnsupportedError
-from gspo_lightning.rollouts.vllm.pool import Faults, Pool, Server, Weights
+from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
+from gspo_lightning.rollouts.serving.pool import Faults, Pool, Server, Weights
+from gspo_lightning.rollouts.serving.process import LocalServer, command, free_port
+from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.vllm.probe import LENGTH, Probe
-from gspo_lightning.rollouts.vllm.process import LocalServer, command, free_port
 from gspo_lightning.rollouts.vllm.protocol import BadReplyError, parse, request, seed_of, to_rollouts
-from gspo_lightning.rollouts.vllm.weights import WeightFolders
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 __all__ = ["VLLMServer"]

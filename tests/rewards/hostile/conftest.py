@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gspo_lightning.rewards.sandbox import Kind
-from gspo_lightning.rewards.sandbox.launch import NOBODY
-from gspo_lightning.rewards.sandbox.probe import Trial, trials
+from gspo_lightning.sandbox import Kind
+from gspo_lightning.sandbox.launch import NOBODY
+from gspo_lightning.sandbox.probe import Trial, trials
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from hostile_processes import PROCESSES
 from hostile_program import Hostile, Stopped, verdict
 from hostile_resources import RESOURCES
 
-from gspo_lightning.rewards.sandbox import Interpreter, Kind, Limits, Sandbox, choose
+from gspo_lightning.sandbox import Interpreter, Kind, Limits, Sandbox, choose
 
 __all__ = ["PROGRAMS", "applies", "complaints", "run"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gspo_lightning.rewards.sandbox import End, Outcome
+from gspo_lightning.sandbox import End, Outcome
 
 __all__ = ["Hostile", "Stopped", "verdict"]
 

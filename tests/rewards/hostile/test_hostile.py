@@ -13,8 +13,8 @@ import pytest
 from hostile_catalogue import PROGRAMS, applies, complaints
 from hostile_program import Hostile
 
-from gspo_lightning.rewards.sandbox import Kind
-from gspo_lightning.rewards.sandbox.probe import Trial
+from gspo_lightning.sandbox import Kind
+from gspo_lightning.sandbox.probe import Trial
 
 KINDS = (Kind.BUBBLEWRAP, Kind.LANDLOCK)
 CASES = [

@@ -1,0 +1,15 @@
+"""Advantages: what a reward is worth beside the other rewards of its group."""
+
+from __future__ import annotations
+
+from gspo_lightning.advantages.within_groups import (
+    Advantages,
+    BatchNormalised,
+    GroupMean,
+    GroupNormalised,
+    LeaveOneOut,
+    MaxRL,
+    Raw,
+)
+
+__all__ = ["Advantages", "BatchNormalised", "GroupMean", "GroupNormalised", "LeaveOneOut", "MaxRL", "Raw"]

@@ -1,0 +1,205 @@
+"""From scores to advantages: truncated responses, missing scores, several rewards, dead groups.
+
+The raw reward of a rollout is never overwritten. What takes part in a statistic takes part in the loss and its
+denominator too, and the other way round: one mask for all three. A group is dead, and its advantages are exactly 0, if
+its rewards (less what truncation costs) are equal, whatever its KL to the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.advantages.within_groups import Advantages, GroupMean, dead_groups
+from gspo_lightning.distributed import all_names, gather_rows, largest, rank_and_world
+from gspo_lightning.errors import UserError
+from gspo_lightning.types import Rollout
+
+__all__ = [
+    "CombineRewards",
+    "Shaping",
+    "TruncatedResponses",
+    "TurnCredit",
+    "assign_advantages",
+    "is_dead",
+    "mask_truncated",
+]
+
+TruncatedResponses = Literal["keep", "mask", "penalise"]
+"""``keep``: judged like any other. ``mask``: no part in statistics, loss or denominator (DAPO's overlong filtering,
+arXiv 2503.14476). ``penalise``: a fixed penalty is subtracted from the reward."""
+CombineRewards = Literal["weighted_sum", "normalised_separately"]
+"""``weighted_sum``: rewards are added, then compared within the group. ``normalised_separately``: each becomes an
+advantage within its group, these are added with their weights and standardised over the batch (GDPO, arXiv 2601.05242):
+a reward with a large spread cannot drown the others. Penalties for truncation and KL come later, in reward units."""
+TurnCredit = Literal["conversation", "turn"]
+"""``conversation``: all turns share one advantage. ``turn``: each is judged by what was earned from it on."""
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """How scores are read before advantages are computed."""
+
+    truncated: TruncatedResponses = "keep"
+    truncation_penalty: float = 0.5
+    combine: CombineRewards = "weighted_sum"
+    weights: Mapping[str, float] = field(default_factory=dict)
+    turn_reward: str | None = None
+    """Name of the reward that environments pay turn by turn, where every turn gets an advantage of its own."""
+    rewards: tuple[str, ...] = ()
+    """Names of all rewards; empty takes those that the rollouts of any rank have."""
+
+    def __post_init__(self) -> None:
+        if self.truncation_penalty < 0:
+            raise UserError("data.truncation_penalty", f"is {self.truncation_penalty}; it must be 0 or above")
+
+    def columns(self, rollouts: Sequence[Rollout], names: Sequence[str]) -> Tensor:
+        """[K + 2, N] float64: rewards by name (K = 1: their weighted sum), then what truncation and KL take off.
+
+        NaN where a sample takes no part.
+        """
+        if self.combine == "weighted_sum":
+            rows: list[list[float | None]] = [[r.reward for r in rollouts]]
+        else:
+            rows = [[r.reward_parts.get(name) for r in rollouts] for name in names]
+        rows.append([self.truncation_penalty * (self.truncated == "penalise" and r.truncated) for r in rollouts])
+        rows.append([r.kl_penalty for r in rollouts])
+        absent, nan = [r.reward is None or r.masked for r in rollouts], float("nan")
+        values = [[nan if gone or v is None else v for v, gone in zip(row, absent, strict=True)] for row in rows]
+        return torch.tensor(values, dtype=torch.float64)
+
+    def later_columns(self, rollouts: Sequence[Rollout], names: Sequence[str], turn: int) -> Tensor:
+        """:meth:`columns` as they look at the beginning of a turn (counted from 0): without what was earned before.
+
+        NaN also where a conversation has no such turn.
+        """
+        assert self.turn_reward is not None
+        columns = self.columns(rollouts, names)
+        earned = torch.tensor([sum(r.turn_rewards[:turn]) for r in rollouts], dtype=torch.float64)
+        if self.combine == "weighted_sum":
+            columns[0] -= self.weight(self.turn_reward) * earned
+        elif self.turn_reward in names:
+            columns[names.index(self.turn_reward)] -= earned
+        reached = torch.tensor([len(r.turn_ends) > turn for r in rollouts])
+        return torch.where(reached, columns, float("nan"))
+
+    def judged(self, columns: Tensor) -> Tensor:
+        """The rows of :meth:`columns` of which one must differ within a group that teaches anything.
+
+        KL is none of them: it differs by rounding alone where the policy is the reference, and a spread of rounding
+        must not be taken for one of rewards.
+        """
+        return columns[:1] - columns[1] if self.combine == "weighted_sum" else columns[:-1]
+
+    def compared(self, rollouts: Sequence[Rollout]) -> list[str]:
+        """Names of the rewards that are compared one by one, of the configuration or else of some rollouts."""
+        known = self.rewards or {name for r in rollouts for name in r.reward_parts}
+        return sorted(name for name in known if self.weight(name) != 0)
+
+    def weight(self, name: str) -> float:
+        """Of a reward, 1 where none was given."""
+        return self.weights.get(name, 1.0)
+
+
+def mask_truncated(rollouts: Sequence[Rollout], shaping: Shaping) -> None:
+    """Take truncated responses out in place, where they are to be masked."""
+    for rollout in rollouts:
+        rollout.masked = shaping.truncated == "mask" and rollout.truncated
+
+
+def is_dead(group: Sequence[Rollout], shaping: Shaping) -> bool:
+    """Whether a group teaches nothing: its rewards, less what truncation costs, are constant over what takes part."""
+    columns = shaping.judged(shaping.columns(group, shaping.compared(group)))
+    present = columns[:, ~columns.isnan().any(dim=0)]
+    return bool((present == present[:, :1]).all()) if present.numel() else True
+
+
+def assign_advantages(
+    groups: Sequence[Sequence[Rollout]], advantages: Advantages, shaping: Shaping, device: torch.device
+) -> float:
+    """Fill ``advantage`` of each rollout in place, with statistics over all ranks; returns the dead-group fraction.
+
+    Args:
+        groups: P groups of G rollouts on this rank; every rank must hold as many.
+        advantages: the comparison within a group.
+        shaping: how scores are read.
+        device: for the collective.
+    """
+    rollouts = [r for g in groups for r in g]
+    names = all_names(shaping.compared(rollouts))
+    values, dead = _compare(shaping.columns(rollouts, names), names, groups, advantages, shaping, device)
+    for rollout, value in zip(rollouts, values, strict=True):
+        rollout.advantage = value
+    if shaping.turn_reward is not None:
+        _assign_turns(groups, names, advantages, shaping, device)
+    return dead
+
+
+def _compare(
+    mine: Tensor,
+    names: Sequence[str],
+    groups: Sequence[Sequence[Rollout]],
+    advantages: Advantages,
+    shaping: Shaping,
+    device: torch.device,
+) -> tuple[list[float], float]:
+    """Advantages of this rank's rollouts from their columns [K + 2, N], and the dead-group fraction over all ranks.
+
+    Penalties are in units of the reward. In a weighted sum they are a part of it; beside rewards that are normalised
+    they are subtracted afterwards, each less its mean over the group, so that a coefficient keeps its size.
+    """
+    rank, world = rank_and_world()
+    columns = gather_rows(mine.to(device)).cpu().transpose(0, 1).reshape(mine.shape[0], -1)  # [K + 2, world * N]
+    *rewards, cut, kl = columns
+    ids = torch.arange(len(groups) * world).repeat_interleave(len(groups[0]))
+    in_groups = advantages.min_group_size > 1
+    if shaping.combine == "weighted_sum":
+        total = advantages(rewards[0] - cut - kl, ids)
+    else:
+        total = torch.zeros(columns.shape[1], dtype=torch.float64)
+        for name, column in zip(names, rewards, strict=True):
+            total += shaping.weight(name) * advantages(column, ids)
+        total = _standardised(total, ~columns.isnan().any(dim=0))
+        among = ids if in_groups else torch.zeros_like(ids)
+        total -= GroupMean()(cut, among) + GroupMean()(kl, among)
+    dead = torch.stack([dead_groups(column, ids) for column in shaping.judged(columns)]).all(dim=0)
+    if in_groups:
+        total = torch.where(dead[ids], 0.0, total)
+    values: list[float] = total.reshape(world, -1)[rank].tolist()
+    return values, float(dead.double().mean())
+
+
+def _assign_turns(
+    groups: Sequence[Sequence[Rollout]],
+    names: Sequence[str],
+    advantages: Advantages,
+    shaping: Shaping,
+    device: torch.device,
+) -> None:
+    """Fill ``token_advantages``: what is earned from a turn on, compared with the same turn of the group's others.
+
+    The first turn has the advantage of the whole conversation. A turn that only one of a group has reached cannot be
+    compared and teaches nothing.
+    """
+    rollouts = [r for g in groups for r in g]
+    for rollout in rollouts:
+        rollout.token_advantages = torch.zeros(len(rollout.token_ids))
+    for turn in range(largest(max(len(r.turn_ends) for r in rollouts), device)):
+        later = shaping.later_columns(rollouts, names, turn)
+        values, _ = _compare(later, names, groups, advantages, shaping, device)
+        for rollout, value in zip(rollouts, values, strict=True):
+            if turn < len(rollout.turn_ends) and rollout.token_advantages is not None:
+                turns = slice(rollout.turn_ends[turn - 1] if turn else 0, rollout.turn_ends[turn])
+                rollout.token_advantages[turns] = value * rollout.response_mask[turns]
+
+
+def _standardised(values: Tensor, present: Tensor) -> Tensor:
+    """Mean 0 and standard deviation 1 over the samples that take part; the others stay 0."""
+    known = values[present]
+    if known.numel() < 2 or bool((known == known[0]).all()):
+        return torch.zeros_like(values)
+    return torch.where(present, (values - known.mean()) / (known.std() + 1e-6), 0.0)

@@ -1,0 +1,242 @@
+"""Recognises a collapsing run, writes its batch down, and warns, stops or goes back to a good checkpoint."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+from gspo_lightning.callbacks.checkpoints import last_checkpoint
+from gspo_lightning.callbacks.collapse import SIGNATURES, Alarm, Signature, Watch
+from gspo_lightning.callbacks.collapse.rollback import good_checkpoint, roll_back
+from gspo_lightning.callbacks.folder import run_folder
+from gspo_lightning.errors import CollapseError, NonFiniteError, UserError, did_you_mean
+from gspo_lightning.resume import write_text
+from gspo_lightning.strategies.sharding import is_sharded
+
+__all__ = ["ALARMS", "Action", "Collapse"]
+
+Action = Literal["warn", "stop", "rollback"]
+ALARMS = "alarms.json"
+"""What was recognised in a run, in its folder."""
+
+log = logging.getLogger(__name__)
+
+
+class Collapse(Callback):
+    """Looks for the signatures of docs/collapse.md in every update; training is the same, bit for bit, while it warns.
+
+    Args:
+        action: ``warn``; ``stop`` before the update that raised the alarm is made; ``rollback``: at the end of the
+            iteration put weights and optimizer back to the newest checkpoint from before anything was suspicious, and
+            go on with new prompts.
+        ignore: names of signatures not to look for.
+        thresholds: ``{"<signature>.<threshold>": value}`` in place of the documented ones.
+        max_rollbacks: rollbacks of a run; the next alarm stops it.
+        lr_factor: the learning rate after a rollback over the one before it, in (0, 1].
+        max_dumps: batches of a run that are written to ``dumps/`` (each with the weights); later alarms leave none.
+    """
+
+    def __init__(
+        self,
+        action: Action = "warn",
+        ignore: list[str] | None = None,
+        thresholds: dict[str, float] | None = None,
+        max_rollbacks: int = 2,
+        lr_factor: float = 0.5,
+        max_dumps: int = 3,
+    ) -> None:
+        if not 0 < lr_factor <= 1:
+            raise UserError("Collapse.lr_factor", f"is {lr_factor}; it must be above 0 and at most 1")
+        if max_rollbacks < 0 or max_dumps < 0:
+            raise UserError("Collapse", f"max_rollbacks {max_rollbacks} and max_dumps {max_dumps} must be 0 or above")
+        self.action, self.max_rollbacks, self.lr_factor, self.max_dumps = action, max_rollbacks, lr_factor, max_dumps
+        self.watch = Watch(_signatures(ignore or [], thresholds or {}))
+        self.alarms: list[Alarm] = []
+        self.rollbacks = 0
+        self._quiet: list[int] = []
+        self._due: Alarm | None = None
+        self._skipped, self._dumps = 0, 0
+        self._folder = Path()
+
+    # what Lightning calls --------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Look at every update from now on.
+
+        Raises:
+            UserError: this run cannot be rolled back.
+        """
+        self._folder = run_folder(trainer)
+        for signature in self.watch.signatures:
+            if hasattr(signature, "prompts"):
+                signature.prompts = pl_module.data.prompts_per_rollout
+        pl_module.before_update.append(partial(self._look, trainer, pl_module))
+        if self.action == "rollback":
+            if last_checkpoint(trainer) is None:
+                raise UserError("Collapse.action", "is 'rollback', but this run keeps no checkpoints", fix="use 'stop'")
+            pl_module.guard.choice = "skip"  # the weights will be put back: a NaN must not stop the run before that
+            pl_module.guard.max_skips += pl_module.data.updates_per_iteration * (self.max_rollbacks + 1)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The weights have their final form now.
+
+        Raises:
+            UserError: they are sharded, and the callback was to roll them back.
+        """
+        if self.action == "rollback" and is_sharded(pl_module.policy):
+            raise UserError(
+                "Collapse.action",
+                "is 'rollback', but the weights are sharded",
+                fix="use 'stop', then resume with --ckpt_path and a lower learning rate",
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A run that was killed may have written alarms that the checkpoint it goes on from does not know."""
+        if trainer.is_global_zero and (self._folder / ALARMS).exists():
+            _write_file(self._folder, self.alarms)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """At the end of an iteration: roll back if that is due, and remember whether a checkpoint of now is good."""
+        loader = pl_module.data.loader
+        if loader.trained < len(loader):
+            return
+        if self._due is not None:
+            self._go_back(trainer, pl_module, self._due)
+        if self.action == "rollback" and (keeper := last_checkpoint(trainer)) is not None:
+            if self.watch.quiet:
+                self._quiet = [*self._quiet, trainer.global_step][-16:]
+            due = keeper.every_n_iterations * pl_module.data.updates_per_iteration
+            keeper.protected = set([step for step in self._quiet if step % due == 0][-1:])
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """A NaN that stops the run is an alarm, too; it was dumped already."""
+        if isinstance(exception, NonFiniteError) and pl_module.data.loader.iteration >= 0:
+            update = trainer.global_step + 1
+            kind, dumps = SIGNATURES["non_finite"], sorted((self._folder / "dumps").glob("*.pt"))
+            what = str(exception).splitlines()[0]
+            dump = str(dumps[-1].relative_to(self._folder)) if dumps else ""
+            self._record(trainer, Alarm("non_finite", update, update, what, kind.advice, "stopped", dump))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Memory, alarms and counts: a resumed run raises the alarms that an uninterrupted one would."""
+        return {
+            "watch": self.watch.state_dict(), "alarms": [a.state_dict() for a in self.alarms],
+            "rollbacks": self.rollbacks, "quiet": list(self._quiet), "skipped": self._skipped, "dumps": self._dumps,
+        }  # fmt: skip
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self.watch.load_state_dict(state_dict["watch"])
+        self.alarms = [Alarm(**alarm) for alarm in state_dict["alarms"]]
+        self.rollbacks, self._quiet = int(state_dict["rollbacks"]), list(state_dict["quiet"])
+        self._skipped, self._dumps = int(state_dict["skipped"]), int(state_dict["dumps"])
+
+    # what it does ----------------------------------------------------------------------------------------------------
+
+    def _look(self, trainer: Trainer, module: Any, values: dict[str, float]) -> None:
+        """Before the optimizer steps: the weights are still those that the numbers are about."""
+        update, loader = trainer.global_step + 1, module.data.loader
+        look: Mapping[str, float] = values
+        if module.guard.skipped > self._skipped:  # also where loss and gradient are finite, but log-probabilities not
+            self._skipped, look = module.guard.skipped, {**values, "log-probabilities": float("nan")}
+        raised = self.watch.see(look, update, last=loader.trained + 1 >= len(loader))
+        values["collapse/alarms"] = float(len(self.watch.present))
+        values["collapse/rollbacks"] = float(self.rollbacks)
+        verb = {"warn": "warned", "stop": "stopped", "rollback": "rolled back"}[self.action]
+        for alarm in raised:
+            self._record(trainer, replace(alarm, action=verb, dump=self._dump(module, values)))
+        if raised and self.action == "stop":
+            raise _stopped(self.alarms[-1], self._folder)
+        if raised and self.action == "rollback" and self._due is None:
+            self._due = self.alarms[-len(raised)]
+
+    def _dump(self, module: Any, values: Mapping[str, float]) -> str:
+        """The batch with the weights before the update; sharded weights are not gathered for it."""
+        if self._dumps >= self.max_dumps or is_sharded(module.policy):
+            return ""
+        self._dumps += 1
+        shown = ("loss", "optim/gradient_norm", "ratio/max", "ratio/log_sequence_std", "policy/entropy", "reward/mean")
+        try:
+            path: Path = module.dump_update({tag: values[tag] for tag in shown if tag in values})
+        except OSError as error:
+            log.warning("the batch could not be written: %s", error)
+            return ""
+        return str(path.relative_to(self._folder))
+
+    def _record(self, trainer: Trainer, alarm: Alarm) -> None:
+        self.alarms.append(alarm)
+        _write(trainer, self._folder, self.alarms)
+        batch = f"\n  batch: gspo replay {self._folder / alarm.dump}" if alarm.dump else ""
+        _say(f"{_words(alarm)}\n  fix: {alarm.advice}{batch}")
+
+    def _go_back(self, trainer: Trainer, module: Any, alarm: Alarm) -> None:
+        self._due = None
+        if self.rollbacks >= self.max_rollbacks:
+            raise _stopped(alarm, self._folder, f" after {self.rollbacks} rollbacks")
+        path = good_checkpoint(self._folder / "checkpoints", self._quiet, alarm.since)
+        if path is None:
+            raise _stopped(alarm, self._folder, "; no checkpoint is from before it")
+        state = roll_back(trainer, module, path, self.lr_factor)["callbacks"].get(self.state_key)
+        if state is not None:
+            self.watch.load_state_dict(state["watch"])
+        self.rollbacks += 1
+        _say(
+            f"rolled back ({self.rollbacks} of at most {self.max_rollbacks}): weights and optimizer are those of "
+            f"{path.name}, learning rate x {self.lr_factor:g}, the next prompts are new ones"
+        )
+
+
+def _signatures(ignore: Sequence[str], thresholds: Mapping[str, float]) -> list[Signature]:
+    for name in ignore:
+        if name not in SIGNATURES:
+            raise UserError("Collapse.ignore", f"{name!r} is no signature; {did_you_mean(name, SIGNATURES)}")
+    found = {name: kind() for name, kind in SIGNATURES.items() if name not in ignore}
+    known = [f"{name}.{f.name}" for name, s in found.items() for f in fields(s) if f.name != "prompts"]
+    for key, value in thresholds.items():
+        if key not in known:
+            raise UserError("Collapse.thresholds", f"{key!r} is no threshold; {did_you_mean(key, known)}")
+        name, _, threshold = key.partition(".")
+        setattr(found[name], threshold, value)
+    return list(found.values())
+
+
+def _words(alarm: Alarm) -> str:
+    name = alarm.signature.replace("_", " ")
+    return f"collapse: {name} since update {alarm.since}, recognised at {alarm.update} ({alarm.action}): {alarm.what}"
+
+
+def _stopped(alarm: Alarm, folder: Path, after: str = "") -> CollapseError:
+    return CollapseError(
+        f"stopped{after}: {_words(alarm)}.\n"
+        f"  fix: {alarm.advice}; then go on from a checkpoint in {folder / 'checkpoints'} (docs/collapse.md)"
+    )
+
+
+@rank_zero_only
+def _write(trainer: Trainer, folder: Path, alarms: Sequence[Alarm]) -> None:
+    _write_file(folder, alarms)
+    lines = ["| signature | since update | recognised at | what | done | batch |", "|---|---|---|---|---|---|"]
+    for a in alarms:
+        what = a.what.replace("|", "\\|")
+        lines.append(f"| {a.signature} | {a.since} | {a.update} | {what} | {a.action} | `{a.dump or 'not written'}` |")
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            cast(Any, logger.experiment).add_text("alarms", "\n".join(lines), alarms[-1].update)
+
+
+def _write_file(folder: Path, alarms: Sequence[Alarm]) -> None:
+    write_text(folder / ALARMS, json.dumps([a.state_dict() for a in alarms], indent=1) + "\n")
+
+
+@rank_zero_only
+def _say(text: str) -> None:
+    log.warning(text)

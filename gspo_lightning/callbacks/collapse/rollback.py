@@ -1,0 +1,58 @@
+"""Back to a good checkpoint in the same process: the weights go back, the clock goes on.
+
+The counters (updates, iterations, the x axis) are not turned back, so the next rollout batch has other prompts and
+other draws: as randomness depends on counters only, turning them back would lead into the same collapse again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+
+from gspo_lightning.policy.averaging import holds_average, training_weights
+from gspo_lightning.resume import damage, manifests
+
+__all__ = ["good_checkpoint", "roll_back"]
+
+
+def good_checkpoint(folder: Path, quiet: Collection[int], since: int) -> Path | None:
+    """The newest whole checkpoint from before an update; None if there is none.
+
+    Args:
+        folder: of the run's checkpoints.
+        quiet: numbers of updates after which nothing was suspicious.
+        since: the first suspicious update.
+    """
+    known = [(m.step, path) for path, m in manifests(folder) if m.step in quiet and m.step < since]
+    return next((path for _, path in sorted(known, reverse=True) if damage(path) is None), None)
+
+
+def roll_back(trainer: Trainer, module: Any, path: Path, lr_factor: float) -> dict[str, Any]:
+    """Put policy, snapshot, optimizer and the history of gradient norms back; returns the checkpoint.
+
+    Every rank reads the file. Learning rates are those of now times ``lr_factor``; a schedule goes on from there.
+    """
+    checkpoint: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
+    weights = training_weights(checkpoint)
+    for name, part in (("policy.", module.policy), ("old_policy.", module.old_policy)):
+        state = {k.removeprefix(name): v for k, v in weights.items() if k.startswith(name)}
+        if state:
+            part.load_state_dict(state)
+    if module.average is not None and holds_average(checkpoint):
+        module.average.load(checkpoint)
+    for optimizer, state in zip(trainer.optimizers, checkpoint["optimizer_states"], strict=True):
+        rates = [(group["lr"], group.get("initial_lr")) for group in optimizer.param_groups]
+        optimizer.load_state_dict(state)
+        for group, (rate, initial) in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * lr_factor
+            if initial is not None:
+                group["initial_lr"] = initial * lr_factor
+    for config in trainer.lr_scheduler_configs:
+        if hasattr(config.scheduler, "base_lrs"):
+            config.scheduler.base_lrs = [rate * lr_factor for rate in config.scheduler.base_lrs]
+    module.meter.load_state_dict(checkpoint.get("gspo_meter", {}))
+    return checkpoint

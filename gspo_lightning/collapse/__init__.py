@@ -1,7 +1,0 @@
-"""The signatures of a collapsing run, one file per idea, and the watch that looks for them (docs/collapse.md)."""
-
-from gspo_lightning.collapse.signature import History, Look, Signature, reward_share, rose
-from gspo_lightning.collapse.signatures import SIGNATURES
-from gspo_lightning.collapse.watch import Alarm, Watch
-
-__all__ = ["SIGNATURES", "Alarm", "History", "Look", "Signature", "Watch", "reward_share", "rose"]

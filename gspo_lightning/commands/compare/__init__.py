@@ -1,0 +1,1 @@
+"""``gspo compare``: several objectives, the same prompts and seeds, one picture and one table."""

@@ -1,0 +1,151 @@
+"""``gspo compare``: variants of one config on the same prompts, seeds and cold starts, all seeds shown."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from gspo_lightning.commands.compare.figure import draw
+from gspo_lightning.commands.compare.page import page, summary_table
+from gspo_lightning.commands.compare.rollouts import compare_rollouts
+from gspo_lightning.commands.compare.runs import Variant, run_once
+from gspo_lightning.commands.compare.stats import SEEDS_FOR_A_CLAIM
+from gspo_lightning.errors import UserError
+from gspo_lightning.report.run import Run, read_run
+
+__all__ = ["main"]
+
+PICTURE, PAGE = "compare.png", "compare.md"
+EPILOG = f"""\
+Everything else is passed to gspo fit, for all variants: --trainer.max_epochs 15.
+A run that is there already and was made by the same command is not made again: stop at any time, and go on.
+A difference is claimed from {SEEDS_FOR_A_CLAIM} seeds on, if the bootstrap interval of paired differences leaves 0 out.
+
+  gspo compare --config configs/quickstart.yaml --objectives GSPO,GRPO --seeds 1,2,3
+  gspo compare --rollouts runs/quickstart/version_0 --objectives GSPO,GRPO,DAPO
+  gspo compare --config configs/quickstart.yaml --config configs/moe.yaml --variant GSPO \\
+      --variant "GRPO + replay: --model.objective GRPO --model.routing_replay R2"
+"""
+
+
+def main(argv: Sequence[str], gspo: Callable[[list[str]], int]) -> int:
+    """Make the runs that are missing, then write the picture and the page.
+
+    Args:
+        argv: the arguments.
+        gspo: runs a command line, returns its exit code.
+
+    Raises:
+        UserError: fewer than two variants, variants of one name, no config, or a run that cannot be made.
+    """
+    parser = argparse.ArgumentParser(
+        "gspo compare",
+        description="Several objectives, or any differences of a config, side by side.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", action="append", default=[], type=Path, metavar="FILE", help="as of gspo fit")
+    parser.add_argument("--objectives", default="", metavar="A,B,...", help="a variant for each")
+    parser.add_argument(
+        "--variant", action="append", default=[], metavar="NAME: ARGUMENTS", help="a variant by arguments of gspo fit"
+    )
+    parser.add_argument("--seeds", default="1,2,3", metavar="1,2,...", help="default: 1,2,3")
+    parser.add_argument(
+        "--rollouts",
+        type=Path,
+        metavar="RUN",
+        help="on the same recorded rollouts instead: a run with data.record_rollouts, or a file or folder of such rows",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/compare"), metavar="DIR", help="default: runs/compare"
+    )
+    options, shared = parser.parse_known_args(list(argv))
+    variants, seeds = _variants(options.objectives, options.variant), _seeds(options.seeds)
+    if options.rollouts is not None and not options.config and (options.rollouts / "config.yaml").is_file():
+        options.config = [options.rollouts / "config.yaml"]
+    _check(options.config, variants)
+    if options.rollouts is not None:
+        return compare_rollouts(options.rollouts, variants, options.config, shared, options.output, gspo)
+    runs = {
+        variant.name: {
+            seed: read_run(
+                run_once(
+                    f"{variant.folder}-seed{seed}",
+                    f"{variant.name}, seed {seed}",
+                    [*shared, *variant.arguments, f"--seed_everything={seed}"],
+                    configs=options.config,
+                    output=options.output.resolve(),
+                    gspo=gspo,
+                )
+            )
+            for seed in seeds
+        }
+        for variant in variants
+    }
+    _write(runs, options.config, shared, variants, options.output)
+    console = Console(highlight=False)
+    console.print(summary_table(runs))
+    for name in (PICTURE, PAGE):
+        console.print(f"written: {options.output / name}", soft_wrap=True, markup=False)
+    return 0
+
+
+def _variants(objectives: str, described: Sequence[str]) -> list[Variant]:
+    found = [Variant(name, (f"--model.objective={name}",)) for name in objectives.replace(" ", "").split(",") if name]
+    for text in described:
+        name, _, arguments = text.partition(":")
+        found.append(Variant(name.strip(), tuple(shlex.split(arguments)) or (f"--model.objective={name.strip()}",)))
+    return found
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        seeds = [int(word) for word in text.split(",") if word.strip()]
+    except ValueError:
+        seeds = []
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UserError("--seeds", f"is {text!r}, but must be different whole numbers", fix="--seeds 1,2,3")
+    return seeds
+
+
+def _check(configs: Sequence[Path], variants: Sequence[Variant]) -> None:
+    from gspo_lightning.registry import component
+
+    if not configs:
+        raise UserError("--config", "is missing", fix="gspo compare --config configs/quickstart.yaml ...")
+    for path in configs:
+        if not path.is_file():
+            raise UserError("--config", f"{path} does not exist")
+    if len({v.folder for v in variants}) < len(variants) or len(variants) < 2:
+        names = ", ".join(v.name for v in variants) or "none"
+        raise UserError(
+            "--objectives",
+            f"and --variant name {len(variants)} ({names}); two or more of different names are needed",
+            fix="--objectives GSPO,GRPO",
+        )
+    for variant in variants:
+        if variant.arguments == (f"--model.objective={variant.name}",):
+            component("objectives", variant.name)  # a typo is found before the first run, not before the second
+
+
+def _write(
+    runs: dict[str, dict[int, Run]],
+    configs: Sequence[Path],
+    shared: Sequence[str],
+    variants: Sequence[Variant],
+    output: Path,
+) -> None:
+    command = ["gspo compare", *(f"--config {path}" for path in configs)]
+    command += [f"--variant {shlex.quote(f'{v.name}: {shlex.join(v.arguments)}')}" for v in variants]
+    seeds = ",".join(str(seed) for seed in next(iter(runs.values())))
+    command += [f"--seeds {seeds}", *([shlex.join(shared)] if shared else [])]
+    unfinished = output / f".{PICTURE}.unfinished"
+    draw(runs).savefig(unfinished, format="png")
+    os.replace(unfinished, output / PICTURE)
+    (output / PAGE).write_text(page(runs, " ".join(command), PICTURE), encoding="utf-8")

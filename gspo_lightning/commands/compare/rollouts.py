@@ -1,0 +1,180 @@
+"""``gspo compare --rollouts``: objectives on the same recorded responses at the same weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gspo_lightning.commands.compare.runs import Variant, run_once
+from gspo_lightning.errors import UserError
+from gspo_lightning.report.side_by_side.data import SideBySideData
+from gspo_lightning.report.side_by_side.figure import draw
+from gspo_lightning.report.side_by_side.page import page, summary_table
+
+__all__ = ["compare_rollouts"]
+
+NAME, FILE = "side_by_side", "side_by_side.jsonl"
+OBJECTIVE, REPLAY, UNUSUAL = "--model.objective", "--model.routing_replay", "--model.allow_unusual_clip"
+QUIET = (
+    "--data.rollouts.rewards=recorded", "--data.record_rollouts=false", "--data.val=null", "--model.metrics=basic",
+    "--model.old_logprobs=recompute", "--trainer.num_sanity_val_steps=0", "--trainer.enable_checkpointing=false",
+)  # fmt: skip
+"""The same rewards, no evaluation, nothing kept; ratios divide by log-probabilities of the weights at the start of each
+iteration, so that they are exactly 1 on its first mini-batch."""
+
+
+def compare_rollouts(
+    rollouts: Path,
+    variants: Sequence[Variant],
+    configs: Sequence[Path],
+    shared: Sequence[str],
+    output: Path,
+    gspo: Callable[[list[str]], int],
+) -> int:
+    """Replay a recording once, with every objective's gradient before each update; write the picture and the page.
+
+    Args:
+        rollouts: a run folder with ``rollouts/``, or a file or folder of recorded rows.
+        variants: two or more; the first one's objective moves the weights.
+        configs: of the run that was recorded.
+        shared: more arguments of ``gspo fit``.
+        output: where it writes.
+        gspo: runs a command line, returns its exit code.
+
+    Raises:
+        UserError: no recording, a variant that differs in more than its objective, or a run that fails.
+    """
+    records = rollouts / "rollouts" if (rollouts / "rollouts").is_dir() else rollouts
+    files = sorted(records.glob("*.*")) if records.is_dir() else [records]
+    if not records.exists() or not files:
+        raise UserError(
+            "--rollouts", f"{rollouts} holds no recorded rollouts", fix="record them: data.record_rollouts: true"
+        )
+    chosen = {variant.name: _objective(variant) for variant in variants}
+    arguments = [
+        "--data.rollouts=Recorded", f"--data.rollouts.path={records.resolve()}", *QUIET,
+        *_iterations(files, shared), *shared, *_callback(chosen),
+    ]  # fmt: skip
+    _share_cold_start(rollouts, output)
+    folder = run_once(
+        NAME,
+        f"{' / '.join(chosen)} on {records}",
+        arguments,
+        configs=configs,
+        output=output.resolve(),
+        gspo=gspo,
+        data=[f"{file.name}: {file.stat().st_size} bytes" for file in files],
+    )
+    found = SideBySideData.read(folder / FILE)
+    command = ["gspo compare --rollouts", str(rollouts), *(f"--config {path}" for path in configs)]
+    command += [f"--variant {shlex.quote(f'{v.name}: {shlex.join(v.arguments)}')}" for v in variants]
+    unfinished = output / f".{NAME}.png.unfinished"
+    draw(found).savefig(unfinished, format="png")
+    os.replace(unfinished, output / f"{NAME}.png")
+    text = page(found, " ".join([*command, *([shlex.join(shared)] if shared else [])]), f"{NAME}.png")
+    (output / f"{NAME}.md").write_text(text, encoding="utf-8")
+    console = Console(highlight=False)
+    console.print(summary_table(found))
+    for suffix in ("png", "md"):
+        console.print(f"written: {output / NAME}.{suffix}", soft_wrap=True, markup=False)
+    return 0
+
+
+def _share_cold_start(recorded: Path, output: Path) -> None:
+    """Take the one that the recorded run has made: a link to its folder, where there is none yet."""
+    made = recorded.resolve().parents[1] / "cold_start"
+    if made.is_dir() and not (output / "cold_start").exists():
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "cold_start").symlink_to(made, target_is_directory=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The objective of a variant as a config writes it, and whether it replays routes."""
+
+    objective: dict[str, Any]
+    replay: str
+    unusual: bool
+
+
+def _objective(variant: Variant) -> Chosen:
+    """Read the arguments of a variant.
+
+    Raises:
+        UserError: it changes something that would change the responses, the advantages or the weights.
+    """
+    name, settings, replay, unusual = "", {}, "off", False
+    for flag, value in _pairs(variant.arguments):
+        if flag == OBJECTIVE:
+            name = value
+        elif flag.startswith(f"{OBJECTIVE}."):
+            settings[flag.removeprefix(f"{OBJECTIVE}.").removeprefix("init_args.")] = _value(value)
+        elif flag == REPLAY and value in ("off", "R2"):
+            replay = value
+        elif flag == UNUSUAL:
+            unusual = value.lower() == "true"
+        else:
+            raise UserError(
+                "--variant",
+                f"{variant.name} has {flag} {value}, but on the same rollouts only the objective may differ, and "
+                "whether experts are replayed (R2)",
+                fix=f"{OBJECTIVE}, {OBJECTIVE}.clip_low ..., {REPLAY}; without --rollouts anything may differ",
+            )
+    if not name:
+        raise UserError("--variant", f"{variant.name} names no objective", fix=f"{variant.name}: {OBJECTIVE} GSPO")
+    return Chosen({"class_path": name, "init_args": settings}, replay, unusual)
+
+
+def _pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """``--flag=value`` and ``--flag value`` alike; the value is empty where there is none."""
+    pairs: list[tuple[str, str]] = []
+    for argument in arguments:
+        if argument.startswith("--"):
+            flag, _, value = argument.partition("=")
+            pairs.append((flag, value))
+        elif pairs and not pairs[-1][1]:
+            pairs[-1] = (pairs[-1][0], argument)
+        else:
+            pairs.append((argument, ""))
+    return pairs
+
+
+def _value(text: str) -> Any:
+    """A number or a truth value where it is one, else the text."""
+    try:
+        return json.loads(text.lower())
+    except ValueError:
+        return text
+
+
+def _callback(chosen: Mapping[str, Chosen]) -> list[str]:
+    first = next(iter(chosen.values()))
+    replay = {name: c.replay for name, c in chosen.items() if c.replay != "off"}
+    objectives = {name: c.objective for name, c in chosen.items()}
+    callback = {"class_path": "SideBySide", "init_args": {"objectives": objectives, "routing_replay": replay or None}}
+    return [
+        f"{OBJECTIVE}={json.dumps(first.objective)}",
+        f"{REPLAY}={'R2' if replay else 'off'}",
+        *([f"{UNUSUAL}=true"] if first.unusual else []),
+        f"--trainer.callbacks+={json.dumps(callback)}",
+    ]
+
+
+def _iterations(files: Sequence[Path], shared: Sequence[str]) -> list[str]:
+    """As many as were recorded, unless the user says how many, or the rows do not say which they are from."""
+    if any(argument.startswith("--trainer.max_epochs") for argument in shared):
+        return []
+    last = -1
+    for file in files:
+        if file.suffix == ".jsonl":
+            with open(file, encoding="utf-8") as rows:
+                first = json.loads(next(rows, "{}"))
+            last = max(last, -1 if first.get("iteration") is None else int(first["iteration"]))
+    return [f"--trainer.max_epochs={max(last + 1, 1)}"]

@@ -1,0 +1,108 @@
+"""What is compared between variants, and when a difference may be claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gspo_lightning.report.run import Run
+
+__all__ = ["MEASURES", "SEEDS_FOR_A_CLAIM", "Difference", "Measure", "paired_difference"]
+
+SEEDS_FOR_A_CLAIM = 8
+"""With fewer pairs a bootstrap interval is far too narrow: with 3, one of 27 resamples decides the 95% bound."""
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One number per run."""
+
+    name: str
+    of: Callable[[Run], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Of a measure, second variant minus first: ``mean`` over paired seeds, bootstrap ``low`` and ``high`` (95%)."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+    @property
+    def words(self) -> str:
+        """``higher``, ``lower``, or why nothing is claimed."""
+        if self.seeds < SEEDS_FOR_A_CLAIM:
+            return f"not separated ({self.seeds} of the {SEEDS_FOR_A_CLAIM} seeds that a claim needs)"
+        return "higher" if self.low > 0 else "lower" if self.high < 0 else "not separated"
+
+
+def _accuracy(run: Run) -> float | None:
+    return run.accuracy()[1]
+
+
+def _mean(tag: str) -> Callable[[Run], float | None]:
+    def of(run: Run) -> float | None:
+        series = run.get(tag)
+        return None if series is None else float(series.values.mean())
+
+    return of
+
+
+def _largest(tag: str) -> Callable[[Run], float | None]:
+    def of(run: Run) -> float | None:
+        series = run.get(tag)
+        return None if series is None else float(series.values.max())
+
+    return of
+
+
+def _last_iteration(tag: str) -> Callable[[Run], float | None]:
+    def of(run: Run) -> float | None:
+        found = run.first_and_last(tag)
+        return None if found is None or not np.isfinite(found[1]) else found[1]
+
+    return of
+
+
+def _after_an_update(run: Run) -> float | None:
+    """Mean over the updates that are not the first of their iteration, where it is 0 by definition."""
+    series, place = run.get("moe/changed_choices"), run.get("data/mini_batch")
+    if series is None or place is None:
+        return None
+    first = set(place.steps[place.values == 0].tolist())
+    values = [v for step, v in zip(series.steps.tolist(), series.values.tolist(), strict=True) if step not in first]
+    return float(np.mean(values)) if values else None
+
+
+MEASURES = (
+    Measure("held-out accuracy after training", _accuracy),
+    Measure("training reward, mean over the run", _mean("reward/mean")),
+    Measure("training reward, last iteration", _last_iteration("reward/mean")),
+    Measure("clipped tokens, mean", _mean("clip/tokens")),
+    Measure("largest gradient norm", _largest("optim/gradient_norm")),
+    Measure("std of log s_i, mean", _mean("ratio/log_sequence_std")),
+    Measure("entropy, last iteration", _last_iteration("policy/entropy")),
+    Measure("response length, last iteration", _last_iteration("response/length")),
+    Measure("routed choices that differ from the old policy's, mean", _after_an_update),
+)
+
+
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
+    """Mean of ``second - first`` over seeds [K], and its percentile bootstrap interval over seeds (95%).
+
+    The resamples are always the same: the same runs give the same interval.
+
+    >>> paired_difference([0.0] * 8, [1.0] * 8).words
+    'higher'
+    >>> paired_difference([0.0, 0.0], [1.0, 1.0]).words
+    'not separated (2 of the 8 seeds that a claim needs)'
+    """
+    differences = np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64)
+    drawn = np.random.default_rng(0).integers(len(differences), size=(RESAMPLES, len(differences)))
+    low, high = np.percentile(differences[drawn].mean(axis=1), [2.5, 97.5])
+    return Difference(float(differences.mean()), float(low), float(high), len(differences))

@@ -1,0 +1,1 @@
+"""``gspo doctor``: versions, devices, the sandbox and the noise of ratios on this machine."""

@@ -1,0 +1,83 @@
+"""How far the ratio of a policy to itself is from 1, by precision and by what else differs between two evaluations."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from gspo_lightning.commands.doctor.command import Finding
+from gspo_lightning.objectives import GSPO
+from gspo_lightning.old_policy.noise import band, ratio_noise
+from gspo_lightning.packing.memory import cut_rows
+from gspo_lightning.policy.checks import choose_layout, probe
+from gspo_lightning.policy.policy import DType, ModelSettings, Policy, load_policy
+from gspo_lightning.types import MicroBatch
+
+__all__ = ["findings"]
+
+MODEL = "tiny-qwen3"
+PRECISIONS: dict[str, tuple[DType, bool]] = {
+    "32-true": ("float32", False),
+    "bf16-mixed": ("float32", True),
+    "model.dtype: bfloat16": ("bfloat16", False),
+}
+"""Name -> dtype of the weights, and whether forward passes are under autocast."""
+
+
+def findings() -> Iterator[Finding]:
+    """One line a precision, and one for each other way to evaluate the same weights on the same rows."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    limit = 0.1 * float(band(GSPO()) or 0.0)
+    for name, (dtype, autocast) in PRECISIONS.items():
+        policy = load_policy(ModelSettings(MODEL, dtype)).to(device)
+        choose_layout(policy, "auto", 64)
+        batch = probe(policy)
+        context = _autocast(device) if autocast else contextlib.nullcontext
+        same = ratio_noise(policy, batch, context=context)
+        yield Finding(
+            "ok" if same <= limit else "problem",
+            name,
+            f"{same:.1e} between two evaluations alike",
+            "" if same <= limit else "an attention implementation that is deterministic: model.attn_implementation",
+        )
+        for what, other in _others(policy, batch, autocast or dtype != "float32").items():
+            noise = ratio_noise(policy, batch, other, context)
+            large = noise > limit
+            yield Finding(
+                "note" if large else "ok",
+                f"  {what}",
+                f"{noise:.1e} nats a sequence",
+                f"above {limit:.0e}, a tenth of GSPO's clip range: never mixed in a ratio" if large else "",
+            )
+
+
+def _autocast(device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
+
+
+def _others(policy: Policy, batch: MicroBatch, rounds: bool) -> dict[str, Callable[[], torch.Tensor]]:
+    def one_by_one() -> torch.Tensor:
+        rows = [policy(part)[0] for part in cut_rows(batch, 1, policy.packed)]
+        wide = [torch.nn.functional.pad(row, (0, batch.response_mask.shape[1] - row.shape[1])) for row in rows]
+        return torch.cat(wide)
+
+    def other_layout() -> torch.Tensor:
+        policy.packed = not policy.packed
+        try:
+            found: torch.Tensor = policy(batch)[0]
+        finally:
+            policy.packed = not policy.packed
+        return found
+
+    def in_float32() -> torch.Tensor:
+        twin = policy.frozen_copy().float()
+        with torch.autocast(policy.device.type, enabled=False):
+            found: torch.Tensor = twin(batch)[0]
+        return found
+
+    others = {"row by row": one_by_one, "the other layout (padded)": other_layout, "in float32": in_float32}
+    return {name: other for name, other in others.items() if rounds or other is not in_float32}

@@ -1,0 +1,105 @@
+"""What would make a run fit that does not: at least one change of the config, at most three together."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from gspo_lightning.commands.plan.devices import Device
+from gspo_lightning.commands.plan.job import Job
+from gspo_lightning.commands.plan.memory import memory_of
+from gspo_lightning.errors import UserError
+from gspo_lightning.policy.lora import LoRA
+
+__all__ = ["Option", "options_that_fit"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """A change of the config."""
+
+    words: str
+    """As it is written in YAML or on the command line."""
+    change: Callable[[Job], Job]
+    shards: bool = False
+    eight_bit: bool = False
+
+
+def options_that_fit(job: Job, device: Device) -> list[tuple[str, int]]:
+    """Two ways to fit (words, bytes at the fullest moment), the fewest changes first.
+
+    Raises:
+        UserError: nothing helps, because a single sequence or the model itself is too large for a device.
+    """
+    singles = list(_options(job))
+    everything = [o for o in singles if not o.eight_bit] if any(o.shards for o in singles) else singles
+    if memory_of(_all(everything, job), device).peak > device.memory:
+        raise UserError(
+            "data.max_response_tokens",
+            f"training {job.model.name_or_path} on sequences of {job.longest:,} tokens does not fit into "
+            f"{device.memory >> 30} GiB x {job.world} by all options together that are known here",
+            fix="shorten data.max_response_tokens, or take more or larger devices, or a smaller model; a sequence or "
+            "the experts of a layer are not split over devices here (no context or expert parallelism)",
+        )
+    found: list[tuple[str, int]] = []
+    for together in range(1, len(everything) + 1):
+        found += itertools.islice(_fitting(job, device, singles, together, found), 2 - len(found))
+        if len(found) == 2 or (found and together > 1):
+            break
+    return found
+
+
+def _all(options: Iterable[Option], job: Job) -> Job:
+    for option in options:
+        job = option.change(job)
+    return job
+
+
+def _fitting(
+    job: Job, device: Device, singles: list[Option], together: int, known: list[tuple[str, int]]
+) -> Iterator[tuple[str, int]]:
+    for chosen in itertools.combinations(singles, together):
+        words = " and ".join(option.words for option in chosen)
+        if any(o.shards for o in chosen) and any(o.eight_bit for o in chosen):
+            continue  # bitsandbytes does not know sharded parameters
+        if any(all(part in words for part in w.split(" and ")) for w, _ in known):
+            continue  # fewer changes are enough
+        peak = memory_of(_all(chosen, job), device).peak
+        if peak <= device.memory:
+            yield words, peak
+
+
+def _options(job: Job) -> Iterator[Option]:
+    """What could be changed here; what leaves results as they are comes first."""
+    if not job.checkpointing:
+        yield Option("model.gradient_checkpointing: true", lambda j: j.with_model(gradient_checkpointing=True))
+    if (budget := max(job.longest, 4096)) < job.budget:
+        yield _set(f"data.max_tokens_per_micro_batch: {budget}", budget=budget)
+    rows = min(job.max_rows, job.prompts * job.group_size // job.world)
+    if job.in_process and (few := 4 * job.group_size) < rows:
+        yield _set(f"data.rollouts.max_rows: {few} (GroupedSampler)", max_rows=few, source="GroupedSampler")
+    world = 2 * job.world if job.strategy == "fsdp" else max(8, job.world)
+    if job.prompts // job.minibatches % world == 0:
+        words = f"--config configs/fsdp2.yaml --trainer.devices {world}"
+        words += "" if world <= 8 else " (over all nodes)"
+        yield dataclasses.replace(_set(words, strategy="fsdp", world=world, shards_weights=True), shards=True)
+    if job.precision == "32-true" and job.weight_dtype.itemsize == 4:
+        yield _set("trainer.precision: bf16-mixed", precision="bf16-mixed")
+    if job.strategy != "fsdp" and job.lora is None:
+        names = [n for n in ("AdamW8bit", "PagedAdamW8bit") if n not in job.optimizer.rsplit(".", 1)]
+        if "Paged" in job.optimizer:
+            names = []
+        for name in names:
+            path = f"bitsandbytes.optim.{name}"
+            yield dataclasses.replace(_set(f"model.optimizer: {path}", optimizer=path), eight_bit=True)
+    if job.lora is None:
+        yield Option(
+            "model.lora: {r: 16}, model.dtype: bfloat16",
+            lambda j: j.with_model(lora=LoRA(r=16), dtype="bfloat16"),
+        )
+
+
+def _set(words: str, **changes: object) -> Option:
+    return Option(words, lambda job: dataclasses.replace(job, **changes))  # type: ignore[arg-type]

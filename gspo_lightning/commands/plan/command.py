@@ -1,0 +1,73 @@
+"""``gspo plan``: memory, batch arithmetic and work of a config, before any GPU is paid for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from gspo_lightning.commands.fit.cli import TrainingCLI, run
+from gspo_lightning.commands.plan.advice import options_that_fit
+from gspo_lightning.commands.plan.devices import CARDS, device_of
+from gspo_lightning.commands.plan.job import Job, job_of
+from gspo_lightning.commands.plan.memory import memory_of
+from gspo_lightning.commands.plan.models import config_of
+from gspo_lightning.commands.plan.show import show
+from gspo_lightning.training import checks
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Plan a run; takes everything that ``gspo fit`` takes. Exit code 1: it does not fit.
+
+    Raises:
+        UserError: a mistake in the config, or no option that is known here would make it fit.
+    """
+    parser = argparse.ArgumentParser(
+        "gspo plan",
+        description="Memory, batch arithmetic and work of a config before any GPU is paid for. No weights are loaded.",
+        epilog="Everything else is passed on as to gspo fit: --config FILE.yaml [--config OVERLAY.yaml] [--a.b VALUE]",
+    )
+    parser.add_argument(
+        "--device", help=f"memory of a device such as 80GB, or a card: {', '.join(CARDS)}; 80GB by default"
+    )
+    options, rest = parser.parse_known_args(list(argv))
+
+    class PlanCLI(TrainingCLI):
+        """The config of ``gspo fit``, with a plan in the place of a run."""
+
+        def before_instantiate_classes(self) -> None:
+            """Nothing is resumed or written."""
+
+        def instantiate_classes(self) -> None:
+            """Model and data settings only: a trainer would look for devices that are not here yet."""
+            made = self.parser.instantiate_classes(self.config)[self.subcommand]
+            self.model, self.datamodule = made.model, made.data
+
+        def _run_subcommand(self, subcommand: str) -> None:
+            raise SystemExit(0 if plan(self, options.device) else 1)
+
+    return run(["fit", *rest], PlanCLI)
+
+
+def plan(cli: TrainingCLI, device_word: str | None) -> bool:
+    """Print the plan of a parsed config; whether it fits.
+
+    Raises:
+        UserError: see :func:`main`.
+    """
+    config = cli.config[cli.subcommand]
+    device = device_of(device_word, str(config.trainer.accelerator))
+    job = job_of(cli.model, cli.datamodule, config, packed=device.cpu)  # elsewhere it is tried: plan for more
+    checks.check_precision(str(config.trainer.precision))
+    checks.check_ranks(cli.datamodule, job.world)
+    checks.check_context(cli.datamodule, _positions(job))
+    memory = memory_of(job, device)
+    fits = memory.peak <= device.memory
+    show(job, device, memory, [] if fits else options_that_fit(job, device))
+    return fits
+
+
+def _positions(job: Job) -> int | None:
+    limit = getattr(config_of(job.model).get_text_config(), "max_position_embeddings", None)
+    return int(limit) if limit else None

@@ -1,0 +1,191 @@
+"""What a config asks for, in the numbers that decide memory and work."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.policy.lora import LoRA
+from gspo_lightning.policy.policy import ModelSettings
+from gspo_lightning.types import MicroBatch
+
+if TYPE_CHECKING:
+    from gspo_lightning.training.data import PromptDataModule
+    from gspo_lightning.training.module import GSPOModule
+
+__all__ = ["Job", "job_of", "rectangle"]
+
+Strategy = Literal["single", "ddp", "fsdp"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, as far as it decides memory and work."""
+
+    model: ModelSettings
+    optimizer: str
+    """Dotted path of its class."""
+    precision: str
+    strategy: Strategy
+    shards_weights: bool
+    """FSDP's full sharding; False keeps whole weights (``SHARD_GRAD_OP``)."""
+    cpu_offload: bool
+    world: int
+    old_policy: str
+    """Name of its class."""
+    reference: bool
+    prompts: int
+    """Per iteration, over all ranks."""
+    group_size: int
+    minibatches: int
+    epochs: int
+    budget: int
+    """Tokens of a micro-batch."""
+    max_prompt: int
+    max_response: int
+    iterations: int
+    packed: bool
+    source: str
+    """Name of the rollout source's class."""
+    max_rows: int
+    """Responses that are decoded at the same time."""
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether activations are computed again in the backward pass."""
+        return self.model.gradient_checkpointing
+
+    @property
+    def lora(self) -> LoRA | None:
+        """The adapters, if there are any."""
+        return self.model.lora
+
+    @property
+    def autocast(self) -> bool:
+        """bfloat16 compute on float32 weights."""
+        return self.precision == "bf16-mixed" and self.weight_dtype != torch.bfloat16
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """Of the weights of the model."""
+        return torch.bfloat16 if self.model.dtype == "bfloat16" or self.precision == "bf16-true" else torch.float32
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of a number that is computed with."""
+        return 2 if self.autocast or self.weight_dtype == torch.bfloat16 else 4
+
+    @property
+    def in_process(self) -> bool:
+        """Whether responses are sampled on the training devices."""
+        return self.source in ("GroupedSampler", "TransformersGenerate")
+
+    @property
+    def rows(self) -> int:
+        """Responses of a rank per mini-batch."""
+        return max(1, self.prompts // self.minibatches // self.world) * self.group_size
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.max_prompt + self.max_response
+
+    @property
+    def rows_at_once(self) -> int:
+        """Responses of the fullest micro-batch if all have the greatest length."""
+        if not self.packed:
+            return max(1, min(self.rows, self.budget // self.longest))
+        group = self.max_prompt + self.group_size * self.max_response
+        if group > self.budget:
+            return max(1, min(self.group_size, (self.budget - self.max_prompt) // self.max_response))
+        return min(self.rows, self.budget // group * self.group_size)
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a rank per update, at most."""
+        return -(-self.rows // self.rows_at_once)
+
+    def with_model(self, **changes: Any) -> Job:
+        """The same run with other settings of its model."""
+        return dataclasses.replace(self, model=dataclasses.replace(self.model, **changes))
+
+
+def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool) -> Job:
+    """From the parsed config.
+
+    Args:
+        module: not set up; its settings are read.
+        data: not set up.
+        config: the namespace of ``fit``.
+        packed: whether rows are packed where the config leaves that open.
+    """
+    trainer = config.trainer
+    strategy, options = _class_and_options(trainer.strategy)
+    kind = _strategy_kind(strategy)
+    world = _devices(trainer.devices) * int(trainer.num_nodes or 1)
+    settings = module.settings
+    rollouts = data.rollouts
+    return Job(
+        model=settings,
+        optimizer=_class_and_options(config.model.optimizer)[0],
+        precision=str(trainer.precision or "32-true"),
+        strategy="single" if world == 1 and kind == "ddp" else kind,
+        shards_weights=str(options.get("sharding_strategy") or "FULL_SHARD").upper() in ("FULL_SHARD", "HYBRID_SHARD"),
+        cpu_offload=bool(options.get("cpu_offload")),
+        world=world,
+        old_policy=type(module.old_policy).__name__,
+        reference=getattr(module.objective, "kl_coef", 0.0) > 0 or data.kl_in_reward > 0,
+        prompts=data.prompts_per_rollout,
+        group_size=data.group_size,
+        minibatches=data.minibatches_per_rollout,
+        epochs=data.epochs_per_rollout,
+        budget=data.max_tokens_per_micro_batch,
+        max_prompt=data.max_prompt_tokens,
+        max_response=data.max_response_tokens,
+        iterations=max(0, int(trainer.max_epochs or 0)),
+        packed=settings.layout == "packed" or (settings.layout == "auto" and packed),
+        source=type(rollouts).__name__,
+        max_rows=int(getattr(rollouts, "max_rows", 1 << 30)),
+    )
+
+
+def rectangle(rows: int, group_size: int, prompt: int, response: int) -> MicroBatch:
+    """A micro-batch whose prompts and responses all have these lengths."""
+    return MicroBatch(
+        torch.zeros(rows, prompt + response, dtype=torch.int64),
+        torch.full((rows,), prompt),
+        torch.full((rows,), response),
+        torch.ones(rows, response, dtype=torch.bool),
+        torch.zeros(rows),
+        prompt_index=torch.arange(rows) // group_size,
+    )
+
+
+def _class_and_options(value: Any) -> tuple[str, dict[str, Any]]:
+    """A word, or a class path with its arguments."""
+    if value is None or isinstance(value, str):
+        return str(value or ""), {}
+    given = value.get("init_args") or {}
+    return str(value["class_path"]), dict(given if isinstance(given, dict) else vars(given))
+
+
+def _strategy_kind(name: str) -> Strategy:
+    last = name.rsplit(".", 1)[-1].lower()
+    if "fsdp" in last or "modelparallel" in last:
+        return "fsdp"
+    if last in ("auto", "") or "ddp" in last or last.startswith("singledevice"):
+        return "ddp"
+    raise UserError("trainer.strategy", f"{name!r} is none that a plan knows", fix="use ddp, or configs/fsdp2.yaml")
+
+
+def _devices(value: Any) -> int:
+    if isinstance(value, list):
+        return len(value)
+    text = str(value)
+    if text in ("auto", "-1", "None"):
+        return max(1, torch.cuda.device_count())
+    return int(text) if text.isdigit() else len([part for part in text.split(",") if part])

@@ -1,0 +1,207 @@
+"""Memory of one device by item, in each of the three moments of an iteration that may be the fullest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from gspo_lightning.commands.plan.devices import Device
+from gspo_lightning.commands.plan.job import Job, rectangle
+from gspo_lightning.commands.plan.models import config_of
+from gspo_lightning.commands.plan.skeleton import Counts, count, skeleton
+from gspo_lightning.commands.plan.step import Step, StepMemory, measure_step
+from gspo_lightning.errors import UserError
+from gspo_lightning.policy.attention.cache import FIRST
+from gspo_lightning.policy.policy import ModelSettings
+from gspo_lightning.rollouts.sampler.lean.stack import LARGEST
+from gspo_lightning.update.optimizers import FUSED
+
+__all__ = ["SAMPLING", "STEPPING", "TRAINING", "Memory", "counts_of", "memory_of", "optimizer_bytes"]
+
+SAMPLING, TRAINING, STEPPING = "sampling", "backward pass", "optimizer step"
+ADAM_LIKE = {"adam": 2, "adamw": 2, "nadam": 2, "radam": 2, "adamax": 2, "lion": 1, "rmsprop": 1, "adagrad": 1}
+"""Class -> tensors of optimizer state per weight; 8-bit and paged forms by their names."""
+NF4 = 0.5 + 4 / 64
+"""Bytes per weight in 4-bit storage, with one float32 scale for 64 of them."""
+
+
+@dataclass
+class Memory:
+    """Bytes by item and moment."""
+
+    items: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Item -> moment -> bytes."""
+    host: dict[str, int] = field(default_factory=dict)
+    """What lies in the memory of the machine instead."""
+
+    def add(self, item: str, size: float, *moments: str) -> None:
+        """Count an item; in every moment, if none is named."""
+        row = self.items.setdefault(item, {})
+        for moment in moments or (SAMPLING, TRAINING, STEPPING):
+            row[moment] = row.get(moment, 0) + round(size)
+
+    def total(self, moment: str) -> int:
+        """Of all items."""
+        return sum(row.get(moment, 0) for row in self.items.values())
+
+    @property
+    def fullest(self) -> str:
+        """The moment with the greatest total."""
+        return max((SAMPLING, TRAINING, STEPPING), key=self.total)
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the fullest moment."""
+        return self.total(self.fullest)
+
+
+def memory_of(job: Job, device: Device) -> Memory:
+    """Add up everything that one device holds."""
+    counts, memory = counts_of(job.model), Memory()
+    shards = job.world if job.strategy == "fsdp" else 1
+    _weights(memory, job, counts, shards)
+    _states(memory, job, counts, shards, device)
+    _training(memory, job, counts)
+    if job.in_process:
+        _sampling(memory, job, counts)
+    if device.reserved:
+        memory.add("context, libraries, fragments", device.reserved)
+    memory.items = {item: row for item, row in memory.items.items() if any(row.values())}
+    return memory
+
+
+def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
+    size = job.weight_dtype.itemsize
+    trained, frozen = counts.trainable, counts.total - counts.trainable
+    kept = shards if job.shards_weights else 1
+    if job.lora is None:
+        share = trained * size / kept
+        target = "weights (float32 masters)" if size == 4 and job.autocast else "weights"
+    else:
+        four_bit = counts.quantisable * (size - NF4) if job.lora.base == "4bit" else 0
+        memory.add("adapters", trained * 4 / kept)
+        share, target = (frozen * size - four_bit) / kept, "frozen weights"
+    if job.cpu_offload:
+        memory.host[target] = round(share)
+    else:
+        memory.add(target, share)
+    whole = (counts.total * size if job.lora is None else frozen * size) if not job.autocast else counts.total * 2
+    if job.strategy == "fsdp":
+        gathered = (2 * counts.largest_layer + counts.outside) * job.compute_bytes
+        memory.add("gathered weights", gathered, TRAINING)
+        memory.add("gathered weights", whole, SAMPLING)
+    if job.old_policy == "ResidentSnapshot":
+        memory.add("old policy", counts.trainable * (4 if job.lora else size) / kept)
+    elif job.old_policy == "OffloadedSnapshot":
+        memory.host["old policy"] = round(counts.trainable * size / kept)
+        if kept == 1:  # shards visit the device layer by layer
+            memory.add("old policy", counts.trainable * size, SAMPLING)
+    else:
+        cached = job.minibatches * job.rows * job.max_response * 4
+        memory.add("old log-probabilities", cached, TRAINING, STEPPING)
+    if job.reference and job.lora is None:
+        memory.add("reference policy", counts.total * size)
+
+
+def _states(memory: Memory, job: Job, counts: Counts, shards: int, device: Device) -> None:
+    size = 4 if job.lora is not None else job.weight_dtype.itemsize
+    memory.add("gradients", counts.trainable * size / shards)
+    if job.strategy == "ddp":
+        memory.add("gradient buckets (DDP)", counts.trainable * size)
+    if job.strategy == "fsdp":
+        memory.add("gathered gradients", (counts.largest_layer + counts.outside) * size, TRAINING)
+    state = optimizer_bytes(job.optimizer, counts, size) / shards
+    if job.cpu_offload or "paged" in job.optimizer.lower():
+        memory.host["optimizer state"] = round(state)
+    else:
+        memory.add("optimizer state", state)
+    if job.optimizer not in {f"torch.optim.{kind.__name__}" for kind in FUSED}:
+        at_once = not device.cpu and "bitsandbytes" not in job.optimizer  # all tensors together, or one by one
+        step = counts.trainable * size / shards if at_once else 2 * counts.largest * size
+        memory.add("optimizer temporaries", step, STEPPING)
+
+
+def optimizer_bytes(name: str, counts: Counts, size: int) -> int:
+    """Bytes of the state of an optimizer class over the trained parameters.
+
+    Raises:
+        UserError: how much it keeps is not known.
+    """
+    word = name.rsplit(".", 1)[-1].lower()
+    plain = word.removeprefix("paged").removesuffix("8bit").removesuffix("32bit")
+    if plain in ("sgd", "adafactor"):
+        return 0 if plain == "adafactor" else counts.trainable * size
+    if plain not in ADAM_LIKE:
+        raise UserError("model.optimizer", f"how much state {name!r} keeps is not known here")
+    tensors = ADAM_LIKE[plain]
+    if not word.endswith("8bit"):
+        return tensors * counts.trainable * (size if "bitsandbytes" not in name else 4)
+    large = counts.trainable - counts.small
+    return round(tensors * (large * (1 + 4 / 256) + counts.small * 4))
+
+
+def _training(memory: Memory, job: Job, counts: Counts) -> None:
+    found = step_memory(job)
+    if job.strategy != "fsdp":  # it gathers layers in compute precision instead
+        memory.add("weights in bfloat16 (autocast)", found.copies, TRAINING, SAMPLING)
+    memory.add("activations", found.activations, TRAINING)
+    memory.add("logits and temporaries", found.temporaries, TRAINING)
+    if job.lora is not None and job.lora.base == "4bit":
+        memory.add("dequantised weights of a layer", counts.largest_layer * job.compute_bytes, TRAINING, SAMPLING)
+
+
+def _sampling(memory: Memory, job: Job, counts: Counts) -> None:
+    config = config_of(job.model).get_text_config()
+    rows = min(max(1, job.prompts // job.world) * job.group_size, max(job.group_size, job.max_rows))
+    memory.add("keys and values", kv_bytes(job, config, rows), SAMPLING)
+    copies = counts.total * job.compute_bytes
+    if job.packed and job.compute_bytes == 4 and job.lora is None and copies <= LARGEST:  # on a CPU
+        memory.add("weights, transposed", copies, SAMPLING)
+    logits = 4 * rows * int(config.vocab_size) * 4  # logits, scores, probabilities, and blocks of them
+    prefill = step_memory(job, prefill=True).total()
+    memory.add("logits and temporaries", max(logits, prefill), SAMPLING)
+
+
+def kv_bytes(job: Job, config: PretrainedConfig, rows: int) -> int:
+    """Keys and values of ``rows`` responses with their prompts, the copies of a layer that grows included."""
+    heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    head = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    token = 2 * heads * head * job.compute_bytes  # of a layer
+    layers = int(config.num_hidden_layers)
+    if not job.packed:
+        return token * rows * job.longest * (layers + 1)
+    room = FIRST * 2 ** max(0, math.ceil(math.log2(job.max_response / FIRST)))
+    prompts = -(-rows // job.group_size) * job.max_prompt
+    return token * (prompts + rows * room) * (layers + 1)
+
+
+def step_memory(job: Job, prefill: bool = False) -> StepMemory:
+    """What the fullest micro-batch keeps; with ``prefill``, what the prompts of a rollout need on their way in."""
+    step = Step(
+        dtype=job.weight_dtype, autocast=job.autocast, checkpointing=job.checkpointing and not prefill,
+        packed=job.packed, lora=job.lora, accumulates=job.micro_batches > 1, backward=not prefill,
+    )  # fmt: skip
+    if prefill:
+        prompts = min(max(1, job.prompts // job.world), max(1, job.max_rows // job.group_size))
+        batch = rectangle(prompts, 1, job.max_prompt, 1)
+    else:
+        batch = rectangle(job.rows_at_once, job.group_size, job.max_prompt, job.max_response)
+    key = (repr(job.model), step, tuple(batch.input_ids.shape), tuple(batch.response_mask.shape))
+    if key not in _steps:
+        _steps[key] = measure_step(config_of(job.model), batch, step)
+    return _steps[key]
+
+
+def counts_of(settings: ModelSettings) -> Counts:
+    """Parameters of a model."""
+    key = repr(settings)
+    if key not in _counts:
+        _counts[key] = count(skeleton(config_of(settings), settings.lora))
+    return _counts[key]
+
+
+_steps: dict[tuple[Any, ...], StepMemory] = {}
+_counts: dict[str, Counts] = {}

@@ -1,0 +1,87 @@
+"""A model without data: its parameters counted, and tensors that have shapes only to run it on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from gspo_lightning.policy.lora import LoRA, add_adapters
+
+__all__ = ["Counts", "count", "shadow", "skeleton"]
+
+
+def skeleton(config: PretrainedConfig, lora: LoRA | None = None) -> PreTrainedModel:
+    """The model on the meta device, adapters in place, frozen where it would be."""
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        if lora is not None:
+            add_adapters(model, lora, seed=0)
+    return model.train()
+
+
+def shadow(model: PreTrainedModel, dtype: torch.dtype, mode: FakeTensorMode) -> PreTrainedModel:
+    """The same model on a pretended CPU: operations check shapes and make no data. Adapters stay float32."""
+    made: dict[int, nn.Parameter] = {}
+    with mode:
+        for path, module in model.named_modules():
+            for name, weight in list(module._parameters.items()):
+                if weight is None:
+                    continue
+                if id(weight) not in made:  # tied weights stay tied
+                    kind = weight.dtype if ".lora_" in path else dtype
+                    made[id(weight)] = nn.Parameter(torch.empty(weight.shape, dtype=kind), weight.requires_grad)
+                module._parameters[name] = made[id(weight)]
+            for name, buffer in list(module._buffers.items()):
+                if buffer is not None:
+                    module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+    return model
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Parameters of a model, and of the parts that decide what is gathered or quantised at a time."""
+
+    total: int
+    trainable: int
+    trainable_tensors: int
+    small: int
+    """Trainable parameters in tensors of fewer than 4,096 elements, whose 8-bit optimizer state is not 8-bit."""
+    largest_layer: int
+    outside: int
+    """Of embeddings, head and final norm: what is in no decoder layer."""
+    quantisable: int
+    """Frozen weights of linear layers other than the head, which 4-bit storage applies to."""
+    active: int
+    """Parameters that multiply a token: without the input embedding, and of experts those a token goes through."""
+    largest: int
+    """Of the largest single trainable tensor."""
+
+
+def count(model: PreTrainedModel) -> Counts:
+    """Count a (meta) model."""
+    config = model.config.get_text_config()
+    weights = dict(model.named_parameters())  # tied ones once
+    layers = model.base_model.layers
+    per_layer = [sum(p.numel() for p in layer.parameters()) for layer in layers]
+    total = sum(p.numel() for p in weights.values())
+    trained = [p.numel() for p in weights.values() if p.requires_grad]
+    inside = [m for layer in layers for m in layer.modules() if isinstance(m, nn.Linear)]
+    frozen = sum(m.weight.numel() for m in inside if not m.weight.requires_grad)
+    experts = sum(p.numel() for n, p in weights.items() if ".experts." in n)
+    share = getattr(config, "num_experts_per_tok", 0) / max(getattr(config, "num_experts", 1) or 1, 1)
+    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    return Counts(
+        total=total,
+        trainable=sum(trained),
+        trainable_tensors=len(trained),
+        small=sum(n for n in trained if n < 4096),
+        largest_layer=max(per_layer),
+        outside=total - sum(per_layer),
+        quantisable=frozen,
+        active=total - (0 if head is embedding else embedding.numel()) - round(experts * (1 - share)),
+        largest=max(trained, default=0),
+    )

@@ -1,0 +1,166 @@
+"""What a training step keeps alive: the real forward and backward pass, run on tensors that have no data."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import PretrainedConfig
+
+from gspo_lightning.commands.plan.models import with_layers
+from gspo_lightning.commands.plan.skeleton import shadow, skeleton
+from gspo_lightning.commands.plan.tally import Tally
+from gspo_lightning.policy.attention import PackedLayout, attention_plan, with_plan
+from gspo_lightning.policy.lora import LoRA
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.types import MicroBatch
+
+__all__ = ["Step", "StepMemory", "measure_step"]
+
+FEW = 2
+"""Layers of the smaller model that is run where the real one has more than twice as many; memory is linear in them."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """How a micro-batch goes through the model."""
+
+    dtype: torch.dtype = torch.float32
+    """Of the weights."""
+    autocast: bool = False
+    """bfloat16 compute on weights of another type (``bf16-mixed``)."""
+    checkpointing: bool = False
+    packed: bool = False
+    lora: LoRA | None = None
+    accumulates: bool = True
+    """Whether gradients of an earlier micro-batch are there already."""
+    backward: bool = True
+    """False: a forward pass without gradients (prefill, old log-probabilities)."""
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes beside weights and gradients at the fullest moment."""
+
+    activations: int
+    """What the decoder layers keep for the backward pass."""
+    temporaries: int
+    """Logits, their gradients, what a layer or the output head needs while it runs."""
+    copies: int
+    """Weights in compute precision that autocast keeps."""
+    gradients: int
+    """Of the trained parameters, where this was the first micro-batch; 0 where they were there already."""
+
+    @classmethod
+    def of(cls, peak: Mapping[str, int], fresh: int) -> Self:
+        """From the labels of a tally; up to ``fresh`` bytes of what has no label are gradients."""
+        kept, copies = peak.get("activations", 0), peak.get("copies", 0)
+        rest = sum(peak.values()) - kept - copies
+        return cls(kept, rest - min(rest, fresh), copies, min(rest, fresh))
+
+    @property
+    def parts(self) -> tuple[int, int, int, int]:
+        """In the order of the fields."""
+        return self.activations, self.temporaries, self.copies, self.gradients
+
+    def total(self) -> int:
+        """Of all parts."""
+        return sum(self.parts)
+
+    def beyond(self, other: StepMemory, steps: float) -> StepMemory:
+        """The straight line from this through another, ``steps`` times their distance further; never below 0."""
+        line = (b + (b - a) * steps for a, b in zip(self.parts, other.parts, strict=True))
+        return StepMemory(*(max(0, round(value)) for value in line))
+
+
+def measure_step(config: PretrainedConfig, batch: MicroBatch, step: Step) -> StepMemory:
+    """Run a micro-batch on a model of this config: in full, or two short forms of it and a straight line through them.
+
+    Each phase has a line of its own: which of them is the fullest depends on the number of layers.
+    """
+    layers = int(config.get_text_config().num_hidden_layers)
+    if layers <= 2 * FEW:
+        return max(_run(config, batch, step).values(), key=StepMemory.total)
+    few, more = (_run(with_layers(config, n), batch, step) for n in (FEW, 2 * FEW))
+    steps = (layers - 2 * FEW) / FEW
+    return max((few[phase].beyond(more[phase], steps) for phase in more), key=StepMemory.total)
+
+
+def _run(config: PretrainedConfig, batch: MicroBatch, step: Step) -> dict[str, StepMemory]:
+    """Phase -> its fullest moment."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    model = skeleton(config, step.lora)
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("grouped_mm")  # shapes of the others depend on values
+    if step.checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if step.lora is not None:
+            model.enable_input_require_grads()
+    policy = Policy(shadow(model, step.dtype, mode), None)  # nothing is tokenized
+    forward = _packed(policy, batch) if step.packed else _padded(policy, batch)
+    weights = [w for w in policy.parameters() if w.requires_grad]
+    if step.accumulates and step.backward:
+        with mode:
+            for weight in weights:
+                weight.grad = torch.empty_like(weight)
+    tally = Tally([*policy.parameters(), *(w.grad for w in weights if w.grad is not None), *policy.buffers()])
+    _mark_phases(policy, tally)
+    with warnings.catch_warnings(), mode, tally:
+        warnings.simplefilter("ignore")
+        with torch.set_grad_enabled(step.backward), torch.autocast("cpu", torch.bfloat16, enabled=step.autocast):
+            loss = forward(tally)
+            if step.backward:
+                with torch.autocast("cpu", enabled=False):  # casts of weights stay until the outer context ends
+                    loss.backward()
+    fresh = 0 if step.accumulates or not step.backward else sum(w.nbytes for w in weights)
+    return {phase: StepMemory.of(peak, fresh) for phase, peak in tally.peaks.items()}
+
+
+def _mark_phases(policy: Policy, tally: Tally) -> None:
+    """Tell the tally when the output head, the layers and the embedding are on their way back."""
+
+    def returned(module: nn.Module, _: Any, output: Any, phase: str) -> None:
+        hidden = output if isinstance(output, Tensor) else output.last_hidden_state
+        if phase == "layers":
+            tally.enter("head")
+        if hidden.requires_grad:
+            hidden.register_hook(lambda _: tally.enter(phase))
+
+    policy.backbone.register_forward_hook(partial(returned, phase="layers"))
+    policy.model.get_input_embeddings().register_forward_hook(partial(returned, phase="embedding"))
+
+
+def _packed(policy: Policy, batch: MicroBatch) -> Callable[[Tally], Tensor]:
+    """As :meth:`Policy.forward`; places come from the real lengths, before tensors have no data any more."""
+    layout = PackedLayout.of(batch)
+    plan = attention_plan(layout.segments, layout.crossings, layout.longest, torch.device("cpu"))
+    ids, positions = layout.token_ids.unsqueeze(0), layout.positions.unsqueeze(0)
+
+    def forward(tally: Tally) -> Tensor:
+        with tally.label("activations"), with_plan(policy.backbone, plan) as options:
+            hidden = policy.backbone(input_ids=ids, position_ids=positions, **options).last_hidden_state.squeeze(0)
+        return policy._token_logprobs(hidden[layout.predicts], layout.targets, 1.0)[0].sum()
+
+    return forward
+
+
+def _padded(policy: Policy, batch: MicroBatch) -> Callable[[Tally], Tensor]:
+    layout = PackedLayout.of(batch)
+    ids = batch.input_ids[:, :-1]
+    before = batch.prompt_lengths[layout.rows] + layout.steps - 1
+    mask, positions = torch.ones_like(ids), torch.arange(ids.shape[1]).expand(ids.shape[0], -1)
+
+    def forward(tally: Tally) -> Tensor:
+        with tally.label("activations"):
+            hidden = policy.backbone(
+                input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
+            ).last_hidden_state
+        return policy._token_logprobs(hidden[layout.rows, before], layout.targets, 1.0)[0].sum()
+
+    return forward

@@ -1,0 +1,1 @@
+"""Evaluation: held-out prompts answered, judged and counted."""

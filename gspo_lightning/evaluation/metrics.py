@@ -1,0 +1,102 @@
+"""What an evaluation counts: avg@k, pass@k, reward, length."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torchmetrics import MeanMetric
+
+from gspo_lightning.distributed import all_gathered
+from gspo_lightning.errors import UserError, counted
+from gspo_lightning.evaluation.passk import AverageAtK, PassAtK
+from gspo_lightning.types import Rollout
+
+__all__ = ["Evaluation", "EvaluationMetrics"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How held-out prompts are answered; independent of training."""
+
+    temperature: float = 0.0
+    """0 is greedy."""
+    samples: int = 1
+    """Responses per prompt (the k of avg@k). More than one needs a temperature above 0."""
+    max_response_tokens: int | None = None
+    """Tokens; None takes data.max_response_tokens."""
+    top_p: float = 1.0
+    """Nucleus sampling; only evaluation may leave 1."""
+    top_k: int = 0
+    """0 keeps all tokens; only evaluation may leave 0."""
+    pass_at: tuple[int, ...] = ()
+    """Values of k for pass@k, each at most ``samples``."""
+    limit: int | None = None
+    """Use only the first so many prompts; None uses all."""
+    batch_size: int = 256
+    """Prompts answered at a time."""
+    accuracy_reward: str | None = None
+    """Name of the reward that decides what is correct (a value of at least 1); None takes the first one."""
+
+
+class EvaluationMetrics(nn.Module):
+    """torchmetrics of one evaluation; they reduce over ranks when computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics = nn.ModuleDict()
+        self.examples: list[Rollout] = []
+        self._accuracy_reward, self._missing = "", list[str]()
+
+    def start(self, evaluation: Evaluation, device: torch.device) -> None:
+        """Begin an evaluation with these settings."""
+        self.metrics = nn.ModuleDict({"accuracy": AverageAtK()})
+        for k in evaluation.pass_at:
+            self.metrics[f"pass@{k}"] = PassAtK(k)
+        for name in ("reward", "response_length", "terminated"):
+            self.metrics[name] = MeanMetric()
+        self.metrics.to(device)
+        self.examples, self._missing = [], []
+
+    def update(self, groups: Sequence[Sequence[Rollout]], accuracy_reward: str) -> None:
+        """Count the scored answers to some prompts; a response is correct if its accuracy reward is at least 1.
+
+        A prompt with a missing score takes no part in the accuracy (it is never a silent 0).
+        """
+        parts = [[r.reward_parts.get(accuracy_reward) for r in group] for group in groups]
+        known = [[v >= 1.0 for v in row if v is not None] for row in parts if None not in row]
+        if len(known) < len(parts):
+            log.warning("evaluation: %d of %d prompts have a missing score", len(parts) - len(known), len(parts))
+        for name, metric in self.metrics.items():
+            if known and (name == "accuracy" or name.startswith("pass@")):
+                metric.update(torch.tensor(known).to(str(metric.device)))  # type: ignore[operator]
+        flat = [r for group in groups for r in group]
+        self._accuracy_reward = accuracy_reward
+        self._missing += [r.lost or r.missing for r in flat if r.reward_parts.get(accuracy_reward) is None]
+        rewards = [r.reward for r in flat if r.reward is not None]
+        self.metrics["reward"].update(torch.tensor(rewards, dtype=torch.float64))  # type: ignore[operator]
+        self.metrics["response_length"].update(torch.tensor([float(r.length) for r in flat]))  # type: ignore[operator]
+        self.metrics["terminated"].update(torch.tensor([float(not r.truncated and not r.lost) for r in flat]))  # type: ignore[operator]
+        self.examples += [g[0] for g in groups]
+
+    def compute(self) -> dict[str, float]:
+        """``val/<name>`` -> value, over all ranks.
+
+        Raises:
+            UserError: no prompt of any rank has all its scores, so that nobody knows the accuracy.
+        """
+        found = {f"val/{name}": float(metric.compute()) for name, metric in self.metrics.items()}  # type: ignore[operator]
+        if math.isnan(found["val/accuracy"]):
+            raise UserError(
+                "data.evaluation.accuracy_reward",
+                f"{self._accuracy_reward!r} gave no held-out prompt all its scores, so there is no accuracy: "
+                f"{counted(all_gathered(self._missing))}",
+                fix="name the reward that judges held-out answers, or correct it",
+            )
+        return found

@@ -1,0 +1,1 @@
+"""Experience: one iteration from prompts to mini-batches."""

@@ -1,0 +1,84 @@
+"""What Lightning iterates over: batches of prompts, and the experience loader with its exact state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from gspo_lightning.experience.collect import Experience
+from gspo_lightning.randomness import Purpose, permutation, stream
+from gspo_lightning.types import MiniBatch, Prompt
+
+__all__ = ["ExperienceLoader", "PromptLoader"]
+
+
+class PromptLoader:
+    """Batches of prompts to answer. A class of its own because Lightning takes a list for a list of loaders."""
+
+    def __init__(self, batches: Sequence[list[Prompt]]) -> None:
+        self.batches = list(batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[Prompt]]:
+        return iter(self.batches)
+
+
+class ExperienceLoader:
+    """A sized, stateful iterable: hands out the mini-batches of an iteration and rolls out when its buffer is spent.
+
+    Its own counters decide where it stands, not Lightning's: ``trained`` moves only after an optimizer step, so a
+    checkpoint at any moment continues with exactly the mini-batches that were not trained on yet.
+    """
+
+    def __init__(self, roll_out: Callable[[int], Experience], mini_batches: int, epochs: int, seed: int) -> None:
+        self._roll_out, self._mini_batches, self._epochs, self._seed = roll_out, mini_batches, epochs, seed
+        self.iteration = -1
+        self.trained = 0
+        self.experience = Experience([], {})
+
+    def __len__(self) -> int:
+        return self._mini_batches * self._epochs
+
+    def __iter__(self) -> Iterator[MiniBatch]:
+        if self.spent:
+            self.experience = Experience([], {})  # free the memory; an interrupted rollout still counts as not begun
+            experience = self._roll_out(self.iteration + 1)
+            self.iteration, self.trained, self.experience = self.iteration + 1, 0, experience
+        for position in range(self.trained, len(self)):
+            yield self._batch(position)
+
+    def _batch(self, position: int) -> MiniBatch:
+        batches = self.experience.mini_batches
+        epoch, index = divmod(position, len(batches))
+        order = permutation(stream(self._seed, Purpose.ROW_ORDER, self.iteration, epoch), len(batches))
+        chosen = batches[int(order[index])] if epoch else batches[index]
+        return dataclasses.replace(chosen, index=position)
+
+    @property
+    def spent(self) -> bool:
+        """Whether every mini-batch of the buffer has been trained on."""
+        return self.trained >= len(self.experience.mini_batches) * self._epochs
+
+    def mark_trained(self) -> None:
+        """One more mini-batch has gone through the optimizer."""
+        self.trained += 1
+
+    def position(self) -> dict[str, Any]:
+        """Counters and buffer, tensors and primitives only.
+
+        Not called ``state_dict``: Lightning would save it a second time and give rank 0's to every rank.
+        """
+        return {
+            "iteration": self.iteration,
+            "trained": self.trained,
+            "epochs": self._epochs,
+            "experience": self.experience.state_dict(),
+        }
+
+    def go_to(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`position`."""
+        self.iteration, self.trained = int(state["iteration"]), int(state["trained"])
+        self.experience = Experience.from_state_dict(state["experience"])

@@ -1,0 +1,1 @@
+"""What is measured: one spec per metric, by subject."""

@@ -1,0 +1,210 @@
+"""The metrics of how far the policy moves: ratios, clipping, drift. Symbols: see ``definitions.py``."""
+
+from __future__ import annotations
+
+from gspo_lightning.metrics.definitions.spec import MetricSpec
+
+__all__ = ["CLIP", "DRIFT", "RATIO"]
+
+RATIO = (
+    MetricSpec(
+        "ratio/mean",
+        "mean of r, unclipped: over sequences at sequence level, over response tokens at token level",
+        "1",
+        "within a few clip widths of 1, and exactly 1 in the first update of an iteration (float32)",
+        "If the first update of an iteration is not at 1, old and new log-probs have different origins: see noise/.",
+        "Ratio to the old policy",
+    ),
+    MetricSpec(
+        "ratio/std",
+        "sqrt(mean(r^2) - mean(r)^2) of the r of ratio/mean",
+        "1",
+        "about 0.01 on the quickstart; it grows with the learning rate and with the updates per iteration",
+        "If it keeps growing, lower the learning rate or data.minibatches_per_rollout.",
+        "Ratio to the old policy",
+    ),
+    MetricSpec(
+        "ratio/log_sequence_mean",
+        "mean over sequences of log s_i = sum_m d / n_i, whatever the objective's own level",
+        "nats per token",
+        "slightly below 0, as its negative estimates a KL divergence (quickstart: -0.004 on average, -0.03 early)",
+        "If it stays below -0.05, the policy leaves its own samples: lower the learning rate.",
+        "Ratio to the old policy",
+    ),
+    MetricSpec(
+        "ratio/log_sequence_std",
+        "standard deviation over sequences of log s_i (divisor: their number), whatever the objective's own level",
+        "nats per token",
+        "0 in the first update of an iteration; quickstart, for GSPO and GRPO: 0.01 on average, up to 0.1 early",
+        "If it explodes, sequences moved very unequally: use fewer updates per iteration or a lower learning rate.",
+        "Ratio to the old policy",
+    ),
+    MetricSpec(
+        "ratio/outside_band",
+        "r outside [1 - clip_low, 1 + clip_high], whatever the sign of A / all r",
+        "fraction",
+        "above the clipped fraction (quickstart: 0.63 and 0.45): what moved against its advantage keeps its gradient",
+        "Read clip/tokens for what is really taken out; this one says how far the policy has moved.",
+        "Ratio to the old policy",
+        when="objectives with a clip range",
+    ),
+    MetricSpec(
+        "ratio/clamped",
+        "r whose logarithm was beyond +-20 and was limited to it for numerical safety / all r",
+        "fraction",
+        "exactly 0: a factor of e^20 between two policies one update apart is an accident",
+        "Above 0 stop the run: look for a wrong prompt template, a wrong mask or exploded weights.",
+        "Ratio to the old policy",
+        when="objectives that exponentiate a ratio",
+    ),
+    MetricSpec(
+        "ratio/histogram",
+        "counts of s_i over the sequences of the update, in bins that are finer around 1",
+        "sequences",
+        "one narrow peak at 1, wider with every update within an iteration",
+        "A second peak or a long tail is a set of sequences that moved together: find them in samples.",
+        "Ratio to the old policy",
+        kind="histogram",
+    ),
+    MetricSpec(
+        "ratio/max",
+        "largest r of the update, unclipped (log-ratios are clamped at 20)",
+        "1",
+        "near 1 + a few clip widths; token level: below 10",
+        "If it jumps, look at the update before it: gradient norm, and optim/lr.",
+        "Ratio to the old policy",
+    ),
+    MetricSpec(
+        "ratio/effective_sample_size",
+        "(sum r)^2 / (n sum r^2), of this mini-batch (Kish)",
+        "fraction",
+        "1 in the first update of an iteration, above 0.9 later: fewer samples than that do the work alone",
+        "If it falls with data/mini_batch, take fewer updates per rollout batch.",
+        "Ratio to the old policy",
+    ),
+    MetricSpec(
+        "ratio/log_sequence_p05",
+        "5th percentile of log s_i, from the histogram: the edge of its bin nearer to 0",
+        "nats per token",
+        "of the order of the clip range; 0 in the first update of an iteration",
+        "Compare with log(1 - clip_low): far beyond it, clipping decides for most sequences.",
+        "Ratio to the old policy",
+    ),
+    MetricSpec(
+        "ratio/log_sequence_p95",
+        "95th percentile of log s_i, from the histogram: the edge of its bin nearer to 0",
+        "nats per token",
+        "of the order of the clip range; 0 in the first update of an iteration",
+        "Compare with log(1 + clip_high): far beyond it, clipping decides for most sequences.",
+        "Ratio to the old policy",
+    ),
+)
+
+CLIP = (
+    MetricSpec(
+        "clip/tokens",
+        "response tokens whose clipped branch is taken, so that they have no gradient / all response tokens",
+        "fraction",
+        "sequence level with 3e-4/4e-4: 0.05 to 0.75 (paper about 0.15, quickstart 0.4 to 0.5); token level with 0.2: "
+        "0.0005 to 0.02 (paper 0.0013); exactly 0 in the first update of an iteration",
+        "If it is 0 in every update, there is one update per rollout or the clip range has a wrong scale.",
+        "Clipping",
+    ),
+    MetricSpec(
+        "clip/sequences",
+        "sequences whose clipped branch is taken (GSPO-token: the mean share of their tokens) / all sequences",
+        "fraction",
+        "near clip/tokens; the two differ where long and short responses are clipped unequally often",
+        "If it is far above clip/tokens, short responses are clipped more: their s_i is noisier.",
+        "Clipping",
+        when="sequence-level objectives",
+    ),
+    MetricSpec(
+        "clip/low",
+        "response tokens clipped at 1 - clip_low (A < 0 and already less likely) / all response tokens",
+        "fraction",
+        "quickstart, sequence level: a tenth of clip/tokens; token level: most of it, unlikely tokens move furthest",
+        "If it dominates at sequence level, the policy mostly moves away from bad answers: widen clip_high.",
+        "Clipping",
+        when="objectives with a lower clip bound",
+    ),
+    MetricSpec(
+        "clip/high",
+        "response tokens clipped at 1 + clip_high (A > 0 and already more likely) / all response tokens",
+        "fraction",
+        "quickstart, sequence level: most of clip/tokens, because good answers quickly become more likely as a whole",
+        "If it dominates, good answers are held back; a larger clip_high keeps more of them.",
+        "Clipping",
+        when="objectives with an upper clip bound",
+    ),
+    MetricSpec(
+        "clip/tokens_positive",
+        "clipped response tokens with A > 0 / response tokens with A > 0",
+        "fraction",
+        "at or above clip/tokens, whose denominator also holds the tokens of dead groups (A = 0)",
+        "Compare with clip/tokens_negative: the larger one is the sign that the clip range throttles.",
+        "Clipping",
+    ),
+    MetricSpec(
+        "clip/tokens_negative",
+        "clipped response tokens with A < 0 / response tokens with A < 0",
+        "fraction",
+        "at or above clip/tokens, for the same reason; noisy once few answers are wrong",
+        "If it is far below clip/tokens_positive for long, mostly bad answers teach: widen clip_high.",
+        "Clipping",
+    ),
+    MetricSpec(
+        "clip/zero_gradient_tokens",
+        "response tokens without a gradient: clipped, with A = 0, at the numerical limit, or masked by an option / all "
+        "response tokens",
+        "fraction",
+        "clip/tokens plus the share of dead groups; below 0.9 while learning, 1 in an update with nothing to learn",
+        "What is left, 1 minus this, is the share of the batch that teaches: if it is small, remove dead groups first.",
+        "Clipping",
+    ),
+)
+
+DRIFT = (
+    MetricSpec(
+        "kl/old_new_k1",
+        "mean over response tokens of log pi_old - log pi = -d",
+        "nats per token",
+        "around 0 and noisy, of either sign: unbiased for KL(old || new) only as an average",
+        "Use kl/old_new_k3 for the size; a k1 that stays clearly negative means sampled tokens become more likely.",
+        "Drift and entropy",
+    ),
+    MetricSpec(
+        "kl/old_new_k3",
+        "mean over response tokens of exp(d) - 1 - d, never negative",
+        "nats per token",
+        "0 in the first update of an iteration, below 0.01 in the last (quickstart: 0.007 at most)",
+        "If it climbs over the iterations, the updates per rollout take the policy too far: lower the learning rate.",
+        "Drift and entropy",
+    ),
+    MetricSpec(
+        "kl/policy_reference_k1",
+        "mean over response tokens of log pi - log pi_ref",
+        "nats per token",
+        "0 at the start, then grows slowly",
+        "If it grows without a better reward, raise model.objective.kl_coef or lower the learning rate.",
+        "Drift and entropy",
+        when="model.objective.kl_coef above 0",
+    ),
+    MetricSpec(
+        "kl/policy_reference_k3",
+        "mean over response tokens of exp(x) - 1 - x with x = log pi_ref - log pi, never negative",
+        "nats per token",
+        "0 at the start, then grows slowly",
+        "If it grows without a better reward, raise model.objective.kl_coef or lower the learning rate.",
+        "Drift and entropy",
+        when="model.objective.kl_coef above 0",
+    ),
+    MetricSpec(
+        "policy/entropy",
+        "mean over response tokens of -sum_v p_v log p_v of the current policy at the training temperature",
+        "nats per token",
+        "falls while a skill is learned (quickstart: 0.3 to 0.02); a fall at flat reward, or a rise, is not healthy",
+        "If it reaches 0 before the reward rises, exploration is over: raise clip_high or the temperature.",
+        "Drift and entropy",
+    ),
+)

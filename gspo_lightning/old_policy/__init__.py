@@ -1,0 +1,7 @@
+"""The old policy: the frozen snapshot that samples and that the ratio divides by, and the reference."""
+
+from __future__ import annotations
+
+from gspo_lightning.old_policy.snapshots import CachedLogProbs, OffloadedSnapshot, OldPolicy, ResidentSnapshot
+
+__all__ = ["CachedLogProbs", "OffloadedSnapshot", "OldPolicy", "ResidentSnapshot"]

@@ -1,0 +1,131 @@
+"""Which log-probabilities a ratio divides by: the sampler's, where they are good enough, or the trainer's own.
+
+A sampler has seen every log-probability of its tokens already; to compute them again costs a forward pass over all of
+them. But its numbers come from another code path, and what the two differ by looks like a ratio. So it is measured, at
+no cost, in the first update of every iteration: there the policy still is the old policy, its own log-probabilities are
+the old ones, and the difference to the sampler's is noise alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.objectives import Objective
+from gspo_lightning.old_policy.snapshots import OldPolicy
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.types import MiniBatch
+
+__all__ = ["OldLogProbs", "OldLogProbsChoice"]
+
+log = logging.getLogger(__name__)
+
+OldLogProbsChoice = Literal["auto", "source", "recompute"]
+SHARE = 0.1
+"""Of the clip range: noise below it hardly moves anything across the edge of the band."""
+UNCLIPPED = 0.01
+"""Clip range that an objective without one is treated to have."""
+
+
+class OldLogProbs:
+    """The choice of a run, and the measurement it rests on.
+
+    Args:
+        choice: ``auto``: the sampler's where their measured noise is below a tenth of the clip range, else recomputed;
+            ``source``: the sampler's; ``recompute``: never the sampler's.
+        objective: has the clip range, and says whether it is about sequences or tokens.
+    """
+
+    def __init__(self, choice: OldLogProbsChoice, objective: Objective) -> None:
+        self.choice, self.level = choice, objective.level
+        ranges = [r for r in (objective.clip_low, objective.clip_high) if r is not None and r > 0]
+        self.tolerance = SHARE * (min(ranges) if ranges else UNCLIPPED)
+        self.noise: float | None = None
+        """Root mean square of the difference in nats: of a sequence's mean log-ratio or a token's; None at first."""
+        self._said: bool | None = None
+        self.ahead = False
+        """Rollouts come from older weights (asynchronous): the old policy is the one at the start of training on them,
+        and what the source reports belongs into the correction of the objective."""
+
+    def note(self, sums: Mapping[str, tuple[float, float]]) -> None:
+        """Take the noise from the sums, over all ranks, of an update on rollouts of the very same weights."""
+        if self.ahead:
+            return
+        name = "sampler_sequence_gap_squared" if self.level == "sequence" else "sampler_logprob_gap_squared"
+        total, count = sums.get(name, (0.0, 0.0))
+        if count:
+            self.noise = math.sqrt(total / count)
+
+    def fill(
+        self,
+        old_policy: OldPolicy,
+        policy: Policy,
+        batches: Sequence[MiniBatch],
+        temperature: float,
+        *,
+        first_is_free: bool,
+    ) -> list[MiniBatch]:
+        """The mini-batches of a rollout with what their updates will need.
+
+        Args:
+            old_policy: can evaluate its snapshot.
+            policy: the live policy.
+            batches: in the order of their updates.
+            temperature: of the rollouts.
+            first_is_free: the first one is trained on once, while the policy is the snapshot; it needs nothing.
+
+        Raises:
+            UserError: ``source``, but the rollouts have no log-probabilities.
+        """
+        replayed = policy.routing is not None and policy.routing.replay != "off" and self.choice != "source"
+        first_is_free = first_is_free and not self.as_behaviour and not replayed
+        free, rest = (list(batches[:1]), list(batches[1:])) if first_is_free else ([], list(batches))
+        if replayed or not self.from_source(batches):  # under Routing Replay both sides follow the same experts
+            return free + old_policy.prepare(policy, rest, temperature)
+        old_policy.prepare(policy, [], temperature)  # sampling is over
+        return free + [
+            replace(b, micro_batches=[replace(m, old_from_source=True) for m in b.micro_batches]) for b in rest
+        ]
+
+    @property
+    def as_behaviour(self) -> bool:
+        """Whether ratios divide by older weights than those at the start of training, by choice."""
+        return self.ahead and self.choice == "source"
+
+    def from_source(self, batches: Sequence[MiniBatch]) -> bool:
+        """Whether the updates on these mini-batches take the source's log-probabilities.
+
+        Raises:
+            UserError: ``source``, but the rollouts have no log-probabilities.
+        """
+        known = all(m.behaviour_logprobs is not None for b in batches for m in b.micro_batches)
+        if self.choice == "source" and not known:
+            raise UserError(
+                "model.old_logprobs", "is 'source', but these rollouts have no log-probabilities", fix="use recompute"
+            )
+        if self.ahead:
+            return self.choice == "source"
+        if self.choice == "recompute" or not known or (self.choice == "auto" and self.noise is None):
+            return False
+        good = self.noise is None or self.noise <= self.tolerance
+        if good is not self._said:
+            self._said = good
+            self._say(good)
+        return good or self.choice == "source"
+
+    def _say(self, good: bool) -> None:
+        noise = "" if self.noise is None else f"{self.noise:.1e} nats per {self.level}"
+        limit = f"{self.tolerance:.1e}, a tenth of the clip range"
+        if self.choice == "source" and not good:
+            log.warning(
+                "old log-probabilities are the rollout source's, whose noise of %s is above %s: it moves samples "
+                "across the edge of the clip range before any update; use model.old_logprobs: auto",
+                noise, limit,
+            )  # fmt: skip
+        elif self.choice == "auto":
+            chosen = "are the rollout source's" if good else "are recomputed: the rollout source's are too noisy"
+            log.info("old log-probabilities %s: %s against %s", chosen, noise, limit)

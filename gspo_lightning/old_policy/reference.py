@@ -1,0 +1,106 @@
+"""The reference policy: the frozen start of a run, which a KL term is measured to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+from gspo_lightning.old_policy.snapshots import with_logprobs
+from gspo_lightning.packing.batches import cut_micro_batches
+from gspo_lightning.policy.lora import adapters_off, has_adapters
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.strategies.sharding import in_step, is_sharded
+from gspo_lightning.types import MiniBatch, Rollout
+
+__all__ = ["ReferencePolicy"]
+
+
+class ReferencePolicy:
+    """A frozen copy of the initial policy, kept only where a KL term needs it (``kl_coef``, ``kl_in_reward``).
+
+    It is not part of the module tree: neither the optimizer, nor DDP, nor a checkpoint, nor an export sees it. A
+    resumed run makes it again from the same start. One more copy of the weights in memory, unless the policy trains
+    adapters: then the reference is the policy with its adapters off.
+    """
+
+    def __init__(self, policy: Policy, shard: Callable[[Policy], Policy] | None = None) -> None:
+        self.adapted = has_adapters(policy.model)
+        if self.adapted:
+            self.policy = policy
+        else:
+            copy = policy.frozen_copy().eval()
+            copy.routing = None  # it goes its own ways
+            self.policy = copy if shard is None else shard(copy)
+
+    def follow(self, policy: Policy) -> None:
+        """The policy has been sharded: where it is the reference, too, that is the one to call."""
+        if self.adapted:
+            self.policy = policy
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        inner: Policy = getattr(self.policy, "module", self.policy)  # FSDP1 is a module around it
+        with _own_ways(self.policy), adapters_off(inner.model) if self.adapted else nullcontext():
+            yield
+
+    @torch.no_grad()
+    def penalise(
+        self,
+        rollouts: Sequence[Rollout],
+        old: Policy,
+        coef: float,
+        temperature: float,
+        max_tokens: int,
+        device: torch.device,
+    ) -> None:
+        """Set each rollout's ``kl_penalty`` to ``coef`` times its summed log-ratio to the reference, nats.
+
+        The k1 estimator of KL(old policy || reference) over the whole response, as in reinforcement learning from human
+        feedback (InstructGPT, arXiv 2203.02155). Both sides go through the same forward pass over the same rows: a
+        sampler's log-probabilities differ by more than a small KL, and here a policy that is the reference has exactly
+        none.
+
+        Args:
+            rollouts: of this rank, any number.
+            old: the weights that sampled them, on ``device``.
+            coef: reward units per nat.
+            temperature: of the rollouts.
+            max_tokens: that go through a model at once.
+            device: of the policy.
+        """
+        self._to(device)
+        rows = sorted(rollouts, key=lambda r: len(r.prompt.token_ids) + len(r.token_ids), reverse=True)
+        done = 0
+        for part in in_step(self.policy, list(cut_micro_batches(rows, max_tokens)), device):
+            batch = part.to(device)
+            with _own_ways(old):
+                logprobs = old(batch, temperature)[0]
+            with self._as_it_was():
+                ratio = logprobs - self.policy(batch, temperature)[0]
+            sums = torch.where(batch.response_mask, ratio, 0.0).double().sum(-1).tolist()
+            for rollout, value in zip(rows[done : done + len(sums)], sums, strict=done < len(rows)):
+                rollout.kl_penalty = coef * value
+            done += len(sums)
+
+    def fill(self, batches: Sequence[MiniBatch], temperature: float, device: torch.device) -> list[MiniBatch]:
+        """The mini-batches with ``ref_logprobs``, evaluated once per rollout batch in the training layout."""
+        self._to(device)
+        with self._as_it_was():
+            return with_logprobs("ref_logprobs", self.policy, batches, temperature)
+
+    def _to(self, device: torch.device) -> None:
+        if not self.adapted and not is_sharded(self.policy):  # shards are where they belong
+            self.policy.to(device)
+
+
+@contextmanager
+def _own_ways(policy: Policy) -> Iterator[None]:
+    """Routers choose freely and are not watched."""
+    inner: Policy = getattr(policy, "module", policy)  # FSDP1 is a module around it
+    routing, inner.routing = inner.routing, None
+    try:
+        yield
+    finally:
+        inner.routing = routing

@@ -1,5 +1,0 @@
-"""What a config will need, before any GPU is paid for: ``gspo plan``."""
-
-from gspo_lightning.plan.command import main
-
-__all__ = ["main"]

@@ -1,0 +1,24 @@
+"""Attention for rows that share a prompt: computed once per prompt, without padding, on unmodified models."""
+
+from gspo_lightning.policy.attention.cache import GroupCache
+from gspo_lightning.policy.attention.interface import (
+    Plan,
+    UnsupportedAttentionError,
+    layers_attended,
+    windows,
+    with_plan,
+)
+from gspo_lightning.policy.attention.layout import PackedLayout
+from gspo_lightning.policy.attention.plans import attention_plan, check_attention
+
+__all__ = [
+    "GroupCache",
+    "PackedLayout",
+    "Plan",
+    "UnsupportedAttentionError",
+    "attention_plan",
+    "check_attention",
+    "layers_attended",
+    "windows",
+    "with_plan",
+]

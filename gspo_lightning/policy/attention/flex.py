@@ -1,0 +1,105 @@
+"""Shared-prefix attention on CUDA: one FlexAttention kernel over all packed tokens.
+
+FlexAttention (Dong et al., arXiv 2412.05496) compiles a mask that is written in Python into one kernel for values and
+one for gradients. Blocks of tokens that nobody sees are left out; which those are follows from the lengths, so that no
+[M, M] tensor is ever made. Nothing here is believed: :func:`gspo_lightning.policy.attention.check_attention` compares the
+compiled kernels with the definition on the device before a model is trained with them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import pad
+
+__all__ = ["FlexPlan", "has_flex"]
+
+BLOCK = 128
+
+
+def has_flex() -> bool:
+    """Whether kernels can be compiled here."""
+    return importlib.util.find_spec("triton") is not None
+
+
+class FlexPlan:
+    """The attention of M packed tokens.
+
+    Args:
+        segments: (start, length) of prompts and responses; together they are all tokens.
+        crossings: (start and length of the responses to a prompt, start and length of the prompt).
+        longest: tokens of the longest row.
+        device: of the tensors that attend.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[tuple[int, int]],
+        crossings: Sequence[tuple[int, int, int, int]],
+        longest: int,
+        device: torch.device,
+    ) -> None:
+        self.longest = longest
+        self.tokens = sum(length for _, length in segments)
+        self.padding = -self.tokens % BLOCK
+        own = torch.arange(self.tokens + self.padding)  # padding sees itself: a softmax over nothing would be NaN
+        for start, length in segments:
+            own[start : start + length] = start
+        first, end = (torch.zeros(len(own), dtype=torch.int64) for _ in range(2))
+        for start, length, prompt, width in crossings:
+            first[start : start + length], end[start : start + length] = prompt, prompt + width
+        self.mask = _block_mask(own, first, end, device)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """[M, H, d] over [M, K, d] to [M, H, d]."""
+        inputs = (pad(x, (0, 0, 0, 0, 0, self.padding)).transpose(0, 1).unsqueeze(0) for x in (query, key, value))
+        options: dict[str, Any] = {"block_mask": self.mask, "scale": scaling, "enable_gqa": True}
+        out: Tensor = _kernel(query.device.type)(*inputs, **options)
+        return out.squeeze(0).transpose(0, 1)[: self.tokens]
+
+
+@functools.cache
+def _kernel(device: str) -> Callable[..., Any]:
+    """Compiled once for all lengths; on a CPU, for tests, as it is."""
+    kernel = cast("Callable[..., Any]", flex_attention)
+    return kernel if device == "cpu" else torch.compile(kernel, dynamic=True)
+
+
+def _block_mask(own: Tensor, first: Tensor, end: Tensor, device: torch.device) -> BlockMask:
+    """A token sees its segment from its start ``own`` up to itself, and its prompt from ``first`` to before ``end``.
+
+    A block of tokens lists the blocks from the first to the last that any of its tokens sees, in its segments and in
+    its prompts; what lies between is left to the mask itself.
+    """
+    blocks = len(own) // BLOCK
+    own_block, other = torch.arange(blocks).unsqueeze(1), torch.arange(blocks)
+    lowest = own.view(blocks, BLOCK).amin(1, keepdim=True) // BLOCK
+    empty = end == 0
+    low = first.masked_fill(empty, len(own)).view(blocks, BLOCK).amin(1, keepdim=True) // BLOCK
+    high = (end - 1).view(blocks, BLOCK).amax(1, keepdim=True) // BLOCK
+    listed = ((other >= lowest) & (other <= own_block)) | ((other >= low) & (other <= high))
+    order = listed.int().argsort(dim=1, descending=True, stable=True)
+
+    def there(x: Tensor) -> Tensor:
+        return x.to(dtype=torch.int32).to(device, non_blocking=True)
+
+    starts, firsts, ends = there(own), there(first), there(end)
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        within = (key <= query) & (key >= starts[query])
+        return within | ((key >= firsts[query]) & (key < ends[query]))
+
+    mask: BlockMask = BlockMask.from_kv_blocks(
+        there(listed.sum(1))[None, None],
+        there(order)[None, None],
+        BLOCK_SIZE=BLOCK,
+        mask_mod=sees,
+        seq_lengths=(len(own), len(own)),
+    )
+    return mask

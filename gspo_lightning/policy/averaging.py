@@ -1,0 +1,89 @@
+"""The running average of the weights that are trained, and how it travels in checkpoints.
+
+Rollouts, old policy and optimizer belong to the weights of now; evaluations, ``gspo validate`` and ``gspo export`` to
+their average, which therefore stands under ``state_dict`` in checkpoints, as Lightning has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.policy.policy import Policy
+
+__all__ = ["Average", "holds_average", "training_weights"]
+
+CURRENT, COUNT = "current_model_state", "averaging_state"
+"""Keys of checkpoints, as in Lightning's: the weights of now, and how many have been averaged."""
+
+
+class Average:
+    """The running average of a policy's trained weights; others are never averaged.
+
+    Args:
+        policy: the weights of now, which :meth:`update` reads.
+        device: where the average is kept; None: where the policy is.
+        how: of ``torch.optim.swa_utils.AveragedModel``: ``avg_fn`` or ``multi_avg_fn``.
+    """
+
+    def __init__(self, policy: Policy, device: torch.device | int | None = None, **how: Any) -> None:
+        named = [(name, p) for name, p in policy.named_parameters(remove_duplicate=False) if p.requires_grad]
+        self._live = nn.ParameterList({id(p): p for _, p in named}.values())
+        places = {id(p): i for i, p in enumerate(self._live)}
+        self._places = {name: places[id(p)] for name, p in named}  # tied weights have several names
+        self._model = AveragedModel(self._live, device=device or policy.device, use_buffers=False, **how)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take the weights of now into the average; the first ones are it."""
+        self._model.update_parameters(self._live)
+
+    def policy(self, live: Policy) -> Policy:
+        """A policy with the averaged weights, in eval mode; it shares their memory where they are on its device."""
+        weights = {id(p): self._at(i).to(live.device) for i, p in enumerate(self._live)}
+        return live.frozen_copy({key: nn.Parameter(w, requires_grad=False) for key, w in weights.items()}).eval()
+
+    def put_into(self, checkpoint: dict[str, Any]) -> None:
+        """Put the average under ``state_dict``, and beside it what training goes on with."""
+        state = dict(checkpoint["state_dict"])
+        names = {f"policy.{name}": i for name, i in self._places.items() if f"policy.{name}" in state}
+        checkpoint[CURRENT] = {name: state[name] for name in names}
+        checkpoint[COUNT] = {"n_averaged": self._model.n_averaged.clone()}
+        checkpoint["state_dict"] = state | {name: self._at(i) for name, i in names.items()}
+
+    @torch.no_grad()
+    def load(self, checkpoint: dict[str, Any]) -> None:
+        """The inverse of :meth:`put_into`."""
+        for name, i in self._places.items():
+            self._at(i).copy_(checkpoint["state_dict"][f"policy.{name}"])
+        self._model.n_averaged.copy_(checkpoint[COUNT]["n_averaged"])
+
+    def _at(self, place: int) -> Tensor:
+        averaged = self._model.module
+        assert isinstance(averaged, nn.ParameterList)
+        return averaged[place].detach()
+
+
+def holds_average(checkpoint: dict[str, Any]) -> bool:
+    """Whether an average of weights stands under ``state_dict``.
+
+    Raises:
+        UserError: it does, and a sharding strategy has taken it for the weights to train.
+    """
+    if CURRENT in checkpoint and "state_dict" not in checkpoint:
+        raise UserError(
+            "trainer.strategy",
+            "spreads weights over ranks, but the checkpoint is one of a run that averages its weights",
+            fix="go on with trainer.strategy: ddp or on a single device, or start a new run from its export",
+        )
+    return CURRENT in checkpoint
+
+
+def training_weights(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """The ``state_dict`` that training goes on with: the weights of now, also where it holds their average."""
+    state: dict[str, Any] = checkpoint["state_dict"] | checkpoint.get(CURRENT, {})
+    return state

@@ -1,0 +1,118 @@
+"""What is verified on a model before it is trained: that its logits and its layout mean what this package thinks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+
+import torch
+
+from gspo_lightning.errors import UserError, first_line
+from gspo_lightning.policy.attention import check_attention, windows
+from gspo_lightning.policy.leaks import Probe, carried_state, probe
+from gspo_lightning.policy.policy import Layout, Policy
+from gspo_lightning.policy.rope import pin_rope
+from gspo_lightning.policy.rounding import few_tokens
+
+__all__ = ["check_head", "choose_layout", "probe"]
+
+log = logging.getLogger(__name__)
+
+ANOTHER = "use another model family, or report this with the name of the model"
+
+
+def check_head(policy: Policy) -> None:
+    """Compare :meth:`Policy.head` on the backbone with the model's own logits on a few tokens.
+
+    A family whose head does more than this package knows would be trained on wrong log-probabilities; here it is loud.
+
+    Raises:
+        UserError: they differ.
+    """
+    ids = few_tokens(policy.model, 4)
+    with torch.no_grad(), warnings.catch_warnings(), _refusing(policy):
+        warnings.simplefilter("ignore")
+        own = policy.model(input_ids=ids, use_cache=False).logits.float()
+        ours = policy.head(policy.backbone(input_ids=ids, use_cache=False).last_hidden_state).float()
+    if own.shape != ours.shape or not torch.allclose(own, ours, atol=1e-3, rtol=1e-3):
+        raise UserError(
+            "model.name_or_path",
+            f"{type(policy.model).__name__} computes its logits in a way this package does not know",
+            fix=ANOTHER,
+        )
+
+
+@contextlib.contextmanager
+def _refusing(policy: Policy) -> Iterator[None]:
+    """Whatever a family raises that this package has never seen is a reason to refuse it, and no crash."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        what = f"{type(policy.model).__name__} cannot be trained: its forward pass on a few tokens fails: "
+        raise UserError("model.name_or_path", what + first_line(error), fix=ANOTHER) from error
+
+
+def choose_layout(policy: Policy, layout: Layout, longest: int, device: torch.device | None = None) -> None:
+    """Set ``policy.packed`` by what the model itself answers, and refuse a model that padded rows are wrong for.
+
+    Rotary embeddings that follow the length of a call are pinned first (:mod:`gspo_lightning.policy.rope`).
+
+    Args:
+        policy: the model.
+        layout: ``auto`` falls back to padding with a message; ``packed`` insists.
+        longest: tokens of the longest row that training, sampling or an evaluation may see.
+        device: where it will be trained; where it is, by default.
+
+    Raises:
+        UserError: a row is not the same alone as among others; or ``packed`` is asked for and this model cannot.
+    """
+    policy.packed = False
+    context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    longest = min(longest, context or longest)
+    pin_rope(policy.model, longest)
+    asked = Probe(policy, longest)
+    with _refusing(policy), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wrong = asked.why_not_exact()
+    if wrong is not None:
+        raise UserError("model.name_or_path", f"{type(policy.model).__name__} {wrong}", fix=ANOTHER)
+    if layout == "padded":
+        return
+    reason = _why_not_packed(asked, device or policy.device)
+    if reason is None:
+        policy.packed = True
+    elif layout == "packed":
+        raise UserError("model.layout", f"packed does not work here: {reason}", fix="use model.layout: auto or padded")
+    else:
+        log.warning("model.layout: rows are padded and prompts repeated, because of %s", reason)
+
+
+def _why_not_packed(asked: Probe, device: torch.device) -> str | None:
+    policy, longest = asked.policy, asked.longest
+    if (state := carried_state(policy.model)) is not None:
+        return state
+    if short := [window for window in windows(policy.backbone) if window < longest]:
+        return f"a sliding window of {short[0]} tokens and rows of up to {longest}"
+    try:
+        reason = None if device.type == "cpu" else _why_no_kernel(policy, device)
+        return reason or asked.why_not_packed()
+    except Exception as error:  # a family's own modules, called as they have not been before
+        return first_line(error)
+
+
+def _why_no_kernel(policy: Policy, device: torch.device) -> str | None:
+    """Tried there on random numbers: a kernel that is compiled for a device may fail or be wrong in many ways."""
+    config = policy.model.config.get_text_config()
+    heads = config.num_attention_heads
+    pair = (heads, getattr(config, "num_key_value_heads", None) or heads)
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    for dtype in {next(policy.parameters()).dtype, torch.bfloat16}:  # of 32-true and of bf16-mixed
+        try:
+            check_attention(device, pair, size, dtype)
+        except Exception as error:
+            return first_line(error)
+    return None

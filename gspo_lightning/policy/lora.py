@@ -1,0 +1,168 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685) in an unmodified transformers model, by peft.
+
+The adapters are put into the model in place, so it stays the class it was: training, sampling and packed attention see
+no difference. Everything but the adapters is frozen; a checkpoint holds the adapters alone, the reference policy is the
+model with its adapters off, and an export has them merged into the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.policy.four_bit import dequantise, quantise
+from gspo_lightning.randomness import Purpose, stream
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = [
+    "BASE_NORM", "LoRA", "adapters_off", "add_adapters", "check_base", "check_names", "frozen_norm", "has_adapters",
+    "merge_adapters", "only_adapters",
+]  # fmt: skip
+
+
+MARK = ".lora_"
+"""What names of adapter weights contain."""
+BASE_NORM = "gspo_base_norm"
+"""Where a checkpoint of adapters says which frozen weights they belong to."""
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Which layers get adapters, and how large they are."""
+
+    r: int = 16
+    """Rank of an adapter, >= 1."""
+    alpha: float = 32.0
+    """The product of both factors is scaled by ``alpha / r``."""
+    dropout: float = 0.0
+    """Only 0: dropout moves sequence ratios by more than the clip range, so that no ratio is 1 before an update."""
+    target_modules: list[str] | str = "all-linear"
+    """Names of linear layers such as ``[q_proj, v_proj]``; ``all-linear`` takes all but the output head."""
+    base: Literal["as_loaded", "4bit"] = "as_loaded"
+    """``4bit`` stores the frozen weights in NF4 (QLoRA, arXiv 2305.14314): about 0.53 bytes per weight."""
+
+    def __post_init__(self) -> None:
+        if self.r < 1:
+            raise UserError("model.lora.r", f"is {self.r}; it must be at least 1")
+        if self.dropout != 0:
+            raise UserError(
+                "model.lora.dropout",
+                f"is {self.dropout}, but dropout moves sequence ratios by more than the clip range",
+                fix="leave it at 0; a smaller r or weight decay regularises, too",
+            )
+
+
+def add_adapters(model: PreTrainedModel, lora: LoRA, seed: int) -> None:
+    """Put adapters into a model and freeze the rest of it; the same adapters for the same seed.
+
+    Raises:
+        UserError: peft is missing, or no layer of the model has such a name.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise UserError("model.lora", "needs peft", fix="pip install 'gspo_lightning[lora]'") from error
+    model.requires_grad_(False)
+    if lora.base == "4bit":
+        quantise(model)
+    config = LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules, lora_dropout=0.0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream(seed, Purpose.INITIALISATION) % (1 << 63))
+        try:
+            inject_adapter_in_model(config, model)
+        except ValueError as error:
+            layers = sorted({n.split(".")[-1] for n, m in model.named_modules() if isinstance(m, nn.Linear)})
+            raise UserError(
+                "model.lora.target_modules",
+                f"{lora.target_modules!r} names no layer of {type(model).__name__}",
+                fix=f"use all-linear, or a list of: {', '.join(layers)}",
+            ) from error
+    if model.is_gradient_checkpointing:
+        model.enable_input_require_grads()
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether adapters were put into a model."""
+    return next(_adapted(model), None) is not None
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """The model as it was before adapters were put into it, while this lasts."""
+    layers = [layer for _, layer in _adapted(model)]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+@torch.no_grad()
+def merge_adapters(model: nn.Module) -> None:
+    """Add the adapters to the weights and take them out: an ordinary transformers model again, nothing in 4 bits."""
+    dequantise(model)
+    for name, layer in list(_adapted(model)):
+        layer.merge()
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, layer.get_base_layer())
+
+
+def only_adapters(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a state dict that are trained: a checkpoint holds no others."""
+    return {name: weight for name, weight in state.items() if MARK in name}
+
+
+def check_base(checkpoint: dict[str, Any], norm: float) -> None:
+    """Refuse adapters that belong to other frozen weights than those of norm ``norm`` (:func:`frozen_norm`).
+
+    Raises:
+        UserError: they do, or the checkpoint holds no adapters.
+    """
+    before = checkpoint.get(BASE_NORM)
+    if before is None or abs(before - norm) > 1e-6 * max(before, norm):
+        raise UserError(
+            "model.name_or_path",
+            "holds other weights than those the adapters of this checkpoint were trained on"
+            if before is not None
+            else "trains adapters (model.lora), but this checkpoint holds all weights",
+            fix="resume with the model and the model.lora of the run that wrote it",
+        )
+
+
+def check_names(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse adapters of other layers than those that are trained: missing ones would start anew, unnoticed.
+
+    Raises:
+        UserError: the adapters in ``found`` are not those in ``wanted``.
+    """
+    if odd := sorted(only_adapters(found).keys() ^ only_adapters(wanted).keys()):
+        raise UserError(
+            "model.lora.target_modules",
+            f"names other layers than this checkpoint has adapters for, such as {odd[0]}",
+            fix="resume with the model.lora of the run that wrote it",
+        )
+
+
+@torch.no_grad()
+def frozen_norm(policy: nn.Module) -> float:
+    """Of all frozen weights together: tells one base of adapters from another. Taken before they are sharded."""
+    parts = [p.data.double().norm() ** 2 for name, p in policy.named_parameters() if MARK not in name]
+    return float(torch.stack(parts).sum().sqrt())
+
+
+def _adapted(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    if not any(MARK in name for name, _ in model.named_parameters()):
+        return
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    yield from ((name, module) for name, module in model.named_modules() if isinstance(module, BaseTunerLayer))

@@ -1,0 +1,29 @@
+"""Mixtures of experts: which experts a token went to, measured, recorded and replayed."""
+
+from gspo_lightning.policy.routing.balance import LoadBalance, expert_load
+from gspo_lightning.policy.routing.measure import LOAD, routing_scalars, routing_sums, share_changed
+from gspo_lightning.policy.routing.routers import Replay, Routing, find_routers, replay_word, routers_of
+from gspo_lightning.policy.routing.tape import Tape, checkpoint_contexts, recording, routed
+from gspo_lightning.policy.routing.tokens import TokenPlaces, gather_routes, index_dtype, scatter_routes
+
+__all__ = [
+    "LOAD",
+    "LoadBalance",
+    "Replay",
+    "Routing",
+    "Tape",
+    "TokenPlaces",
+    "checkpoint_contexts",
+    "expert_load",
+    "find_routers",
+    "gather_routes",
+    "index_dtype",
+    "recording",
+    "replay_word",
+    "routed",
+    "routers_of",
+    "routing_scalars",
+    "routing_sums",
+    "scatter_routes",
+    "share_changed",
+]

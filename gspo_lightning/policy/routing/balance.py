@@ -1,0 +1,76 @@
+"""The load-balancing loss of routers (Switch Transformer, arXiv 2101.03961, equations 4 to 6; Qwen3-MoE's form).
+
+``E * sum_e f_e P_e`` over E experts: ``f_e`` is how often a token chooses expert e, ``P_e`` its mean probability, both
+means over the tokens of a mini-batch and over layers. Only ``P_e`` has a gradient, and it is a sum over tokens: with
+``f_e`` of the whole mini-batch known beforehand, the shares of micro-batches and ranks add up to the exact loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.policy.routing.routers import Routing
+from gspo_lightning.policy.routing.tape import Tape
+from gspo_lightning.types import MicroBatch
+
+__all__ = ["LoadBalance", "expert_load"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBalance:
+    """What the load-balancing loss of a micro-batch needs to know of its mini-batch."""
+
+    coef: float
+    """Its weight beside the loss of the objective, > 0."""
+    load: Tensor
+    """[E + 1] of :func:`expert_load` over the whole mini-batch and all ranks."""
+
+    def share(self, tape: Tape, batch: MicroBatch, routing: Routing, packed: bool) -> tuple[Tensor, Tensor]:
+        """A micro-batch's share of the loss before ``coef``, with gradient, and its share of the tokens.
+
+        Args:
+            tape: of its forward pass, with scores.
+            batch: N rows.
+            routing: of the policy.
+            packed: whether rows of one prompt shared it in that pass.
+        """
+        weights, scores = _weights(tape, batch, packed), list(tape.scores.values())
+        logits = bool((scores[0].detach() < 0).any())
+        total = torch.stack([(_probabilities(s, logits) * weights.unsqueeze(1)).sum(0) for s in scores]).sum(0)
+        chosen, rows = (x.to(total.dtype) for x in (self.load[:-1], self.load[-1]))
+        return routing.experts * (chosen * total).sum() / rows**2, weights.sum() * len(scores) / rows
+
+
+@torch.no_grad()
+def expert_load(tape: Tape, batch: MicroBatch, routing: Routing, packed: bool) -> Tensor:
+    """[E + 1] float64: the choices of each expert over all layers, then the number of (token, layer) pairs.
+
+    Every token of every row that is forwarded counts, a shared prompt once for each of its rows.
+    """
+    weights = _weights(tape, batch, packed).double()
+    load = torch.zeros(routing.experts + 1, dtype=torch.float64, device=weights.device)
+    for chosen in tape.chosen.values():
+        load.index_add_(0, chosen.flatten(), weights.repeat_interleave(chosen.shape[1]))
+        load[-1] += weights.sum()
+    return load
+
+
+def _weights(tape: Tape, batch: MicroBatch, packed: bool) -> Tensor:
+    """[M] float32: the rows that a forwarded token stands for; 0 for padding and fillers."""
+    places = tape.places
+    assert places is not None
+    rows, positions = places.rows, places.positions
+    weights = (positions < (batch.lengths - 1)[rows]).float() * batch.weight
+    if packed and batch.prompt_index is not None:
+        sharing = (batch.prompt_index.unsqueeze(0) == batch.prompt_index.unsqueeze(1)).sum(1)
+        weights = torch.where(positions < batch.prompt_lengths[rows], sharing[rows] * weights, weights)
+    return weights
+
+
+def _probabilities(scores: Tensor, logits: bool) -> Tensor:
+    """[M, E] float32: of logits the softmax, of probabilities or other positive scores the shares of their sum."""
+    wide = scores.float()
+    return torch.softmax(wide, dim=-1) if logits else wide / wide.sum(-1, keepdim=True)

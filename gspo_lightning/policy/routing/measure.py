@@ -1,0 +1,84 @@
+"""Numbers about routes: how many changed, how even the load is, how sure the routers are.
+
+Counted are the response tokens that the policy chose, each with the forwarded token that predicts it, so that the
+numbers do not depend on the layout or on how a mini-batch was cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.policy.routing.routers import Routing
+from gspo_lightning.policy.routing.tape import Tape
+from gspo_lightning.policy.routing.tokens import gather_routes
+from gspo_lightning.types import MicroBatch
+
+__all__ = ["LOAD", "routing_scalars", "routing_sums", "share_changed"]
+
+LOAD = "expert_load"
+"""Name of the vector [L * E]: tokens that went to each expert of each layer."""
+Sums = dict[str, tuple[Tensor, Tensor]]
+
+
+@torch.no_grad()
+def routing_sums(tape: Tape, batch: MicroBatch, routing: Routing) -> tuple[Sums, Tensor]:
+    """Sums and counts of a forward pass, and its load [L * E].
+
+    Args:
+        tape: of the forward pass of ``batch``.
+        batch: ``routes``, where it has them, are what choices are compared with.
+        routing: of the policy.
+    """
+    places = tape.places
+    assert places is not None
+    counted = batch.response_mask[places.own_rows, places.steps].nonzero().squeeze(1)
+    tokens = places.predicts[counted]
+    chosen = tape.stacked()[tokens]  # [C, L, k]
+    confidence = torch.stack([tape.confidence[i] for i in sorted(tape.confidence)], dim=1)[tokens]
+    choices = torch.tensor(chosen.shape[0] * routing.layers, device=chosen.device)
+    sums = {"router_confidence": (confidence.sum(), choices)}
+    followed = chosen
+    if batch.routes is not None:
+        before = torch.stack(gather_routes(batch.routes, places), dim=1)[tokens]
+        changed, left = share_changed(before, chosen)
+        sums["changed_choices"] = (changed, choices)
+        sums["changed_experts"] = (left, choices * routing.top_k)
+        followed = before if routing.replay != "off" else chosen
+    offsets = torch.arange(routing.layers, device=chosen.device).view(1, -1, 1) * routing.experts
+    load = torch.bincount((followed + offsets).flatten(), minlength=routing.layers * routing.experts)
+    return sums, load.double()
+
+
+def share_changed(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    """Choices [..., k] whose sets of experts differ, and experts of ``before`` that are not in ``after``: two counts.
+
+    >>> one, other = torch.tensor([[0, 1], [2, 3]]), torch.tensor([[1, 0], [3, 4]])
+    >>> [int(n) for n in share_changed(one, other)]
+    [1, 1]
+    """
+    gone = ~(before.unsqueeze(-1) == after.unsqueeze(-2)).any(-1)
+    return gone.any(-1).sum(), gone.sum()
+
+
+def routing_scalars(load: Sequence[float], routing: Routing) -> dict[str, float]:
+    """How even the load [L * E] of an update is, under its tags; means over layers."""
+    violations, entropies, idle = [], [], 0
+    for layer in range(routing.layers):
+        counts = load[layer * routing.experts : (layer + 1) * routing.experts]
+        total = sum(counts)
+        if not total:
+            continue
+        shares = [n / total for n in counts]
+        violations.append(max(shares) * routing.experts - 1)
+        entropies.append(-sum(s * math.log(s) for s in shares if s) / math.log(routing.experts))
+        idle += sum(n == 0 for n in counts)
+    layers = max(1, len(violations))
+    return {
+        "moe/load_max_violation": sum(violations) / layers,
+        "moe/load_entropy": sum(entropies) / layers,
+        "moe/idle_experts": idle / (layers * routing.experts),
+    }

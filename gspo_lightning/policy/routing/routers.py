@@ -1,0 +1,177 @@
+"""Where the routers of a model are: found by what the model does, not by what its parts are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.policy.routing.tape import TOP_K, ChoiceHooks
+
+__all__ = ["Replay", "Routing", "find_routers", "replay_word", "routers_of"]
+
+Replay = Literal["off", "R2", "R3"]
+"""``R2``: follow the experts of the old policy's forward pass. ``R3``: those of the rollout."""
+PROBE_TOKENS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The routers of a model, hooked: L layers that send each token to ``top_k`` of ``experts`` experts."""
+
+    layers: int
+    experts: int
+    top_k: int
+    replay: Replay = "off"
+
+    @classmethod
+    def install(cls, backbone: nn.Module, replay: Replay = "off") -> Routing | None:
+        """Hook the routers of a model; None if it has none.
+
+        Raises:
+            UserError: layers differ in their numbers of experts.
+        """
+        found = find_routers(backbone)
+        if not found:
+            return None
+        shapes = {(router.experts, router.top_k) for router in found}
+        if len(shapes) > 1:
+            raise UserError(
+                "model.name_or_path",
+                f"{type(backbone).__name__} has layers with different (experts, experts per token): {sorted(shapes)}",
+                fix="use model.router_metrics: false and model.routing_replay: off",
+            )
+        for layer, router in enumerate(found):
+            hooks = ChoiceHooks(layer, router.call)
+            router.module.register_forward_pre_hook(hooks.before)
+            router.module.register_forward_hook(hooks.after, always_call=True)
+        return cls(len(found), found[0].experts, found[0].top_k, replay)
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A module whose ``call``-th ``topk`` (from 0) chooses ``top_k`` of ``experts`` for every token."""
+
+    module: nn.Module
+    call: int
+    experts: int
+    top_k: int
+
+
+@torch.no_grad()
+def find_routers(backbone: nn.Module) -> list[Router]:
+    """The modules that choose experts, in the order of a forward pass.
+
+    A few tokens go through the model. A router is the innermost module that calls ``topk`` over as many scores per
+    token as some module of the model has experts; if it calls it several times (groups first), the last call decides.
+
+    Args:
+        backbone: a transformers model without its head, called with ``input_ids``.
+    """
+    counts = set(_expert_counts(backbone))
+    if not counts:
+        return []
+    device = next(backbone.parameters()).device
+    spy = _Spy(counts)
+    with _inside(backbone, spy.stack), spy:
+        backbone(input_ids=torch.arange(PROBE_TOKENS, device=device).unsqueeze(0), use_cache=False)
+    return list(spy.found.values())
+
+
+def _expert_counts(model: nn.Module) -> Iterator[int]:
+    """Experts are the slices of a 3-dimensional weight, or the modules of a list."""
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) > 1:
+            yield len(module)
+        yield from (p.shape[0] for p in module.parameters(recurse=False) if p.dim() == 3 and p.shape[0] > 1)
+
+
+class _Spy(TorchFunctionMode):
+    """Notes, per innermost module, the last ``topk`` over a number of scores that may be experts."""
+
+    def __init__(self, counts: set[int]) -> None:
+        super().__init__()
+        self.counts = counts
+        self.stack: list[nn.Module] = []
+        self.calls: dict[int, int] = {}
+        self.found: dict[int, Router] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in TOP_K and self.stack:
+            scores: Tensor = args[0] if args else (kwargs or {})["input"]
+            module, experts = self.stack[-1], int(scores.shape[-1])
+            call = self.calls.get(id(module), 0)
+            self.calls[id(module)] = call + 1
+            if experts in self.counts and scores.numel() == PROBE_TOKENS * experts:
+                self.found[id(module)] = Router(module, call, experts, int(out.indices.shape[-1]))
+        return out
+
+
+@contextmanager
+def _inside(model: nn.Module, stack: list[nn.Module]) -> Iterator[None]:
+    """Keep on ``stack`` the modules whose forward is running."""
+    handles = []
+    for module in model.modules():
+        handles.append(module.register_forward_pre_hook(lambda m, args: stack.append(m)))
+        handles.append(module.register_forward_hook(lambda m, args, out: (stack.pop(), None)[1]))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def replay_word(value: str | bool) -> Replay:
+    """``off``, ``R2`` or ``R3``; YAML reads a bare ``off`` as false.
+
+    Raises:
+        UserError: another word.
+    """
+    word = "off" if value is False else str(value)
+    for known in get_args(Replay):
+        if word.lower() == known.lower():
+            return known
+    raise UserError("model.routing_replay", f"is {value!r}, but must be off, R2 or R3")
+
+
+def routers_of(backbone: nn.Module, replay: Replay, metrics: bool | None, aux_loss_coef: float = 0.0) -> Routing | None:
+    """Hook the routers of a model where they are replayed, measured or balanced; None where not.
+
+    Args:
+        backbone: a transformers model without its head.
+        replay: Routing Replay.
+        metrics: whether to measure; None: if the model has routers.
+        aux_loss_coef: weight of their load-balancing loss.
+
+    Raises:
+        UserError: the coefficient is negative, or the model has no routers, but they are to be replayed, balanced, or
+            measured for certain.
+    """
+    if not 0 <= aux_loss_coef < float("inf"):
+        raise UserError("model.router_aux_loss_coef", f"is {aux_loss_coef}; it must be 0 or above")
+    wanted = {
+        "model.routing_replay": (replay != "off", replay),
+        "model.router_aux_loss_coef": (aux_loss_coef > 0, aux_loss_coef),
+        "model.router_metrics": (bool(metrics), "true"),
+    }
+    asked = [(field, value) for field, (yes, value) in wanted.items() if yes]
+    if not asked and metrics is False:
+        return None
+    routing = Routing.install(backbone, replay)
+    if routing is None and asked:
+        field, value = asked[0]
+        raise UserError(
+            field,
+            f"is {value}, but {type(backbone).__name__} has no routers: nothing in it chooses among experts",
+            fix=f"leave {field} out, or use a mixture of experts such as tiny-qwen3-moe",
+        )
+    return routing

@@ -1,0 +1,167 @@
+"""What routers choose in a forward pass: written down, or prescribed.
+
+A router decides with ``torch.topk`` over the scores of its experts. While a forward pass is watched, that one call is
+intercepted: it is recorded, and under replay it returns the recorded experts with their *live* scores. Everything the
+family does with scores before and after (softmax or sigmoid, normalisation, scaling) stays its own code, and so does
+the gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from gspo_lightning.policy.routing.routers import Routing
+    from gspo_lightning.policy.routing.tokens import TokenPlaces
+
+__all__ = ["TOP_K", "ChoiceHooks", "Tape", "checkpoint_contexts", "recording", "routed"]
+
+TOP_K = (torch.topk, Tensor.topk)
+
+
+class Tape:
+    """The choices of one forward pass over M tokens, layer by layer; filled in by the pass.
+
+    ``chosen[layer]`` [M, k] int64 are the experts that live scores choose, also where others are prescribed;
+    ``confidence[layer]`` [M] is the best expert's share of all scores. ``scores[layer]`` [M, E], with their gradient,
+    are there if asked for. ``places`` says which token is which, where :class:`gspo_lightning.policy.policy.Policy` made the
+    pass.
+    """
+
+    def __init__(self, with_scores: bool = False) -> None:
+        self.with_scores = with_scores
+        self.scores: dict[int, Tensor] = {}
+        self.chosen: dict[int, Tensor] = {}
+        self.confidence: dict[int, Tensor] = {}
+        self.places: TokenPlaces | None = None
+
+    def stacked(self) -> Tensor:
+        """[M, L, k] int64."""
+        return torch.stack([self.chosen[layer] for layer in sorted(self.chosen)], dim=1)
+
+
+class _Pass:
+    """One forward pass: the experts prescribed for its tokens by layer ([M, k] each), and where to write."""
+
+    def __init__(self, prescribed: Sequence[Tensor] | None, tape: Tape | None) -> None:
+        self.prescribed, self.tape = prescribed, tape
+        self.modes: list[TorchFunctionMode] = []
+
+    def decide(self, layer: int, top_k: Callable[[], Any], scores: Tensor) -> Any:
+        """The answer to a router's ``topk`` over ``scores`` [..., E]."""
+        if self.tape is not None:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self.prescribed is None):
+                live = top_k()  # under replay it is only looked at; what it saves for backward would not be recomputed
+            self.tape.chosen[layer] = live.indices.detach().flatten(0, -2)
+            if self.tape.with_scores:
+                self.tape.scores[layer] = scores.flatten(0, -2)
+            self.tape.confidence[layer] = _confidence(scores.detach().flatten(0, -2))
+            if self.prescribed is None:
+                return live
+        if self.prescribed is None:
+            return top_k()
+        experts = self.prescribed[layer].to(torch.int64).view(*scores.shape[:-1], -1)
+        return torch.return_types.topk((scores.gather(-1, experts), experts))
+
+
+_wanted: ContextVar[Tape | None] = ContextVar("wanted", default=None)
+_active: ContextVar[_Pass | None] = ContextVar("active", default=None)
+
+
+def _confidence(scores: Tensor) -> Tensor:
+    """[M] the largest share in [M, E]: of probabilities or other positive scores as they are, of logits by softmax."""
+    wide = scores.float()
+    masked = wide.masked_fill(wide == -torch.inf, 0.0)  # of groups that were ruled out
+    shares = masked.amax(-1) / masked.sum(-1).clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.where((masked < 0).any(), torch.softmax(wide, dim=-1).amax(-1), shares)
+
+
+@contextlib.contextmanager
+def recording(routing: Routing | None, *, with_scores: bool = False) -> Iterator[Tape | None]:
+    """The tape of the (one) forward pass of a policy inside; None where there is nothing to record."""
+    if routing is None:
+        yield None
+        return
+    tape = Tape(with_scores)
+    token = _wanted.set(tape)
+    try:
+        yield tape
+    finally:
+        _wanted.reset(token)
+
+
+@contextlib.contextmanager
+def routed(places: TokenPlaces | None = None, prescribed: Sequence[Tensor] | None = None) -> Iterator[None]:
+    """Watch the forward pass inside, if somebody wants its tape or experts are prescribed (L tensors [M, k])."""
+    tape = _wanted.get()
+    if tape is None and prescribed is None:
+        yield
+        return
+    if tape is not None:
+        tape.places = places
+    token = _active.set(_Pass(prescribed, tape))
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """``context_fn`` of gradient checkpointing: what was prescribed in a forward pass is so in its recomputation."""
+    active = _active.get()
+    return contextlib.nullcontext(), _again(active.prescribed if active is not None else None)
+
+
+@contextlib.contextmanager
+def _again(prescribed: Sequence[Tensor] | None) -> Iterator[None]:
+    token = _active.set(None if prescribed is None else _Pass(prescribed, None))
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+class _Choice(TorchFunctionMode):
+    """Inside a router: its ``call``-th call of ``topk`` is answered by the pass."""
+
+    def __init__(self, active: _Pass, layer: int, call: int) -> None:
+        super().__init__()
+        self.active, self.layer, self.call, self.seen = active, layer, call, 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        if func in TOP_K:
+            self.seen += 1
+            if self.seen - 1 == self.call:
+                scores = args[0] if args else options["input"]
+                return self.active.decide(self.layer, lambda: func(*args, **options), scores)
+        return func(*args, **options)
+
+
+class ChoiceHooks:
+    """The pair of hooks on the router of a layer; they do nothing while no forward pass is watched."""
+
+    def __init__(self, layer: int, call: int) -> None:
+        self.layer, self.call = layer, call
+
+    def before(self, module: nn.Module, args: Any) -> None:
+        """Forward pre-hook."""
+        if (active := _active.get()) is not None:
+            mode = _Choice(active, self.layer, self.call)
+            mode.__enter__()  # type: ignore[no-untyped-call]
+            active.modes.append(mode)
+
+    def after(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Forward hook, also called when the forward raises."""
+        if (active := _active.get()) is not None and active.modes:
+            active.modes.pop().__exit__(None, None, None)

@@ -1,0 +1,214 @@
+"""Whatever a model does at random while it is trained, switched off: it would move s_i by more than the clip range.
+
+Most families keep a rate of dropout or of router jitter as an attribute, and 0 switches it off. But a name proves
+nothing: PhiMoE's ``router_jitter_noise`` is a threshold of its router that works in evaluation, too. So the model is
+asked: a rate is noise only where no value of it moves the logits in eval mode. What is left of a difference between
+train and eval mode (PhiMoE draws its experts at random) is switched off by keeping the modules in eval mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from gspo_lightning.errors import UserError, first_line
+from gspo_lightning.policy.rounding import FLOOR, OPERATIONS, few_tokens, nudged
+
+__all__ = ["Silenced", "hold", "silence"]
+
+log = logging.getLogger(__name__)
+
+TOKENS = 32
+"""Of the forward passes that compare; routers and rare noise need more than a handful."""
+LOUD = 0.9
+"""A rate that would be heard if it did anything."""
+
+
+@dataclass(frozen=True)
+class Silenced:
+    """What was done to a model: ``rates`` of its config that are 0 now and were not, by name."""
+
+    held: bool
+    """Its modules have to stay in eval mode (:func:`hold`): no rate switches the rest of it off."""
+    rates: dict[str, float]
+
+    @contextlib.contextmanager
+    def undone(self, config: PretrainedConfig) -> Iterator[None]:
+        """A config as it was loaded, while this lasts: what is exported may be fine-tuned with dropout again."""
+        now = {name: getattr(config, name) for name in self.rates}
+        for name, value in self.rates.items():
+            setattr(config, name, value)
+        try:
+            yield
+        finally:
+            for name, value in now.items():
+                setattr(config, name, value)
+
+
+class _Rate:
+    """A rate of dropout or jitter, wherever the model keeps it."""
+
+    def __init__(self, holder: Any, name: str, value: float) -> None:
+        self.holder, self.name, self.value = holder, name, value
+
+    def set(self, value: float) -> None:
+        setattr(self.holder, self.name, value)
+
+
+@torch.no_grad()
+def silence(model: PreTrainedModel) -> Silenced:
+    """Switch off what is random in train mode, and nothing else; the model's mode and all random states stay.
+
+    Raises:
+        UserError: the model cannot be run on a few tokens, or gives other logits in train mode whatever is done.
+    """
+    rates = _rates(model)
+    if not _has_data(model):  # shapes only: a plan
+        _set(rates, 0.0)
+        return Silenced(False, _changed(rates, model.config))
+    kind = type(model).__name__
+    with _modes_kept(model), _random_states_kept(model):
+        ids = few_tokens(model, TOKENS)
+        try:
+            _still(model, rates, ids)
+            expected = _log_probabilities(model.eval(), ids)
+            if not _moves(model.train(), ids, expected):
+                return Silenced(False, _changed(rates, model.config))
+            hold(model)
+            random = _moves(model, ids, _log_probabilities(model, ids))
+            gap, limit = _gap(_log_probabilities(model, ids), expected), FLOOR.get(expected.dtype, 1e-5)
+            if not random:  # the same every time, but computed another way than in eval mode
+                with nudged(model.eval()):
+                    limit += OPERATIONS * _gap(_log_probabilities(model, ids), expected)
+        except UserError:
+            raise
+        except Exception as error:  # of whatever kind: a family that this package has never seen
+            raise UserError(
+                "model.name_or_path",
+                f"{kind} cannot be run on a few tokens: {first_line(error)}",
+                fix="use another model family, or report this with the name of the model",
+            ) from error
+    if not gap <= limit:
+        raise UserError(
+            "model.name_or_path",
+            f"{kind} gives log-probabilities in train mode that are {gap:.2g} nats from those in eval mode: ratios of "
+            "unchanged weights would not be 1",
+            fix="use another model family, or a setting of this one (model.config_overrides) without random numbers",
+        )
+    log.info("%s draws random numbers in train mode: its modules stay in eval mode", kind)
+    return Silenced(True, _changed(rates, model.config))
+
+
+def hold(model: nn.Module) -> None:
+    """Put every module into eval mode, but for those that would not recompute their activations there."""
+    for module in model.modules():
+        if not getattr(module, "gradient_checkpointing", False):
+            module.training = False
+
+
+def _rates(model: PreTrainedModel) -> list[_Rate]:
+    """All that are not 0 already. Families read them from a module of dropout, an attribute or their config."""
+    found: dict[tuple[int, str], _Rate] = {}
+    for module in model.modules():
+        for holder in (module, getattr(module, "config", None)):
+            for name, value in list(vars(holder).items()) if holder is not None else ():
+                drops = isinstance(module, nn.modules.dropout._DropoutNd) and holder is module and name == "p"
+                if (drops or "drop" in name or "jitter" in name) and isinstance(value, float) and value:
+                    found[id(holder), name] = _Rate(holder, name, value)
+    return list(found.values())
+
+
+def _still(model: PreTrainedModel, rates: Sequence[_Rate], ids: Tensor) -> None:
+    """Set to 0 what does nothing in eval mode, whatever its value; leave alone what does."""
+    if not rates:
+        return
+    model.eval()
+    if not _heard(model, rates, ids):
+        _set(rates, 0.0)
+        return
+    names = defaultdict(list)
+    for rate in rates:
+        names[rate.name].append(rate)
+    for name, group in names.items():
+        if _heard(model, group, ids):
+            log.info("%s.%s = %g is left alone: the model uses it in evaluation, too", type(model).__name__, name,
+                     group[0].value)  # fmt: skip
+        else:
+            _set(group, 0.0)
+
+
+def _heard(model: PreTrainedModel, rates: Sequence[_Rate], ids: Tensor) -> bool:
+    """Whether rates move logits in eval mode; they are what they were afterwards."""
+    found = []
+    try:
+        for value in (0.0, LOUD):
+            _set(rates, value)
+            found.append(_log_probabilities(model, ids))
+    except Exception:  # a value that the model does not take is no rate of noise
+        return True
+    finally:
+        for rate in rates:
+            rate.set(rate.value)
+    return not torch.equal(*found)
+
+
+def _moves(model: PreTrainedModel, ids: Tensor, expected: Tensor) -> bool:
+    """Whether a forward pass draws random numbers, which a few tokens need not show, or gives other logits."""
+    before = _random_state(ids.device)
+    found = _log_probabilities(model, ids)
+    return not torch.equal(before, _random_state(ids.device)) or not torch.equal(found, expected)
+
+
+def _log_probabilities(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """[S, V]."""
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+
+
+def _gap(ours: Tensor, theirs: Tensor) -> float:
+    gap = float((ours - theirs).abs().mean())
+    return gap if gap == gap else float("inf")
+
+
+def _changed(rates: Sequence[_Rate], config: PretrainedConfig) -> dict[str, float]:
+    mine = [rate for rate in rates if rate.holder is config]
+    return {rate.name: rate.value for rate in mine if getattr(config, rate.name) != rate.value}
+
+
+def _set(rates: Sequence[_Rate], value: float) -> None:
+    for rate in rates:
+        rate.set(value)
+
+
+def _has_data(model: nn.Module) -> bool:
+    return not any(p.is_meta or isinstance(p.data, FakeTensor) for p in model.parameters())
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+@contextlib.contextmanager
+def _random_states_kept(model: PreTrainedModel) -> Iterator[None]:
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
+@contextlib.contextmanager
+def _modes_kept(model: nn.Module) -> Iterator[None]:
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -1,0 +1,1 @@
+"""Several objectives beside one another on the same rollouts."""

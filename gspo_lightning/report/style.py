@@ -1,0 +1,205 @@
+"""How every panel of a report looks: colours, axes, the values at the right edge, and what is said when data lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
+
+from gspo_lightning.report.run import Run, Series
+
+__all__ = [
+    "Line",
+    "draw_series",
+    "dress",
+    "label_ends",
+    "lines_of",
+    "mark_alarms",
+    "note",
+    "quiet",
+    "say_not_logged",
+    "say_what_is_missing",
+    "short",
+    "style",
+]
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's, which people with any colour vision tell apart; without their yellow, which vanishes on white."""
+DASHES = ("-", "--", ":", "-.")
+"""For the eighth run and on colours come again with another dash; see :func:`lines_of`."""
+INK, GREY, FAINT, ALARM = "#222222", "#6b6b6b", "#d9d9d9", "#D55E00"
+MANY = 4
+"""With more runs than this the values at the right edge would be a list rather than labels; they are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """How a run is drawn in every panel."""
+
+    run: Run
+    colour: str
+    dash: str
+
+
+def style(number: int) -> tuple[str, str]:
+    """Colour and dash of the ``number``-th of things that are told apart."""
+    return COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+
+
+def lines_of(runs: Sequence[Run]) -> list[Line]:
+    """One colour per run, and another dash when the colours are used up.
+
+    With many runs those that differ in their seed alone have one colour, and a dash each.
+    """
+    kinds = [run.kind if len(runs) > MANY and run.kind else str(i) for i, run in enumerate(runs)]
+    order = list(dict.fromkeys(kinds))
+    lines = []
+    for i, (run, kind) in enumerate(zip(runs, kinds, strict=True)):
+        number, again = order.index(kind), kinds[:i].count(kind)
+        dash = DASHES[(number // len(COLOURS) + again) % len(DASHES)]
+        lines.append(Line(run, COLOURS[number % len(COLOURS)], dash))
+    return lines
+
+
+def dress(axes: Any, title: str, unit: str, lines: Sequence[Line]) -> None:
+    """Title, unit and quiet axes, the same x range in all panels."""
+    quiet(axes, title, unit)
+    axes.set_xlim(0, max([line.run.updates for line in lines] + [1]))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, steps=[1, 2, 2.5, 5, 10]))
+
+
+def quiet(axes: Any, title: str, unit: str) -> None:
+    """Title, unit, and axes that step back behind what is drawn."""
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=7)
+    axes.set_ylabel(unit, color=GREY, fontsize=9)
+    axes.grid(axis="y", color=FAINT, lw=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(which="both", colors=GREY, labelsize=8.5, length=0)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(FAINT)
+
+
+def draw_series(
+    axes: Any, line: Line, series: Series, width: int, *, log: bool = False, whole: int = 0
+) -> NDArray[np.float64]:
+    """Light: as logged. Bold: the running mean over ``width`` values, which is returned. A ``log`` axis has no 0.
+
+    A cross ends a series of fewer than ``whole`` values: the others are not finite.
+    """
+    bold = smooth(series.values, width)
+    raw, mean = (np.where(v > 0, v, np.nan) if log else v for v in (series.values, bold))
+    axes.plot(series.steps, raw, color=line.colour, lw=0.8, alpha=0.35 if len(series) < 500 else 0.2, zorder=2)
+    axes.plot(series.steps, mean, color=line.colour, lw=2.2, ls=line.dash, zorder=3, solid_capstyle="round")
+    if len(series) == 1:
+        axes.plot(series.steps, bold, "o", color=line.colour, ms=5, zorder=3)
+    if len(series) < whole:  # what follows is not finite
+        axes.plot(series.steps[-1:], mean[-1:], "X", color=line.colour, mec="white", ms=9, zorder=6)
+    return bold
+
+
+def smooth(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    """[K] running mean of ``values`` [K] over ``width`` neighbours; at the ends over the first and last ``width``.
+
+    >>> smooth(np.array([0.0, 2.0, 0.0, 2.0]), 2).tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+    means = np.convolve(values, np.full(width, 1 / width), mode="valid")
+    starts = np.clip(np.arange(len(values)) - width // 2, 0, len(means) - 1)
+    return np.asarray(means[starts])
+
+
+def label_ends(axes: Any, ends: Sequence[tuple[float, str]], gap: float) -> None:
+    """The value at the right end of each line, in its colour, moved apart by ``gap`` where they would overlap.
+
+    Args:
+        axes: with its final limits.
+        ends: (value, colour) per line.
+        gap: least distance, as a fraction of the panel's height.
+    """
+    if len(ends) > MANY:
+        return
+    to_axes = axes.transData + axes.transAxes.inverted()
+    ordered = sorted((float(to_axes.transform((0, max(y, axes.get_ylim()[0])))[1]), y, c) for y, c in ends)
+    placed: list[float] = []
+    for height, _, _ in ordered:
+        placed.append(max(height, placed[-1] + gap) if placed else height)
+    ceiling = 1.0
+    for i in reversed(range(len(placed))):
+        placed[i] = min(placed[i], ceiling)
+        ceiling = placed[i] - gap
+    for height, (_, value, colour) in zip(placed, ordered, strict=True):
+        axes.text(
+            1.015, height, short(value), transform=axes.transAxes, color=colour, fontsize=9, fontweight="bold",
+            va="center",
+        )  # fmt: skip
+
+
+def short(value: float) -> str:
+    """Two or three significant digits, for a label in a picture.
+
+    >>> [short(v) for v in (0.984, 0.0318, 20.93, 0.00031, 0.0, 8640.0)]
+    ['0.984', '0.032', '20.9', '3.1e-4', '0', '8640']
+    """
+    if value != 0 and abs(value) < 1e-3:
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    return f"{value:.2g}" if abs(value) < 0.1 else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+def mark_alarms(axes: Any, lines: Sequence[Line]) -> None:
+    """A dotted line where each signature of collapse began; its name on the learning panels, where there is room."""
+    for line in lines:
+        starts: dict[int, list[str]] = {}
+        for alarm in line.run.alarms:
+            starts.setdefault(alarm["since"], []).append(str(alarm.get("signature", "?")).replace("_", " "))
+        for since, names in starts.items():
+            colour = ALARM if len(lines) == 1 else line.colour
+            axes.axvline(since, color=colour, lw=1.1, ls=(0, (1, 2)), zorder=1.5)
+            if axes.get_title(loc="left").startswith("Training reward"):
+                axes.text(
+                    since, 0.98, " " + ", ".join(names), transform=axes.get_xaxis_transform(), ha="left", va="top",
+                    fontsize=8.5, color=colour, zorder=7, bbox={"fc": "white", "ec": "none", "alpha": 0.75, "pad": 1},
+                )  # fmt: skip
+
+
+def say_not_logged(axes: Any) -> None:
+    """An empty panel says why it is empty."""
+    axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, ha="center", va="center", color=GREY, fontsize=11)
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def say_what_is_missing(axes: Any, tag: str, lines: Sequence[Line]) -> None:
+    """Runs that lack this scalar, and values that are not finite, on the panel itself."""
+    notes: list[str] = []
+    colour = GREY
+    absent = [line.run.label for line in lines if tag not in line.run.scalars]
+    if absent and len(absent) < len(lines):
+        notes.append("not logged: " + "; ".join(absent))
+    for line in lines:
+        series = line.run.scalars.get(tag)
+        if series is not None and not np.isfinite(series.values).all():
+            first = int(series.steps[~np.isfinite(series.values)][0])
+            notes.append(f"{line.run.label + ': ' if len(lines) > 1 else ''}not finite from update {first} on")
+            colour = ALARM
+    note(axes, notes, colour)
+
+
+def note(axes: Any, notes: Sequence[str], colour: str = GREY) -> None:
+    """Lines at the top right of a panel, above its curves."""
+    if notes and axes.get_yscale() == "linear":  # room above the curves
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + (high - low) * (0.05 + 0.075 * len(notes)))
+    if notes:
+        axes.text(
+            0.985, 0.985, "\n".join(notes), transform=axes.transAxes, ha="right", va="top", fontsize=8, color=colour,
+            zorder=7, bbox={"fc": "white", "ec": "none", "alpha": 0.8, "pad": 1},
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Rewards for programs, which run in the sandbox and nowhere else."""

@@ -1,0 +1,1 @@
+"""Worker processes that judge completions: they may hang or crash without harm."""

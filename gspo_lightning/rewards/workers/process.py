@@ -1,0 +1,198 @@
+"""One worker process as the runner sees it: start, feed, listen, measure, kill."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gspo_lightning
+from gspo_lightning.rewards.base import Sample
+from gspo_lightning.rewards.workers.jobs import Task
+from gspo_lightning.rewards.workers.protocol import FrameReader, Setup, frame
+
+__all__ = ["WorkerProcess"]
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_PIPE_PIECE = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process did between two looks at it, in seconds."""
+
+    wall: float
+    busy: float
+    """CPU time of its whole session and time that the session waited for a CPU: what shows that it was not asleep."""
+    runnable: bool
+    """Whether a process of its session runs or waits for a CPU now; that wait is not in ``busy`` until it ends."""
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it uses, or waits for, less than half of the time, for reasons other than load."""
+        return not self.runnable and self.busy < self.wall / 2
+
+
+class WorkerProcess:
+    """A running ``python -m gspo_lightning.rewards.workers.worker`` in a session of its own."""
+
+    def __init__(self, setup: Setup) -> None:
+        home = str(Path(gspo_lightning.__file__).resolve().parent.parent)
+        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "gspo_lightning.rewards.workers.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            env={**os.environ, **one_thread, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.pid = self._process.pid
+        self.input, self.output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        for descriptor in (self.input, self.output):
+            os.set_blocking(descriptor, False)
+        self.task: Task | None = None
+        self.ready = False
+        self.judged = 0
+        self.address_space_mb = 0
+        self.begun = time.monotonic()
+        self._cpu_at_begin = 0.0
+        self._cpu_reported = 0.0
+        self._look: tuple[float, float] | None = None
+        self._reader = FrameReader()
+        self._unsent = memoryview(frame(pickle.dumps(setup)))
+
+    # pipes -------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether part of a request waits for room in the pipe."""
+        return len(self._unsent) > 0
+
+    def give(self, task: Task, samples: Sequence[Sample]) -> None:
+        """Queue a task; :meth:`send` moves it into the pipe."""
+        self.task = task
+        self._unsent = memoryview(frame(pickle.dumps((task.reward, list(samples)), protocol=5)))
+        self.begin()
+
+    def send(self) -> None:
+        """Write as much of the request as the pipe takes; a broken pipe shows when reading."""
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self.input, self._unsent[:_PIPE_PIECE]) :]
+                self.begun = time.monotonic()
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._unsent = memoryview(b"")
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """The messages that have arrived, or None once the worker has closed its end."""
+        found: list[dict[str, Any]] = []
+        while True:
+            try:
+                piece = os.read(self.output, _PIPE_PIECE)
+            except BlockingIOError:
+                return found
+            if not piece:
+                return found or None
+            found += self._reader.feed(piece)
+
+    # time --------------------------------------------------------------------------------------------------------
+
+    def begin(self, cpu: float | None = None) -> None:
+        """The next sample starts now, at this CPU time as the worker reported it."""
+        if cpu is not None:
+            self._cpu_reported = cpu
+        self.begun = time.monotonic()
+        self._cpu_at_begin = self._cpu_reported
+        self._look = None
+
+    @property
+    def wall(self) -> float:
+        """Seconds since the sample in flight (or the process) began."""
+        return time.monotonic() - self.begun
+
+    def cpu(self) -> float:
+        """Seconds of CPU time that the sample in flight has used, its subprocesses included."""
+        return max(0.0, _session_cpu(self.pid) - self._cpu_at_begin)
+
+    def look(self) -> Usage | None:
+        """What it did since the last look at this sample; None at the first."""
+        now, busy = time.monotonic(), _session_cpu(self.pid) + _session_waiting(self.pid)
+        runnable = any(fields[0] == b"R" for _, fields in _session(self.pid))
+        before, self._look = self._look, (now, busy)
+        return None if before is None else Usage(now - before[0], busy - before[1], runnable)
+
+    # end ---------------------------------------------------------------------------------------------------------
+
+    def kill(self) -> int:
+        """End the process and everything in its session at once, free its pipes; returns the exit status.
+
+        Negative is the number of the signal that ended it, as in :mod:`subprocess`.
+        """
+        with contextlib.suppress(ProcessLookupError):  # it is gone, and so are its children
+            os.killpg(self.pid, signal.SIGKILL)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        return self._process.wait()
+
+    def wait_for_end(self, patience_s: float = 0.5) -> None:
+        """Give a process that has closed its pipe the moment it needs to end by itself.
+
+        It is not reaped, so that :meth:`kill` still finds its own exit status and no other process its number.
+        """
+        latest = time.monotonic() + patience_s
+        while time.monotonic() < latest:
+            if os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                return
+            time.sleep(0.001)
+
+
+def _session_cpu(session: int) -> float:
+    """CPU seconds of all processes of a session, with those of children that they have waited for."""
+    ticks = sum(int(number) for _, fields in _session(session) for number in fields[11:15])
+    return ticks / _TICKS_PER_SECOND
+
+
+def _session_waiting(session: int) -> float:
+    """Seconds that the processes of a session were ready to run but had no CPU."""
+    return sum(_waiting_for_cpu(pid) for pid, _ in _session(session))
+
+
+def _session(session: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Number and ``/proc/<pid>/stat`` of each process of a session."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (fields := _stat(int(entry))) is not None and int(fields[3]) == session:
+            yield int(entry), fields
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """The fields of ``/proc/<pid>/stat`` from the state on (proc(5) field 3), or None if the process is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+
+
+def _waiting_for_cpu(pid: int) -> float:
+    """Seconds that the main thread of a process was ready to run but had no CPU; 0 where the kernel does not say."""
+    try:
+        with open(f"/proc/{pid}/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0

@@ -1,0 +1,335 @@
+"""``RewardRunner``: rewards for many completions, from worker processes that may hang, crash or leak without harm."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from gspo_lightning.blame import place_of
+from gspo_lightning.errors import GSPOError, InfrastructureError, UserError, did_you_mean
+from gspo_lightning.registry import import_plugins, plugin_files
+from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
+from gspo_lightning.rewards.canned import canned, conversation_columns, silent
+from gspo_lightning.rewards.signature import BUILT_IN
+from gspo_lightning.rewards.workers.dispatcher import Dispatcher
+from gspo_lightning.rewards.workers.jobs import Job, Limits
+from gspo_lightning.rewards.workers.judge import is_refusal, judge, plugin_error
+from gspo_lightning.rewards.workers.protocol import Setup
+from gspo_lightning.rewards.workers.settings import check_settings, default_workers, fill_weights, pickle_rewards
+
+__all__ = ["Pending", "RewardRunner", "SampleScore"]
+
+log = logging.getLogger(__name__)
+
+_SEVERITY = (ScoreStatus.MISSING, ScoreStatus.TIMEOUT, ScoreStatus.MODEL_ERROR, ScoreStatus.OK)
+_FEW_LOST = 4
+"""So many lost samples never stop a run, however few were scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleScore:
+    """The verdicts on one sample.
+
+    ``reward`` is the weighted sum of the parts, or None (*missing*) if a part of non-zero weight is missing.
+    """
+
+    reward: float | None
+    parts: dict[str, Score]
+
+    @property
+    def status(self) -> ScoreStatus:
+        """The worst status of a part: missing, then timeout, then model_error, then ok."""
+        return min((p.status for p in self.parts.values()), key=_SEVERITY.index)
+
+    @property
+    def detail(self) -> str:
+        """The details of the parts, with their names if there is more than one."""
+        if len(self.parts) == 1:
+            return next(iter(self.parts.values())).detail
+        return "; ".join(f"{name}: {part.detail}" for name, part in self.parts.items() if part.detail)
+
+
+class Pending:
+    """Samples that are being scored; :meth:`result` waits for them."""
+
+    def __init__(self, runner: RewardRunner, job: Job) -> None:
+        self._runner, self._job = runner, job
+        self._found: list[SampleScore] | None = None
+
+    def done(self) -> bool:
+        """Whether :meth:`result` would return at once, apart from rewards that run in the trainer."""
+        return self._job.finished.is_set()
+
+    @property
+    def lost(self) -> list[SampleScore]:
+        """The scores of samples that are missing because workers were lost, not because a reward said so."""
+        return [self.result()[i] for i in sorted(self._job.lost)]
+
+    def result(self) -> list[SampleScore]:
+        """One score per sample, in order. Rewards that run in the trainer are computed here, in the calling thread.
+
+        Raises:
+            UserError: a reward raised, or returned something that is no reward.
+            InfrastructureError: more samples were lost than ``max_missing_rate`` allows, or no worker starts.
+        """
+        if self._found is None:
+            self._found = self._runner.gather([self])
+        return self._found
+
+
+class RewardRunner:
+    """Scores samples with several rewards, each sample under a hard deadline.
+
+    Rewards with ``where = "worker"`` run in processes that are killed when a sample uses up its time or memory: such a
+    sample has reward 0 (``timeout``, ``model_error``), a sample whose worker was lost twice is *missing*, and no other
+    sample notices. Rewards with ``where = "trainer"`` run in the calling thread.
+
+    Args:
+        rewards: name -> reward.
+        weights: name -> weight in the sum; 1 where not given.
+        num_workers: worker processes; None leaves a core to each trainer on this machine and shares the rest.
+        deadline_s: CPU seconds that one sample may use in one reward.
+        memory_mb: address space of a worker (MiB).
+        recycle_after: samples after which a worker is replaced as soon as nothing waits for it.
+        max_missing_rate: share of samples per call that may be lost by the infrastructure before the run stops.
+        plugins: files, folders or modules of plug-ins; imported here if they are not yet.
+
+    Raises:
+        UserError: no rewards, a number out of its range, a weight without a reward, or a reward that cannot be sent
+            to a worker.
+
+    >>> from gspo_lightning.rewards import ExactMatch
+    >>> with RewardRunner({"correct": ExactMatch()}, num_workers=1) as runner:
+    ...     [score.reward for score in runner.score([Sample("0", "1+1:", "#2", columns={"answer": "2"})])]
+    [1.0]
+    """
+
+    def __init__(
+        self,
+        rewards: Mapping[str, Reward],
+        weights: Mapping[str, float] | None = None,
+        num_workers: int | None = None,
+        deadline_s: float = 3.0,
+        memory_mb: int = 2048,
+        recycle_after: int = 500,
+        max_missing_rate: float = 0.1,
+        plugins: Sequence[str] = (),
+    ) -> None:
+        workers = default_workers() if num_workers is None else num_workers
+        check_settings(rewards, workers, deadline_s, memory_mb, recycle_after, max_missing_rate)
+        self.rewards = dict(rewards)
+        self.weights = fill_weights(self.rewards, weights or {})
+        self.max_missing_rate = max_missing_rate
+        import_plugins(plugins)
+        self._remote = {name: r for name, r in self.rewards.items() if r.where == "worker"}
+        self._limits = Limits(workers, deadline_s, memory_mb, recycle_after)
+        self._pickled = pickle_rewards(self._remote)
+        self._dispatcher: Dispatcher | None = None
+        self._prepared: set[str] = set()
+
+    # life --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the workers; returns at once, their imports go on in the background."""
+        if self._dispatcher is None and self._remote:
+            self._dispatcher = Dispatcher(self._remote, self._setup(), self._limits)
+            weakref.finalize(self, self._dispatcher.close)  # at the end of the program, too
+
+    def close(self) -> None:
+        """Kill the workers and wait until they are gone; scoring again starts new ones."""
+        dispatcher, self._dispatcher = self._dispatcher, None
+        if dispatcher is not None:
+            dispatcher.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers that live now."""
+        return self._dispatcher.pids() if self._dispatcher is not None else []
+
+    # scoring -----------------------------------------------------------------------------------------------------
+
+    def score(self, samples: Sequence[Sample]) -> list[SampleScore]:
+        """One score per sample, in order; see :meth:`Pending.result` for what it raises."""
+        return self.submit(samples).result()
+
+    def submit(self, samples: Sequence[Sample]) -> Pending:
+        """Begin to score while the caller does something else, such as generating more."""
+        return Pending(self, self._begin(samples))
+
+    def gather(self, pending: Sequence[Pending]) -> list[SampleScore]:
+        """The scores of several submissions, one after another; ``max_missing_rate`` counts over all of them.
+
+        Raises:
+            UserError, InfrastructureError: see :meth:`Pending.result`.
+        """
+        try:
+            return self._finish([p._job for p in pending])
+        except GSPOError as error:
+            _report(error)
+            raise
+
+    def check(
+        self,
+        columns: Collection[str],
+        prompt: str = "canned prompt",
+        others: Sequence[tuple[Mapping[str, Any], str]] = (),
+        *,
+        conversation: bool = False,
+    ) -> None:
+        """Verify the rewards before the first rollout.
+
+        Every required column must be there. Each reward then judges canned completions (empty, short, and with the
+        answer in it) on the real path; one that needs columns can do so only if their values are known.
+
+        Args:
+            columns: names of the records' columns, or an example record as a mapping.
+            prompt: of the canned samples.
+            others: more records with their prompts, for rewards that have nothing to say about the first.
+            conversation: samples will bring the columns of a conversation with them.
+
+        Raises:
+            UserError: a required column is missing, a reward raises or returns something that is no reward, or it
+                gives none to any canned completion.
+        """
+        record: Mapping[str, Any] = columns if isinstance(columns, Mapping) else {}
+        there = [*columns, *(conversation_columns("", "") if conversation else ())]
+        for name, reward in self.rewards.items():
+            for column in reward.required_columns():
+                if column not in there:
+                    known = did_you_mean(column, [*there, *BUILT_IN])
+                    raise UserError(
+                        f"rewards.{name}",
+                        f"{type(reward).__name__} needs the column {column!r}, which the records do not have; {known}",
+                        fix="map a column of the data to it (data.columns), or rename the parameter",
+                    )
+        samples = canned(record, prompt, conversation)
+        scores = self._judge(samples)
+        private = "that is the first record's answer"
+        shown = [*(repr(sample.completion) for sample in samples[:2]), private]
+        for text, score in zip(shown, scores, strict=True):
+            for name, part in score.parts.items():
+                if part.status is ScoreStatus.TIMEOUT:
+                    raise UserError(
+                        f"rewards.{name}",
+                        f"needs more than {self._limits.deadline_s:g} s for the canned completion {text}",
+                        fix="make it faster, or raise the deadline",
+                    )
+        if silent(self.rewards, samples, [score.parts for score in scores]) and others:
+            more = [sample for other, text in others for sample in canned(other, text, conversation)]
+            samples, scores = samples + more, scores + self._judge(more)
+        for name, reasons in silent(self.rewards, samples, [score.parts for score in scores]).items():
+            raise UserError(
+                f"rewards.{name}",
+                f"{type(self.rewards[name]).__name__} gives none of {len(samples)} canned completions (empty, short, "
+                f"with the answer in it) a reward: {reasons}",
+                fix="return a number for what can be judged, 0 for a wrong answer; None is for what nobody can tell",
+            )
+
+    def _judge(self, samples: Sequence[Sample]) -> list[SampleScore]:
+        job = self._begin(samples)
+        scores = self._finish([job])
+        if job.lost:
+            part = next(p for p in scores[min(job.lost)].parts.values() if p.status is ScoreStatus.MISSING)
+            raise InfrastructureError(f"a canned completion could not be scored: {part.detail}")
+        return scores
+
+    # inside ------------------------------------------------------------------------------------------------------
+
+    def _begin(self, samples: Sequence[Sample]) -> Job:
+        kept = list(samples)
+        job = Job(kept, {name: [None] * len(kept) for name in self._remote}, open=len(kept) * len(self._remote))
+        if job.open == 0:
+            job.finished.set()
+        else:
+            self.start()
+            assert self._dispatcher is not None
+            self._dispatcher.submit(job)
+        return job
+
+    def _finish(self, jobs: Sequence[Job]) -> list[SampleScore]:
+        samples = [sample for job in jobs for sample in job.samples]
+        columns: dict[str, Sequence[Score | None]] = {
+            n: self._score_here(n, r, samples) for n, r in self.rewards.items() if n not in self._remote
+        }
+        for job in jobs:
+            job.finished.wait()
+            if job.error is not None:
+                raise job.error
+        self._check_lost(jobs, len(samples))
+        columns |= {name: [score for job in jobs for score in job.parts[name]] for name in self._remote}
+        return [self._join({name: _known(columns[name][i]) for name in self.rewards}) for i in range(len(samples))]
+
+    def _check_lost(self, jobs: Sequence[Job], samples: int) -> None:
+        lost = [(job, i) for job in jobs for i in sorted(job.lost)]
+        if len(lost) <= max(_FEW_LOST, self.max_missing_rate * samples):
+            return
+        job, first = lost[0]
+        details = next(s.detail for p in job.parts.values() if (s := p[first]) and s.status is ScoreStatus.MISSING)
+        raise InfrastructureError(
+            f"{len(lost)} of {samples} samples could not be scored, more than the tolerated share of "
+            f"{self.max_missing_rate:g}; the first, {job.samples[first].id}: {details}"
+        )
+
+    def _score_here(self, name: str, reward: Reward, samples: Sequence[Sample]) -> list[Score]:
+        found: list[Score] = []
+        try:
+            if name not in self._prepared:
+                reward.prepare()
+                self._prepared.add(name)
+            found.extend(judge(name, reward, samples))
+        except Exception as error:
+            settings_wrong = isinstance(error, UserError) and name not in self._prepared  # says itself what to change
+            if settings_wrong or is_refusal(error, name):
+                raise
+            at = samples[min(len(found), len(samples) - 1)].id if samples else "-"
+            raise plugin_error(name, at, f"{type(error).__name__}: {error}", "", str(place_of(error) or "")) from error
+        return found
+
+    def _join(self, parts: dict[str, Score]) -> SampleScore:
+        total = 0.0
+        for name, part in parts.items():
+            weight = self.weights[name]
+            if weight == 0:
+                continue
+            if part.reward is None:
+                return SampleScore(None, parts)
+            total += weight * part.reward
+        return SampleScore(total, parts)
+
+    def _setup(self) -> Setup:
+        return Setup(
+            rewards=self._pickled,
+            sys_path=list(sys.path),
+            memory_mb=self._limits.memory_mb,
+            deadline_s=self._limits.deadline_s,
+            parent_pid=os.getpid(),
+            plugin_files=plugin_files(),
+        )
+
+
+def _report(error: GSPOError) -> None:
+    """Say on every rank but the first what stops the run: the command line prints only the first rank's errors, and
+    the others would see no more than a connection that was closed.
+    """
+    if (rank := os.environ.get("LOCAL_RANK", "0")) != "0":
+        log.error("rank %s stops the run: %s", rank, error)
+
+
+def _known(score: Score | None) -> Score:
+    if score is None:
+        raise InfrastructureError("a sample was left without a score")
+    return score

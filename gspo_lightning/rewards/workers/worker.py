@@ -1,0 +1,199 @@
+"""A reward worker: ``python -m gspo_lightning.rewards.workers.worker``, frames in on stdin, frames out on stdout.
+
+The process never imports torch (unless a plug-in's own module does), has a bounded address space and CPU time, and
+ends with its parent: at the end of stdin when idle, by a signal of the kernel when busy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import io
+import math
+import os
+import pickle
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from gspo_lightning.blame import place_of
+from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
+from gspo_lightning.rewards.workers.judge import is_refusal, judge
+from gspo_lightning.rewards.workers.protocol import LENGTH_BYTES, Setup, body_length, json_frame
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1
+_MEBIBYTE = 1 << 20
+_DETAIL_CHARACTERS = 500
+_TRACE_CHARACTERS = 20_000
+
+
+def main() -> int:
+    """Serve until stdin ends; the exit code is 0 then, and 1 if the worker could not start."""
+    requests, replies = _take_over_pipes()
+    setup: Setup | None = _read(requests)
+    if setup is None:
+        return 0
+    _die_with_parent(setup.parent_pid)
+    try:
+        rewards = _start(setup)
+    except BaseException as error:
+        _say(replies, t="broken", error=_one_line(error), trace=_trace())
+        return 1
+    _say(replies, t="ready", cpu=time.process_time())
+    while (task := _read(requests)) is not None:
+        name, samples = task
+        _serve(replies, name, rewards[name], samples, rewards[name].deadline_s or setup.deadline_s)
+        _say(replies, t="done", mb=_address_space_mb(), cpu=time.process_time())
+    return 0
+
+
+def _take_over_pipes() -> tuple[int, int]:
+    """Private copies of stdin and stdout: what a plug-in prints goes to stderr, what it reads is empty."""
+    requests, replies = os.dup(0), os.dup(1)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends; a busy worker sees no end of stdin."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library: the CPU limit still ends an orphan
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent_pid:  # it ended before it could be watched
+        os._exit(0)
+
+
+def _start(setup: Setup) -> dict[str, Reward]:
+    sys.path[:] = setup.sys_path
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    found: dict[str, Reward] = _Unpickler(setup).load()
+    _limit(resource.RLIMIT_AS, setup.memory_mb * _MEBIBYTE)
+    for reward in found.values():
+        reward.prepare()
+    return found
+
+
+class _Unpickler(pickle.Unpickler):
+    """Imports a plug-in file outside ``sys.path`` when a reward of it is met, and no other: an objective in the same
+    list of plug-ins would bring torch into the worker.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(io.BytesIO(setup.rewards))
+        self._setup = setup
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        file = self._setup.plugin_files.get(module_name)
+        if file is not None and module_name not in sys.modules:
+            spec = importlib.util.spec_from_file_location(module_name, file)
+            assert spec is not None
+            assert spec.loader is not None
+            sys.modules[module_name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(sys.modules[module_name])
+        return super().find_class(module_name, global_name)
+
+
+def _limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    ceiling = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (ceiling, hard))
+
+
+def _serve(replies: int, name: str, reward: Reward, samples: Sequence[Sample], deadline_s: float) -> bool:
+    """Judge the samples of a task, sending each verdict when it is found; False if the reward failed."""
+    done = 0
+    try:
+        while done < len(samples):
+            _limit_cpu(deadline_s)
+            try:
+                for score in judge(name, reward, samples[done:]):
+                    _send(replies, score)
+                    done += 1
+                    _limit_cpu(deadline_s)
+            except MemoryError:
+                if reward.batched and len(samples) > 1:  # which one it was shows one by one
+                    return all(_serve(replies, name, reward, [sample], deadline_s) for sample in samples)
+                _send(replies, Score.model_error("memory"))
+                done += 1
+    except InfrastructureError as error:
+        _say(replies, t="unavailable", reason=_one_line(error))
+        return False
+    except BaseException as error:  # SystemExit of a plug-in as well: the runner decides what it means
+        if is_refusal(error, name):
+            _say(replies, t="refused", field=error.field, problem=error.problem, fix=error.fix)
+        else:
+            at = str(place_of(error) or "")
+            _say(replies, t="raised", id=samples[done].id, error=_one_line(error), trace=_trace(), at=at)
+        return False
+    return True
+
+
+def _limit_cpu(deadline_s: float) -> None:
+    """A second line behind the runner's deadline, kept by the kernel: an orphan cannot burn CPU for ever."""
+    _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + 2 * deadline_s + 5))
+
+
+def _send(replies: int, score: Score) -> None:
+    detail = score.detail[:_DETAIL_CHARACTERS]
+    _say(replies, t="score", r=score.reward, s=ScoreStatus(score.status).value, d=detail, cpu=time.process_time())
+
+
+def _say(replies: int, **message: object) -> None:
+    _write(replies, json_frame(message))
+
+
+def _write(replies: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(replies, view) :]
+
+
+def _read(requests: int) -> Any:
+    """The next request, or None at the end of the stream."""
+    header = _read_exactly(requests, LENGTH_BYTES)
+    if header is None:
+        return None
+    body = _read_exactly(requests, body_length(header))
+    return None if body is None else pickle.loads(body)
+
+
+def _read_exactly(requests: int, count: int) -> bytes | None:
+    pieces = bytearray()
+    while len(pieces) < count:
+        piece = os.read(requests, min(count - len(pieces), _MEBIBYTE))
+        if not piece:
+            return None
+        pieces += piece
+    return bytes(pieces)
+
+
+def _address_space_mb() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * resource.getpagesize() // _MEBIBYTE
+
+
+def _trace() -> str:
+    """The traceback of the exception being handled; messages may hold whole completions, so it is cut in front."""
+    return traceback.format_exc()[-_TRACE_CHARACTERS:]
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text[:_DETAIL_CHARACTERS]}" if text else type(error).__name__
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C and a closed runner are not this process's errors
+        code = 0
+    os._exit(code)  # threads of plug-ins cannot hold it up

@@ -1,0 +1,157 @@
+"""Conversations: any rollout source speaks for the policy, an environment answers, turn by turn."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gspo_lightning.environments import Environment
+from gspo_lightning.environments.conversation import Conversation
+from gspo_lightning.environments.host import Host
+from gspo_lightning.errors import UserError
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.prompts.dialogue import Dialogue
+from gspo_lightning.randomness import stream
+from gspo_lightning.rollouts.base import Draws, Progress, RolloutSource
+from gspo_lightning.rollouts.contract import check_pieces
+from gspo_lightning.rollouts.conversations.row import Talk
+from gspo_lightning.rollouts.conversations.rows import Talks
+from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
+from gspo_lightning.types import Prompt, Rollout, SamplingParams
+
+__all__ = ["EnvironmentRollouts"]
+
+
+class EnvironmentRollouts(RolloutSource):
+    """The policy talks with an environment; one conversation is one response.
+
+    Each turn goes on from the very tokens of the turns before. What the environment says is part of the response but
+    not of its mask: it is never trained on. All tokens after the prompt count against ``data.max_response_tokens``.
+
+    Args:
+        environment: the other side; every conversation gets a copy.
+        source: speaks for the policy; one that can go on with a response.
+        max_turns: of the policy, in one conversation; a safeguard for environments without a limit of their own.
+        deadline_s: seconds for one answer of an environment.
+        retries: how often a failed environment is asked again, from the beginning and with a fresh copy.
+        max_missing_rate: share of the conversations of a rollout that may be lost before the run stops.
+        waves: parts that the prompts are dealt to; while the environments of one part answer, the next one is
+            generated. 1 keeps batches large, 2 hides environments that take long. No result depends on it.
+    """
+
+    system_prompt: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = {}
+
+    def __init__(
+        self,
+        environment: Environment,
+        source: RolloutSource | None = None,
+        max_turns: int = 8,
+        deadline_s: float = 60.0,
+        retries: int = 1,
+        max_missing_rate: float = 0.1,
+        waves: int = 1,
+    ) -> None:
+        name = type(self).__name__
+        for option, value, least in (("max_turns", max_turns, 1), ("retries", retries, 0), ("waves", waves, 1)):
+            if value < least:
+                raise UserError(f"{name}.{option}", f"is {value}; it must be at least {least}")
+        if not 0 < deadline_s < float("inf"):
+            raise UserError(f"{name}.deadline_s", f"is {deadline_s}; it must be a number of seconds above 0")
+        if not 0 <= max_missing_rate <= 1:
+            raise UserError(f"{name}.max_missing_rate", f"is {max_missing_rate}; it must lie in [0, 1]")
+        self.environment = environment
+        self.source = source if source is not None else GroupedSampler()
+        if type(self.source).extend is RolloutSource.extend:
+            raise UserError(
+                f"{name}.source",
+                f"is {type(self.source).__name__}, which cannot go on with a response that has begun",
+                fix="use GroupedSampler, TransformersGenerate or VLLMServer",
+            )
+        self.max_turns, self.deadline_s, self.retries = max_turns, deadline_s, retries
+        self.max_missing_rate, self.waves = max_missing_rate, waves
+        self._host = Host(deadline_s, environment.max_concurrent)
+
+    def generate(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        progress: Progress | None = None,
+    ) -> list[list[Rollout]]:
+        """See :meth:`RolloutSource.generate`.
+
+        Raises:
+            InfrastructureError: more conversations were lost than ``max_missing_rate`` allows.
+            UserError: what the environment said cannot be read by the policy, or what it raised is one.
+        """
+
+        room = sampling.max_response_tokens
+        groups = [[self._talk(p, k, draws, room) for k in range(group_size)] for p in prompts]
+        done: dict[int, list[Rollout]] = {}
+
+        def finished(number: int) -> None:
+            done[number] = [talk.rollout(version) for talk in groups[number]]
+            if self.on_group is not None:
+                self.on_group(done[number])
+            if progress is not None:
+                progress(len(done) * group_size, len(prompts) * group_size)
+
+        def speak(talks: Sequence[Talk]) -> Sequence[Rollout]:
+            beginnings = [t.beginning() for t in talks]
+            turns = self.source.extend(policy, beginnings, sampling=sampling, draws=draws, version=version)
+            return check_pieces(self.source, turns, beginnings)
+
+        talks = Talks(
+            groups,
+            self._host,
+            Dialogue(policy.tokenizer, self.system_prompt, self.chat_template_kwargs),
+            max_turns=self.max_turns,
+            retries=self.retries,
+            max_missing_rate=self.max_missing_rate,
+            finished=finished,
+        )
+        try:
+            talks.run(speak, self.waves)
+        finally:
+            talks.close()
+        return [done[number] for number in range(len(prompts))]
+
+    def local(self) -> RolloutSource | None:
+        """As the source's."""
+        return self.source.local()
+
+    def use_less_memory(self) -> int:
+        """As the source's."""
+        return self.source.use_less_memory()
+
+    def open(self, longest: int) -> None:
+        """As the source's."""
+        self.source.open(longest)
+
+    def for_evaluation(self) -> RolloutSource:
+        """Conversations, too, with what the source has held-out prompts answered by."""
+        source = self.source.for_evaluation()
+        if source is self.source:
+            return self
+        other = copy.copy(self)
+        other.source = source
+        return other
+
+    def sync_weights(self, policy: Policy, version: int) -> None:
+        """As the source's."""
+        self.source.sync_weights(policy, version)
+
+    def close(self) -> None:
+        """Release the source and the thread of the environments."""
+        self._host.close()
+        self.source.close()
+
+    def _talk(self, prompt: Prompt, sample: int, draws: Draws, room: int) -> Talk:
+        seed = stream(draws.base, prompt.id, sample)
+        return Talk(Conversation(self.environment, prompt, seed, self.deadline_s), prompt, sample, room)

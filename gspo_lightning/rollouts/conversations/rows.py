@@ -1,0 +1,165 @@
+"""All conversations of one rollout: whose turn it is, what a failure costs, who is finished."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+
+from gspo_lightning.environments.conversation import Conversation
+from gspo_lightning.environments.host import Answers, BlockedError, Host
+from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.prompts.dialogue import Dialogue
+from gspo_lightning.rollouts.conversations.row import Talk
+from gspo_lightning.types import Rollout
+
+__all__ = ["Talks"]
+
+log = logging.getLogger(__name__)
+
+Speak = Callable[[Sequence[Talk]], Sequence[Rollout]]
+_FEW_LOST = 4
+"""So many lost conversations never stop a run, however few there were."""
+
+
+class Talks:
+    """Takes turns: the policy in all conversations at once, then the environments in all of them at once.
+
+    Args:
+        groups: P groups of G conversations.
+        host: runs the environments.
+        dialogue: makes tokens of messages.
+        max_turns: of the policy.
+        retries: of a failed environment.
+        max_missing_rate: share of conversations that may be lost.
+        finished: called with the number of a group whose conversations are all over.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[Talk]],
+        host: Host,
+        dialogue: Dialogue,
+        *,
+        max_turns: int,
+        retries: int,
+        max_missing_rate: float,
+        finished: Callable[[int], None],
+    ) -> None:
+        self.groups, self.host, self.dialogue = groups, host, dialogue
+        self.max_turns, self.retries, self.finished = max_turns, retries, finished
+        self.talks = [talk for group in groups for talk in group]
+        self.may_lose = max(_FEW_LOST, max_missing_rate * len(self.talks))
+        self._failed: list[Conversation] = []
+        self._open = set(range(len(groups)))
+
+    def run(self, speak: Speak, waves: int) -> None:
+        """Until all are over; ``speak`` gives the next turn of the policy in some conversations.
+
+        Raises:
+            InfrastructureError: more conversations were lost than may be.
+            UserError: raised by an environment, or about what it said.
+        """
+        self._begin()
+        parts = [[t for group in self.groups[i::waves] for t in group] for i in range(waves)]
+        asked: list[tuple[list[Talk], Answers] | None] = [None] * waves
+        while any(t.finish is None for t in self.talks):
+            for i, part in enumerate(parts):
+                if (waiting := asked[i]) is not None:
+                    self._hear(*waiting)
+                asked[i] = self._speak(speak, [t for t in part if t.finish is None])
+                self._deliver()
+        self._deliver()
+
+    def close(self) -> None:
+        """Let all environments go."""
+        conversations = [t.conversation for t in self.talks] + self._failed
+        errors = self.host.start([c.close for c in conversations]).wait()
+        for error in errors:
+            if error is not None:
+                log.warning("%s", error)
+
+    def _begin(self) -> None:
+        self._settle(self.talks, self.host.start([t.conversation.begin for t in self.talks]))
+        for group in self.groups:
+            openings = [t.conversation.opening for t in group if t.finish is None]
+            if any(opening != openings[0] for opening in openings):
+                raise UserError(
+                    f"{group[0].conversation.name}.reset",
+                    f"opened the conversations about prompt {group[0].prompt.id} differently",
+                    fix="derive what it says from the prompt alone: a group compares answers to one question",
+                )
+            if not (openings and openings[0]):
+                continue
+            prompt = dataclasses.replace(group[0].prompt, token_ids=tuple(self.dialogue.opening(openings[0])))
+            for talk in group:
+                talk.open(prompt)
+            if group[0].room < 1:
+                raise UserError(
+                    "data.max_response_tokens",
+                    f"leaves no room: {group[0].conversation.name}.reset made prompt {prompt.id} "
+                    f"{len(prompt.token_ids)} tokens long",
+                    fix="raise it; what an environment adds to a prompt counts against it",
+                )
+
+    def _speak(self, speak: Speak, talks: list[Talk]) -> tuple[list[Talk], Answers] | None:
+        if not talks:
+            return None
+        for talk, turn in zip(talks, speak(talks), strict=True):
+            talk.say(turn)
+        told = [t for t in talks if t.finish is None]
+        return told, self.host.start([t.conversation.answer for t in told])
+
+    def _hear(self, talks: list[Talk], answers: Answers) -> None:
+        self._settle(talks, answers)
+        for talk in talks:
+            if talk.finish is None:
+                talk.hear(self.dialogue, self.max_turns)
+
+    def _deliver(self) -> None:
+        for number in sorted(self._open):
+            if all(t.finish is not None for t in self.groups[number]):
+                self._open.remove(number)
+                self.finished(number)
+
+    def _settle(self, talks: Sequence[Talk], answers: Answers) -> None:
+        """Wait; ask again where an environment failed; give up what fails again."""
+        failed = _failures(talks, answers)
+        for _ in range(self.retries):
+            if failed:
+                failed = self._again(failed)
+        for talk, error in failed:
+            talk.lose(str(error))
+        if failed:
+            log.warning("%d conversations are missing; the first: %s", len(failed), failed[0][1])
+            self._check([t for t in self.talks if t.lost], failed[0][1])
+
+    def _again(self, failed: Sequence[tuple[Talk, Exception]]) -> list[tuple[Talk, Exception]]:
+        log.warning("%d environments failed and are asked again; the first: %s", len(failed), failed[0][1])
+        for talk, _ in failed:
+            self._failed.append(talk.conversation)
+            talk.conversation = talk.conversation.successor()
+        together = [talk for talk, error in failed if not isinstance(error, BlockedError)]
+        still = _failures(together, self.host.start([t.conversation.again for t in together]))
+        for talk, error in failed:
+            if isinstance(error, BlockedError):  # one of them blocks all others: each on its own
+                still += _failures([talk], self.host.start([talk.conversation.again]))
+                self._check([t for t, _ in still], error)
+        return still
+
+    def _check(self, lost: Sequence[Talk], error: Exception) -> None:
+        if len(lost) > self.may_lose:
+            raise InfrastructureError(f"{len(lost)} of {len(self.talks)} conversations were lost; {error}")
+
+
+def _failures(talks: Sequence[Talk], answers: Answers) -> list[tuple[Talk, Exception]]:
+    """The conversations whose environment failed.
+
+    Raises:
+        UserError: raised by an environment.
+    """
+    found = [(talk, error) for talk, error in zip(talks, answers.wait(), strict=True) if error is not None]
+    for _, error in found:
+        if not isinstance(error, InfrastructureError):
+            raise error
+    return found

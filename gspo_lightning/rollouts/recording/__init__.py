@@ -1,0 +1,1 @@
+"""Rollouts written to files, and trained on again from there."""

@@ -1,0 +1,218 @@
+"""Responses that were recorded earlier: a run again without a generator, or several objectives on the same data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rollouts.base import Draws, Progress, RolloutSource
+from gspo_lightning.rollouts.recording.records import RecordFile, check_row, open_records
+from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
+from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
+
+__all__ = ["Recorded"]
+
+PATH = "data.rollouts.path"
+RECOMPUTED_TOKENS = 16384
+"""Tokens, padding included, that go through the model together where log-probabilities are missing."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Recorded responses to one prompt: where they stand."""
+
+    name: str
+    iteration: int | None
+    file: RecordFile
+    rows: list[int] = field(default_factory=list)
+
+
+class Recorded(RolloutSource):
+    """Replays a file that ``gspo predict`` or a run with ``data.record_rollouts`` has written.
+
+    A prompt is known by its token ids. Every row is checked before the first rollout; ids, mask and log-probabilities
+    come back exactly as they were written.
+
+    Args:
+        path: a ``.jsonl`` or ``.parquet`` file, or a folder of them (``RUN/rollouts``).
+        match: ``iteration``: rows that say which iteration they are from serve only that one, so a run is repeated
+            exactly; rows that do not say serve all. ``prompt``: all recorded groups of a prompt in turn, one for each
+            iteration that asks.
+        missing_logprobs: rows without log-probabilities: ``refuse`` them, or ``recompute`` with the weights at the
+            start of the iteration, as if this policy had sampled them.
+        rewards: ``score`` the responses with ``data.rewards``, or take what was ``recorded`` (null counts as missing).
+        evaluation: answers held-out prompts, which were not recorded; None takes the in-process sampler.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        match: Literal["iteration", "prompt"] = "iteration",
+        missing_logprobs: Literal["refuse", "recompute"] = "refuse",
+        rewards: Literal["score", "recorded"] = "score",
+        evaluation: RolloutSource | None = None,
+    ) -> None:
+        self.path, self.match, self.missing_logprobs, self.rewards = path, match, missing_logprobs, rewards
+        self.evaluation = evaluation if evaluation is not None else GroupedSampler()
+        self._groups: dict[tuple[int, ...], list[_Group]] = {}
+
+    def open(self, longest: int) -> None:
+        """Read and check every row; only positions stay in memory.
+
+        Raises:
+            UserError: nothing there, or a row that cannot be trained on.
+        """
+        self.evaluation.open(longest)
+        if not self._groups:
+            self._read()
+
+    def close(self) -> None:
+        """Close the source of ``evaluation``."""
+        self.evaluation.close()
+
+    def _read(self) -> None:
+        groups: dict[tuple[tuple[int, ...], int | None, str], _Group] = {}
+        for file in open_records(self.path):
+            for number, row in enumerate(file.scan()):
+                where = f"{file.path}, row {number + 1}"
+                check_row(row, where)
+                if row.get("logprobs") is None and self.missing_logprobs == "refuse":
+                    raise UserError(
+                        where,
+                        "has no logprobs, so nobody knows how likely this response was when it was sampled",
+                        fix="data.rollouts.missing_logprobs: recompute, if the policy may stand in for its author",
+                    )
+                ids, iteration = tuple(row["prompt_ids"]), row.get("iteration")
+                name = str(row.get("id", "")).rpartition("/")[0]
+                groups.setdefault((ids, iteration, name), _Group(name, iteration, file)).rows.append(number)
+        for (ids, _, _), group in groups.items():
+            self._groups.setdefault(ids, []).append(group)
+        if not self._groups:
+            raise UserError(PATH, f"{self.path!r} holds no rows")
+
+    def for_evaluation(self) -> RolloutSource:
+        """The source of ``evaluation``."""
+        return self.evaluation
+
+    @torch.no_grad()
+    def generate(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        progress: Progress | None = None,
+    ) -> list[list[Rollout]]:
+        """See :meth:`RolloutSource.generate`.
+
+        Raises:
+            UserError: a prompt without enough recorded responses, or recorded in another way than they are used.
+        """
+        if not self._groups:
+            self._read()
+        groups: list[list[Rollout]] = []
+        for prompt in prompts:
+            found = self._find(prompt, draws.iteration)
+            if len(found.rows) < group_size:
+                raise UserError(
+                    PATH,
+                    f"prompt {prompt.id} has {len(found.rows)} recorded responses, but data.group_size is {group_size}",
+                    fix=f"use a group size of at most {len(found.rows)}",
+                )
+            rows = found.file.read(found.rows[:group_size])
+            group = [self._rollout(policy, prompt, k, row, sampling, version) for k, row in enumerate(rows)]
+            if any(r.logprobs is None for r in group):
+                _recompute(policy, group, sampling.temperature)
+            groups.append(group)
+            if self.on_group is not None:
+                self.on_group(group)
+            if progress is not None:
+                progress(len(groups) * group_size, len(prompts) * group_size)
+        return groups
+
+    def _find(self, prompt: Prompt, iteration: int) -> _Group:
+        known = self._groups.get(prompt.token_ids, [])
+        if self.match == "iteration":
+            exact = [g for g in known if g.iteration == iteration]
+            known = exact or [g for g in known if g.iteration is None]
+        if not known:
+            raise UserError(
+                PATH,
+                f"{self.path!r} has no responses to prompt {prompt.id} ({prompt.text[:40]!r}) for iteration "
+                f"{iteration}",
+                fix="repeat the run with its own prompts, seed, data.prompts_per_rollout and tokenizer; or "
+                "data.rollouts.match: prompt, where iterations do not matter",
+            )
+        own = [g for g in known if g.name == str(prompt.id)] or known
+        return own[iteration % len(own)]
+
+    def _rollout(
+        self, policy: Policy, prompt: Prompt, sample: int, row: dict[str, Any], sampling: SamplingParams, version: int
+    ) -> Rollout:
+        where, ids = f"{self.path}, {row.get('id', 'a row')}", torch.tensor(row["completion_ids"], dtype=torch.int64)
+        _check_use(row, where, sampling, policy.model.config.get_text_config().vocab_size)
+        mask, logprobs = row.get("response_mask"), row.get("logprobs")
+        rollout = Rollout(
+            prompt=prompt,
+            sample=sample,
+            token_ids=ids,
+            logprobs=None if logprobs is None else torch.tensor(logprobs, dtype=torch.float32),
+            response_mask=torch.ones_like(ids, dtype=torch.bool) if mask is None else torch.tensor(mask).bool(),
+            finish_reason=FinishReason(row.get("finish_reason", "stop")),
+            policy_version=int(row.get("policy_version", version)),
+            text=row.get("completion") or policy.tokenizer.decode(ids.tolist(), skip_special_tokens=True),
+            lost=row.get("lost") or "",
+        )
+        if row.get("turn_ends"):
+            rollout.messages, rollout.turn_ends = tuple(row["messages"]), tuple(row["turn_ends"])
+            rollout.turn_rewards = tuple(row["turn_rewards"])
+        if self.rewards == "recorded":
+            _take_rewards(rollout, row)
+        return rollout
+
+
+def _check_use(row: dict[str, Any], where: str, sampling: SamplingParams, vocabulary: int) -> None:
+    """A recorded response can stand for one that is sampled now."""
+    if (largest := max(row["completion_ids"])) >= vocabulary:
+        raise UserError(where, f"has the token id {largest}, but the model's vocabulary has {vocabulary}")
+    if (count := len(row["completion_ids"])) > sampling.max_response_tokens:
+        raise UserError(
+            where, f"has {count} tokens, more than data.max_response_tokens = {sampling.max_response_tokens}"
+        )
+    recorded = row.get("sampling") or {}
+    for name in ("temperature", "top_p", "top_k"):
+        if name in recorded and recorded[name] != getattr(sampling, name):
+            raise UserError(
+                where,
+                f"was sampled with {name} {recorded[name]}, but the run uses {getattr(sampling, name)}: its "
+                "log-probabilities are another distribution's",
+                fix="record with the settings of the run (gspo predict --data.evaluation.temperature 1)",
+            )
+
+
+def _take_rewards(rollout: Rollout, row: dict[str, Any]) -> None:
+    """The recorded verdict; a reward without parts counts as one part."""
+    reward = row.get("reward")
+    rollout.reward = None if reward is None else float(reward)
+    rollout.reward_parts = dict(row.get("reward_parts") or {"recorded": rollout.reward})
+    statuses = {name: "missing" if value is None else "ok" for name, value in rollout.reward_parts.items()}
+    rollout.reward_statuses = statuses | dict(row.get("reward_statuses") or {})
+
+
+def _recompute(policy: Policy, group: list[Rollout], temperature: float) -> None:
+    longest = max(len(r.prompt.token_ids) + len(r.token_ids) for r in group)
+    size = max(1, RECOMPUTED_TOKENS // longest)
+    for start in range(0, len(group), size):
+        part = group[start : start + size]
+        logprobs = policy(make_micro_batch(part).to(policy.device), temperature)[0].float().cpu()
+        for rollout, row in zip(part, logprobs, strict=True):
+            rollout.logprobs = row[: len(rollout.token_ids)].clone()

@@ -1,0 +1,193 @@
+"""Rollouts as files: a JSON object a line, or a Parquet row, for each response.
+
+``gspo predict`` and ``data.record_rollouts`` write it, :class:`~gspo_lightning.rollouts.recording.recorded.Recorded` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.resume import atomic_file
+from gspo_lightning.types import FinishReason, Rollout, SamplingParams
+
+__all__ = ["RecordFile", "check_row", "of_conversation", "open_records", "record", "recording_file", "write_records"]
+
+LARGEST_LOGPROB = 1e-3
+"""Nats: what rounding may put a log-probability above 0."""
+
+
+def record(rollout: Rollout, sampling: SamplingParams, iteration: int | None = None) -> dict[str, Any]:
+    """A rollout as plain data: token ids, mask and log-probabilities included, so that it can be trained on again.
+
+    Args:
+        rollout: scored or not.
+        sampling: how it was drawn; at temperature 0 or with top-p or top-k it is no sample of the policy.
+        iteration: of the run that trained on it, where there is one.
+    """
+    return {
+        "id": f"{rollout.prompt.id}/{rollout.sample}",
+        "prompt": rollout.prompt.text,
+        "completion": rollout.text,
+        **dict(rollout.prompt.columns),
+        **of_conversation(rollout),
+        "prompt_ids": list(rollout.prompt.token_ids),
+        "completion_ids": rollout.token_ids.tolist(),
+        "response_mask": rollout.response_mask.tolist(),
+        "logprobs": None if rollout.logprobs is None else rollout.logprobs.tolist(),
+        "finish_reason": str(rollout.finish_reason),
+        "policy_version": rollout.policy_version,
+        "iteration": iteration,
+        "sampling": {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k},
+        "reward": rollout.reward,
+        "reward_parts": rollout.reward_parts,
+        "reward_statuses": rollout.reward_statuses,
+        **({"turn_ends": list(rollout.turn_ends)} if rollout.turn_ends else {}),
+        **({"lost": rollout.lost} if rollout.lost else {}),
+    }
+
+
+def of_conversation(rollout: Rollout) -> dict[str, Any]:
+    """What rewards and readers can know of a conversation, on top of the record; nothing for a single response."""
+    if not rollout.turn_ends:
+        return {}
+    return {
+        "messages": list(rollout.messages),
+        "turn_rewards": list(rollout.turn_rewards),
+        "environment_reward": sum(rollout.turn_rewards),
+    }
+
+
+def recording_file(folder: Path, iteration: int, rank: int) -> Path:
+    """Where a rank writes the rollouts of an iteration."""
+    return folder / "rollouts" / (f"{iteration:06d}.jsonl" if rank == 0 else f"{iteration:06d}-rank{rank}.jsonl")
+
+
+def write_records(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """One line a row; the file is there whole or not at all."""
+    with atomic_file(path) as file:
+        for row in rows:
+            file.write((json.dumps(row, ensure_ascii=False, default=str) + "\n").encode())
+
+
+class RecordFile:
+    """The rows of one file, read when they are asked for: only positions stay in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._starts: list[int] = []
+
+    def scan(self) -> Iterator[dict[str, Any]]:
+        """Every row, once from beginning to end.
+
+        Raises:
+            UserError: a line that is not a JSON object, with its number.
+        """
+        self._starts = []
+        with open(self.path, "rb") as file:
+            start = 0
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    self._starts.append(start)
+                    yield self._parse(line, number)
+                start += len(line)
+
+    def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Some rows by their number in the order of :meth:`scan`, which has come to its end."""
+        with open(self.path, "rb") as file:
+            found = []
+            for row in rows:
+                file.seek(self._starts[row])
+                found.append(self._parse(file.readline(), row + 1))
+        return found
+
+    def _parse(self, line: bytes, number: int) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+        except ValueError as error:  # UnicodeDecodeError is one, too
+            raise UserError(f"{self.path}:{number}", f"is not JSON: {error}", fix="one object a line") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{self.path}:{number}", f"is a JSON {type(row).__name__}, not an object")
+        return row
+
+
+class _ParquetFile(RecordFile):
+    """Columns stay in memory, in Arrow's compact form."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        import pyarrow.lib
+        import pyarrow.parquet
+
+        try:
+            self._table = pyarrow.parquet.read_table(path)
+        except (pyarrow.lib.ArrowInvalid, OSError) as error:
+            raise UserError(str(path), f"is not a Parquet file: {error}") from error
+
+    def scan(self) -> Iterator[dict[str, Any]]:
+        for batch in self._table.to_batches(max_chunksize=1024):
+            yield from batch.to_pylist()
+
+    def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._table.take(list(rows)).to_pylist()
+        return found
+
+
+def open_records(path: str) -> list[RecordFile]:
+    """A ``.jsonl`` or ``.parquet`` file, or all of them in a folder, in the order of their names.
+
+    Raises:
+        UserError: nothing there, or another kind of file.
+    """
+    place = Path(path)
+    files = sorted(f for f in place.iterdir() if f.suffix in (".jsonl", ".parquet")) if place.is_dir() else [place]
+    if not place.exists():
+        raise UserError("data.rollouts.path", f"{path!r} does not exist", fix="gspo predict or data.record_rollouts")
+    if not files:
+        raise UserError("data.rollouts.path", f"the folder {path!r} holds neither .jsonl nor .parquet files")
+    if files[0].suffix not in (".jsonl", ".parquet"):
+        raise UserError("data.rollouts.path", f"{path!r} is neither .jsonl nor .parquet")
+    return [_ParquetFile(f) if f.suffix == ".parquet" else RecordFile(f) for f in files]
+
+
+def check_row(row: Mapping[str, Any], where: str) -> None:
+    """What can be seen in a row alone.
+
+    Raises:
+        UserError: token ids, mask, log-probabilities or reward are missing or of another form; names row and column.
+    """
+    for name in ("prompt_ids", "completion_ids"):
+        ids = row.get(name)
+        if not (isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)):
+            raise UserError(where, f"{name} is {_shown(ids)}, but must be a list of token ids")
+    count = len(row["completion_ids"])
+    mask, logprobs, reward = row.get("response_mask"), row.get("logprobs"), row.get("reward")
+    if mask is not None and not (_is_list(mask, count) and all(m in (0, 1) for m in mask)):
+        raise UserError(where, f"response_mask is {_shown(mask)}, but must be {count} times true or false")
+    if logprobs is not None and not (_is_list(logprobs, count) and all(_is_logprob(x) for x in logprobs)):
+        raise UserError(where, f"logprobs is {_shown(logprobs)}, but must be {count} finite numbers <= 0 (nats)")
+    if reward is not None and not _is_number(reward):
+        raise UserError(where, f"reward is {_shown(reward)}, but must be a finite number or null")
+    if (reason := row.get("finish_reason", "stop")) not in list(FinishReason):
+        raise UserError(where, f"finish_reason is {_shown(reason)}, but must be one of {', '.join(FinishReason)}")
+
+
+def _is_list(value: Any, count: int) -> bool:
+    return isinstance(value, list) and len(value) == count
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_logprob(value: Any) -> bool:
+    return _is_number(value) and value <= LARGEST_LOGPROB
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{text[:57]}..." if len(text) > 60 else text

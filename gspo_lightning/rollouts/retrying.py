@@ -1,0 +1,103 @@
+"""A rollout source that fails for a while, or runs out of memory, is asked again before the run stops."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from gspo_lightning.errors import InfrastructureError, first_line
+from gspo_lightning.packing.memory import is_out_of_memory
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rollouts import Beginning, RolloutSource
+from gspo_lightning.rollouts.contract import check_pieces
+from gspo_lightning.types import Prompt, Rollout
+
+__all__ = ["Patient"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Patient(RolloutSource):
+    """Asks another source again when its infrastructure fails. Draws are counter-based: a repetition changes nothing.
+
+    Args:
+        source: asked.
+        retries: attempts after the first.
+        wait_s: seconds before the first repetition; each further one waits four times longer.
+    """
+
+    def __init__(self, source: RolloutSource, retries: int, wait_s: float) -> None:
+        self.source, self.retries, self.wait_s = source, retries, wait_s
+
+    def sync_weights(self, policy: Policy, version: int) -> None:
+        """As the source's.
+
+        Raises:
+            InfrastructureError: it failed every time.
+        """
+        self._ask(lambda: self.source.sync_weights(policy, version))
+
+    def generate(self, policy: Policy, prompts: Sequence[Prompt], **options: Any) -> list[list[Rollout]]:
+        """As the source's.
+
+        Raises:
+            InfrastructureError: it failed every time.
+        """
+        self.source.on_group = self.on_group
+        return self._fit(policy, lambda: self.source.generate(policy, prompts, **options))
+
+    def extend(self, policy: Policy, beginnings: Sequence[Beginning], **options: Any) -> list[Rollout]:
+        """As the source's.
+
+        Raises:
+            InfrastructureError: it failed every time.
+        """
+        pieces = self._fit(policy, lambda: self.source.extend(policy, beginnings, **options))
+        return check_pieces(self.source, pieces, beginnings)
+
+    def _fit(self, policy: Policy, question: Callable[[], T]) -> T:
+        """Ask with fewer responses at a time where memory ran out.
+
+        Raises:
+            InfrastructureError: a single group does not fit.
+        """
+        in_step = policy.gathering is not None and policy.gathering.lockstep  # other ranks wait for this one
+        while True:
+            try:
+                return self._ask(question)
+            except (RuntimeError, MemoryError) as error:
+                if in_step or not is_out_of_memory(error):
+                    raise
+                why = first_line(error)[:200]
+            # outside the except clause: the exception holds the tensors of the attempt
+            rows = self.source.use_less_memory()
+            what = f"{type(self.source).__name__} is out of memory ({why})"
+            if not rows:
+                raise InfrastructureError(
+                    f"{what}\n  fix: lower data.max_response_tokens or data.group_size, or data.rollouts.max_rows "
+                    "where the source has it"
+                )
+            log.warning("%s; again, and from now on with at most %d responses at a time", what, rows)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        for attempt in range(self.retries + 1):
+            try:
+                return question()
+            except (InfrastructureError, OSError) as error:  # connections and timeouts are OSErrors
+                name, last = type(self.source).__name__, error
+                if attempt < self.retries:
+                    wait = self.wait_s * 4**attempt
+                    log.warning("%s failed (%s); asked again in %g s", name, error, wait)
+                    time.sleep(wait)
+        raise InfrastructureError(
+            f"{name} failed {self.retries + 1} times, last: {last}\n"
+            f"  fix: bring it back, then go on with --ckpt_path last; or raise data.rollout_retries"
+        ) from last

@@ -1,0 +1,214 @@
+"""What a model computes while rows are being sampled, one token per row and step."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from gspo_lightning.errors import first_line
+from gspo_lightning.policy.attention import GroupCache, with_plan
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rollouts.sampler.lean.stack import LeanStack
+
+__all__ = ["DecodeBy", "Decoder", "PaddedDecoder", "SharedDecoder", "decoder_for"]
+
+log = logging.getLogger(__name__)
+
+TOLERANCE = 1e-4
+"""Mean difference of log-probabilities (nats) between two ways to decode in float32 that is rounding."""
+
+
+class Decoder(ABC):
+    """Rows that are being decoded, in the order in which their contexts came."""
+
+    may_grow: bool
+    """Whether contexts may join while rows are being decoded."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+
+    @abstractmethod
+    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor:
+        """Prefill P contexts, each once for ``rows`` [P] new rows; returns the logits [sum(rows), V] that follow."""
+
+    @abstractmethod
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these (int64, none twice), which stand in this order then."""
+
+    @abstractmethod
+    def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Feed one token per row, [R] at positions [R]; returns the logits [R, V] of the next ones."""
+
+
+DecodeBy = Literal["auto", "model"]
+
+
+def decoder_for(policy: Policy, by: DecodeBy = "auto") -> Decoder:
+    """The fast one where the model's attention is known (``Policy.packed``) and no comparison has ruled it out.
+
+    Args:
+        policy: the weights, which stay as they are while the decoder is used.
+        by: ``model`` sends every token through the model's own modules; ``auto`` does without them where that is known
+            to give the same.
+    """
+    shared = policy.packed and policy.decoding.way in (None, "shared")
+    return SharedDecoder(policy, by) if shared else PaddedDecoder(policy)
+
+
+class SharedDecoder(Decoder):
+    """The keys and values of a prompt are kept once and read by all its rows; nothing is padded but the cache."""
+
+    may_grow = True
+
+    def __init__(self, policy: Policy, by: DecodeBy = "auto") -> None:
+        super().__init__(policy)
+        self.cache = GroupCache(policy.device)
+        with self._inference():
+            self.stack = _stack(policy) if by == "auto" else None
+
+    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor:
+        """See :meth:`Decoder.add`."""
+        with self._inference():
+            return self._add(contexts, rows)
+
+    def _add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor:
+        widths = [len(ids) for ids in contexts]
+        device = self.policy.device
+        packed = torch.tensor([token for ids in contexts for token in ids], device=device)
+        positions = torch.cat([torch.arange(w) for w in widths]).to(device)
+        self.cache.enter(widths, rows)
+        last = torch.tensor(widths, device=device).cumsum(0) - 1
+        return _for_rows(self.policy.head(self._forward(packed, positions)[last]), rows)
+
+    def keep(self, rows: Tensor) -> None:
+        """See :meth:`Decoder.keep`."""
+        with self._inference():
+            self.cache.keep(rows)
+
+    def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """See :meth:`Decoder.step`."""
+        with self._inference():
+            self.cache.write()
+            if self.stack is None:
+                logits = self.policy.head(self._forward(tokens, positions))
+            else:
+                logits = self.stack(tokens, positions, self.cache)
+            self.cache.advance()
+            return logits
+
+    def _inference(self) -> AbstractContextManager[Any]:
+        """Inference mode, which spares a tenth of a small model's step; not for weights that stay sharded."""
+        gathering = self.policy.gathering
+        return torch.inference_mode() if gathering is None or not gathering.lockstep else torch.no_grad()
+
+    def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        with with_plan(self.policy.backbone, self.cache) as options:
+            out = self.policy.backbone(input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), **options)
+        hidden: Tensor = out.last_hidden_state.squeeze(0)
+        return hidden
+
+
+def _stack(policy: Policy) -> LeanStack | None:
+    """The lean form of a policy; compared with the policy's own modules once."""
+    if policy.decoding.lean is False:
+        return None
+    try:
+        stack = LeanStack.of(policy)
+        if stack is not None and policy.decoding.lean is None:
+            _check(policy, stack)
+            policy.decoding.lean = True
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # it only has the name of a known one
+        log.warning("decoding goes through the modules of %s: %s", type(policy.model).__name__, first_line(error))
+        policy.decoding.lean = False
+        return None
+    return stack
+
+
+def _check(policy: Policy, stack: LeanStack) -> None:
+    """Compare two steps of three rows with those of the policy's own modules.
+
+    Raises:
+        ValueError: they differ.
+    """
+    vocabulary = policy.model.config.get_text_config().vocab_size
+    contexts = [[t % vocabulary for t in ids] for ids in ([3, 11, 5, 7, 2], [13, 4, 6])]
+    found = []
+    for way in (None, stack):
+        decoder = SharedDecoder(policy, "model")
+        decoder.stack = way
+        logits, positions = decoder.add(contexts, [2, 1]), torch.tensor([5, 5, 3])
+        for step in range(2):
+            logits = decoder.step(torch.tensor([8, 9, 10]) % vocabulary, positions + step)
+        found.append(logits.log_softmax(-1))
+    difference = float((found[0] - found[1]).abs().mean())
+    if not difference <= TOLERANCE:
+        raise ValueError(f"without them log-probabilities are off by {difference:.2g} nats")
+
+
+class PaddedDecoder(Decoder):
+    """transformers' own cache, prompts padded to one width and repeated for every row: knows every family."""
+
+    may_grow = False
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        known = inspect.signature(policy.backbone.forward).parameters
+        self._recurrent = "cache_params" in known
+        """All that it keeps are states (Mamba): they go by another name, and no mask says what they hold."""
+
+    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor:
+        """See :meth:`Decoder.add`; starts anew."""
+        device = self.policy.device
+        width = max(len(context) for context in contexts)
+        ids = torch.zeros(len(contexts), width, dtype=torch.int64)
+        mask = torch.zeros(len(contexts), width, dtype=torch.bool)
+        for i, context in enumerate(contexts):
+            ids[i, width - len(context) :] = torch.tensor(context)
+            mask[i, width - len(context) :] = True
+        ids, mask = ids.to(device), mask.to(device)
+        positions = (mask.long().cumsum(-1) - 1).clamp(min=0)  # from the mask: padding never shifts a position
+        self.cache = DynamicCache(config=self.policy.model.config)
+        hidden = self._forward(ids, mask, positions)
+        self._select(_for_rows(torch.arange(len(contexts), device=device), rows))
+        self.mask = _for_rows(mask, rows)
+        return _for_rows(self.policy.head(hidden), rows)
+
+    def keep(self, rows: Tensor) -> None:
+        """See :meth:`Decoder.keep`."""
+        self._select(rows)
+        self.mask = self.mask[rows]
+
+    def _select(self, rows: Tensor) -> None:
+        """Keys and values, convolution windows and recurrent states of these rows: layers of every kind know this."""
+        self.cache.reorder_cache(rows)
+
+    def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """See :meth:`Decoder.step`."""
+        self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], dim=1)
+        mask = None if self._recurrent else self.mask
+        return self.policy.head(self._forward(tokens.unsqueeze(1), mask, positions.unsqueeze(1)))
+
+    def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
+        cache = {"cache_params" if self._recurrent else "past_key_values": self.cache}
+        out = self.policy.backbone(
+            input_ids=ids,
+            attention_mask=None if mask is None else mask.long(),
+            position_ids=positions,
+            use_cache=True,
+            **cache,
+        )
+        hidden: Tensor = out.last_hidden_state[:, -1]
+        return hidden
+
+
+def _for_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
+    """[P, ...] to [sum(rows), ...]: every entry once for each of its rows."""
+    return x.repeat_interleave(torch.tensor(rows, device=x.device), dim=0)

@@ -1,0 +1,1 @@
+"""A decode step without modules: the same numbers with fewer small operations."""

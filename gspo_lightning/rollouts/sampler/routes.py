@@ -1,0 +1,66 @@
+"""The experts that a mixture of experts sends tokens to while they are sampled, for Routing Replay (R3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.routing import Routing, index_dtype, recording, routed
+from gspo_lightning.rollouts.sampler.decoding import Decoder
+from gspo_lightning.types import Rollout
+
+__all__ = ["RecordingDecoder", "RouteBook"]
+
+
+class RouteBook:
+    """The routes of prompts and responses of one call of a sampler."""
+
+    def __init__(self, rows: int, tokens: int, routing: Routing, device: torch.device) -> None:
+        self.prompts: list[Tensor] = []
+        """[p, L, k] of each prompt."""
+        shape = (rows, tokens, routing.layers, routing.top_k)
+        self.responses = torch.zeros(shape, dtype=index_dtype(routing.experts), device=device)
+
+    def fill(self, prompt: int, group: Sequence[Rollout]) -> None:
+        """Set the routes of the responses to a prompt; the last token of a response was never forwarded."""
+        for k, rollout in enumerate(group):
+            kept = self.responses[prompt * len(group) + k, : len(rollout.token_ids) - 1].cpu()
+            rollout.routes = torch.cat([self.prompts[prompt].to(kept), kept])
+
+
+class RecordingDecoder(Decoder):
+    """A decoder whose forward passes are written into a book; the sampler says which rows they were for."""
+
+    def __init__(self, inner: Decoder, book: RouteBook, policy: Policy) -> None:
+        super().__init__(policy)
+        self.inner, self.book, self.may_grow = inner, book, inner.may_grow
+        self.slots = self.steps = torch.empty(0, dtype=torch.int64)
+        """[R] of the next :meth:`step`: the response of each row, and the number of the token that is fed."""
+
+    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor:
+        """See :meth:`Decoder.add`."""
+        with recording(self.policy.routing) as tape, routed():
+            logits = self.inner.add(contexts, rows)
+        assert tape is not None
+        chosen, widths = tape.stacked(), [len(ids) for ids in contexts]
+        if chosen.shape[0] == sum(widths):  # one after another
+            self.book.prompts += chosen.split(widths)
+        else:  # side by side, padded on the left
+            padded = chosen.view(len(contexts), -1, *chosen.shape[1:])
+            self.book.prompts += [row[row.shape[0] - width :] for row, width in zip(padded, widths, strict=True)]
+        return logits
+
+    def keep(self, rows: Tensor) -> None:
+        """See :meth:`Decoder.keep`."""
+        self.inner.keep(rows)
+
+    def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """See :meth:`Decoder.step`."""
+        with recording(self.policy.routing) as tape, routed():
+            logits = self.inner.step(tokens, positions)
+        assert tape is not None
+        self.book.responses[self.slots, self.steps] = tape.stacked().to(self.book.responses.dtype)
+        return logits

@@ -1,0 +1,111 @@
+"""What the sampler knows of the rows it is decoding, and what all responses have come to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rollouts.base import Beginning, finish
+from gspo_lightning.types import FinishReason, Rollout
+
+__all__ = ["Rows", "Written"]
+
+
+@dataclass(slots=True)
+class Rows:
+    """State of the rows in the batch, each field [rows]."""
+
+    slot: Tensor  # number of the beginning
+    prompt_id: Tensor
+    sample: Tensor
+    drawn: Tensor  # tokens drawn before this call
+    room: Tensor  # tokens that may be written in it
+    position: Tensor  # of the next token in its sequence
+    step: Tensor  # tokens written
+    alive: Tensor  # still being decoded
+    stopped: Tensor  # ended by the policy
+
+    @classmethod
+    def of(cls, beginnings: Sequence[Beginning], first: int, device: torch.device) -> Rows:
+        """One row for each; ``first`` is the number of the first."""
+        known = [
+            (first + i, b.prompt.id, b.sample, b.drawn, b.room, len(b.context), 0) for i, b in enumerate(beginnings)
+        ]
+        slot, prompt, sample, drawn, room, position, step = torch.tensor(known).long().view(-1, 7).T.to(device).unbind()
+        alive = torch.ones(len(known), dtype=torch.bool, device=device)
+        return cls(slot, prompt, sample, drawn, room, position, step, alive, ~alive)
+
+    def _fields(self) -> tuple[Tensor, ...]:
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+    def __getitem__(self, keep: Tensor) -> Rows:
+        return Rows(*(x[keep] for x in self._fields()))
+
+    def __add__(self, other: Rows) -> Rows:
+        return Rows(*(torch.cat(pair) for pair in zip(self._fields(), other._fields(), strict=True)))
+
+    def __len__(self) -> int:
+        return len(self.slot)
+
+
+class Written:
+    """Tokens and log-probabilities [N, T + 1] of N responses, their ``lengths`` [N] and ``ended`` and ``stopped`` [N].
+
+    Beyond the length of a response stands anything.
+    """
+
+    def __init__(self, beginnings: Sequence[Beginning], device: torch.device) -> None:
+        rows, width = len(beginnings), max((b.room for b in beginnings), default=0)
+        self.beginnings = beginnings
+        self.tokens = torch.zeros(rows, width + 1, dtype=torch.int64, device=device)
+        self.logprobs = torch.zeros(rows, width + 1, dtype=torch.float32, device=device)
+        self.lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.ended, self.stopped = (torch.zeros(rows, dtype=torch.bool, device=device) for _ in range(2))
+
+    def note(self, rows: Rows, tokens: Tensor, logprobs: Tensor) -> None:
+        """One more token [rows] for every living row; what the others drew is never read."""
+        self.tokens[rows.slot, rows.step] = tokens
+        self.logprobs[rows.slot, rows.step] = logprobs
+        rows.step = rows.step + rows.alive
+
+    @staticmethod
+    def end(rows: Rows, stopped: Tensor) -> None:
+        """Rows that the policy has ended (bool [rows]), or that have no room left, are no longer alive."""
+        rows.stopped = rows.stopped | (stopped & rows.alive)
+        rows.alive = rows.alive & ~(stopped | (rows.step >= rows.room))
+
+    def record(self, rows: Rows) -> None:
+        """How far these rows have come; needed before they leave the batch."""
+        self.lengths[rows.slot], self.ended[rows.slot], self.stopped[rows.slot] = rows.step, ~rows.alive, rows.stopped
+
+    def newest(self, rows: Rows, which: Sequence[int], count: int | None) -> list[list[int]]:
+        """The last ``count`` tokens (None: all) of the messages of some rows, by their places in the batch."""
+        places = torch.tensor(which, dtype=torch.int64, device=rows.slot.device)
+        slots, steps = rows.slot[places], rows.step[places]
+        width = int(steps.max()) if count is None else count
+        columns = steps.unsqueeze(1) - width + torch.arange(width, device=steps.device)
+        ids = self.tokens[slots.unsqueeze(1), columns.clamp(min=0)].tolist()
+        found = []
+        for slot, step, row in zip(slots.tolist(), steps.tolist(), ids, strict=True):
+            before = self.beginnings[slot].written
+            missing = len(before) if count is None else max(0, min(width - step, len(before)))
+            found.append([*before[len(before) - missing :], *row[max(0, width - step) :]])
+        return found
+
+    def rollouts(self, first: int, count: int, version: int, policy: Policy) -> list[Rollout]:
+        """The responses from ``first`` on, on the CPU."""
+        own = slice(first, first + count)
+        tokens, logprobs = self.tokens[own].cpu(), self.logprobs[own].cpu()
+        lengths, ended, stopped = (x[own].tolist() for x in (self.lengths, self.ended, self.stopped))
+        reasons = {(True, True): FinishReason.STOP, (True, False): FinishReason.LENGTH}
+        return [
+            finish(
+                row.prompt, row.sample, tokens[i, : lengths[i]], logprobs[i, : lengths[i]],
+                reason=reasons.get((ended[i], stopped[i]), FinishReason.CUT), version=version, policy=policy,
+            )
+            for i, row in enumerate(self.beginnings[own])
+        ]  # fmt: skip

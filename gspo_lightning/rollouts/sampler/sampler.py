@@ -1,0 +1,241 @@
+"""The in-process grouped sampler: the default rollout source.
+
+Each prompt is prefilled once and its keys and values serve all G responses; rows that have finished leave the batch and
+waiting prompts take their place; log-probabilities are caught while sampling. Works on unmodified transformers models.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from itertools import accumulate, groupby
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rollouts.base import Beginning, Draws, Enough, Progress, RolloutSource, has_ended, sample_tokens
+from gspo_lightning.rollouts.generate import TransformersGenerate
+from gspo_lightning.rollouts.sampler.decoding import DecodeBy, Decoder, decoder_for
+from gspo_lightning.rollouts.sampler.routes import RecordingDecoder, RouteBook
+from gspo_lightning.rollouts.sampler.rows import Rows, Written
+from gspo_lightning.types import Prompt, Rollout, SamplingParams
+
+__all__ = ["GroupedSampler"]
+
+AHEAD = 16
+"""Tokens for which random numbers are drawn at a time."""
+
+
+class GroupedSampler(RolloutSource):
+    """Samples in the trainer's own process, from the live weights.
+
+    Args:
+        max_rows: responses decoded at the same time; more prompts wait. Bounds the memory of the key-value cache.
+        compact_at: share of finished rows at which the batch is compacted, in (0, 1].
+        decode: how tokens go through the model: ``model`` takes its own modules; ``auto`` does without them where a
+            comparison with them allows it, which on a CPU halves the time of a small model's step.
+    """
+
+    records_routes = True
+
+    def __init__(self, max_rows: int = 512, compact_at: float = 0.125, decode: DecodeBy = "auto") -> None:
+        if max_rows < 1:
+            raise ValueError(f"max_rows must be at least 1, got {max_rows}")
+        if not 0 < compact_at <= 1:
+            raise ValueError(f"compact_at must lie in (0, 1], got {compact_at}")
+        if decode not in get_args(DecodeBy):
+            raise ValueError(f"decode must be one of {', '.join(get_args(DecodeBy))}, got {decode!r}")
+        self.max_rows, self.compact_at, self.decode = max_rows, compact_at, decode
+        self._busiest = self._too_many = 0
+
+    def generate(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        progress: Progress | None = None,
+    ) -> list[list[Rollout]]:
+        """See :meth:`RolloutSource.generate`."""
+        if policy.decoding.way == "generate":
+            return self._slow(len(prompts) * group_size).generate(
+                policy, prompts, group_size=group_size, sampling=sampling, draws=draws, version=version,
+                progress=progress,
+            )  # fmt: skip
+        beginnings = Beginning.groups(prompts, group_size, sampling.max_response_tokens)
+        written = Written(beginnings, policy.device)
+        book: RouteBook | None = None
+        if policy.routing is not None and policy.routing.replay != "R2" and sampling.neutral:
+            book = RouteBook(len(beginnings), sampling.max_response_tokens, policy.routing, policy.device)
+        groups: dict[int, list[Rollout]] = {}
+
+        def left(entered: int, busy: set[int]) -> bool:
+            """Hand out the groups of which no row is left in the batch."""
+            working = {slot // group_size for slot in busy}
+            for p in (p for p in range(entered // group_size) if p not in working and p not in groups):
+                groups[p] = written.rollouts(p * group_size, group_size, version, policy)
+                if book is not None:
+                    book.fill(p, groups[p])
+                if self.on_group is not None:
+                    self.on_group(groups[p])
+            if progress is not None:
+                progress(entered - len(busy), len(beginnings))
+            return False
+
+        self._decode(policy, written, [group_size] * len(prompts), sampling, draws, left, book)
+        return [groups[p] for p in range(len(prompts))]
+
+    def extend(
+        self,
+        policy: Policy,
+        beginnings: Sequence[Beginning],
+        *,
+        sampling: SamplingParams,
+        draws: Draws,
+        version: int = 0,
+        enough: Enough | None = None,
+    ) -> list[Rollout]:
+        """See :meth:`RolloutSource.extend`; neighbours with the same context share its keys and values."""
+        if policy.decoding.way == "generate":
+            return self._slow(len(beginnings)).extend(
+                policy, beginnings, sampling=sampling, draws=draws, version=version, enough=enough
+            )
+        written = Written(beginnings, policy.device)
+        blocks = [len(list(same)) for _, same in groupby(beginnings, key=lambda row: row.context)]
+
+        def left(entered: int, busy: set[int]) -> bool:
+            return enough is not None and enough([i for i in range(entered) if i not in busy])
+
+        self._decode(policy, written, blocks, sampling, draws, left)
+        return written.rollouts(0, len(beginnings), version, policy)
+
+    def local(self) -> GroupedSampler:
+        """See :meth:`RolloutSource.local`."""
+        return self
+
+    def use_less_memory(self) -> int:
+        """See :meth:`RolloutSource.use_less_memory`. The responses to a prompt are never decoded apart."""
+        most, self._busiest = self._busiest, 0
+        if most <= 1 or 0 < self._too_many <= most:
+            return 0
+        self._too_many, self.max_rows = most, most // 2
+        return self.max_rows
+
+    def _slow(self, rows: int) -> TransformersGenerate:
+        """What decodes where nothing else is right."""
+        self._busiest = max(self._busiest, min(rows, self.max_rows))
+        return TransformersGenerate(self.max_rows)
+
+    @torch.no_grad()
+    def _decode(
+        self,
+        policy: Policy,
+        written: Written,
+        blocks: Sequence[int],
+        sampling: SamplingParams,
+        draws: Draws,
+        left: Callable[[int, set[int]], bool],
+        book: RouteBook | None = None,
+    ) -> None:
+        """Write all responses.
+
+        Args:
+            policy: the weights.
+            written: is filled in.
+            blocks: neighbours in ``written.beginnings`` that share a context.
+            sampling: temperature and stops.
+            draws: the randomness.
+            left: called whenever rows have left the batch with the number of rows that ever entered and the slots of
+                those still in it; True ends the call.
+            book: where the experts of a mixture are written down.
+        """
+        ends = list(accumulate(blocks, initial=0))
+        decoder, device = decoder_for(policy, self.decode), policy.device
+        if book is not None:
+            decoder = RecordingDecoder(decoder, book, policy)
+        rows, logits, uniform = Rows.of([], 0, device), torch.empty(0), _Ahead(draws)
+        entered = 0  # blocks
+        while entered < len(blocks) or len(rows):
+            if new := self._admitted(blocks[entered:], len(rows), decoder):
+                first, last = ends[entered], ends[entered + new]
+                self._busiest = max(self._busiest, len(rows) + last - first)
+                contexts = [written.beginnings[i].context for i in ends[entered : entered + new]]
+                fresh = decoder.add(contexts, blocks[entered : entered + new])
+                logits = torch.cat([logits, fresh]) if len(rows) else fresh
+                rows = rows + Rows.of(written.beginnings[first:last], first, device)
+                uniform.forget()
+                entered += new
+            chosen = self._sample(policy, rows, logits, sampling, uniform.next(rows), written)
+            remaining = int(rows.alive.sum())
+            if len(rows) - remaining >= self.compact_at * len(rows):
+                written.record(rows)
+                keep = _closed_up(rows.alive, remaining)
+                rows, chosen = rows[keep], chosen[keep]
+                uniform.keep(keep)
+                if left(ends[entered], set(rows.slot.tolist())):
+                    return
+                if remaining or decoder.may_grow:
+                    decoder.keep(keep)
+            if len(rows):
+                if isinstance(decoder, RecordingDecoder):
+                    decoder.slots, decoder.steps = rows.slot, rows.step - 1
+                logits = decoder.step(chosen, rows.position)
+                rows.position = rows.position + 1
+
+    def _admitted(self, waiting: Sequence[int], rows: int, decoder: Decoder) -> int:
+        """How many blocks may join now: a few newcomers are not worth a forward pass of their own."""
+        room = self.max_rows - rows
+        if rows and (not decoder.may_grow or room < self.compact_at * self.max_rows):
+            return 0
+        fitting = sum(total <= room for total in accumulate(waiting))
+        return fitting if rows or not waiting else max(1, fitting)
+
+    @staticmethod
+    @torch.inference_mode()
+    def _sample(
+        policy: Policy, rows: Rows, logits: Tensor, sampling: SamplingParams, uniform: Tensor, written: Written
+    ) -> Tensor:
+        """Draw the next token of every row and note those of living ones; returns the tokens [rows]."""
+        chosen, logprobs = sample_tokens(logits, uniform, sampling)
+        written.note(rows, chosen, logprobs)
+        newest = functools.partial(written.newest, rows)
+        written.end(rows, has_ended(policy, chosen, sampling, newest, rows.alive))
+        return chosen
+
+
+def _closed_up(alive: Tensor, count: int) -> Tensor:
+    """The ``count`` living rows, the last of them in the places of dead ones: the others stay where they are."""
+    places = alive.nonzero().squeeze(1)
+    order = torch.arange(count, device=alive.device)
+    order[~alive[:count]] = places[places >= count]
+    return order
+
+
+class _Ahead:
+    """The uniform numbers [rows] of the next tokens, ``AHEAD`` tokens at a time: that takes two dozen operators."""
+
+    def __init__(self, draws: Draws) -> None:
+        self.draws = draws
+        self.block: list[Tensor] = []
+
+    @torch.inference_mode()
+    def next(self, rows: Rows) -> Tensor:
+        """Of the next token of these rows."""
+        if not self.block:
+            positions = (rows.drawn + rows.step).unsqueeze(1) + torch.arange(AHEAD, device=rows.step.device)
+            block = self.draws.uniform(rows.prompt_id.unsqueeze(1), rows.sample.unsqueeze(1), positions)
+            self.block = list(block.T.contiguous().unbind())[::-1]
+        return self.block.pop()
+
+    def keep(self, rows: Tensor) -> None:
+        """Only these rows go on."""
+        self.block = list(torch.stack(self.block)[:, rows].unbind()) if self.block else []
+
+    def forget(self) -> None:
+        """Other rows have come."""
+        self.block = []

@@ -1,0 +1,219 @@
+"""Several servers as one: load spread over those that answer, failures asked again elsewhere, servers brought back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
+from gspo_lightning.rollouts.serving.process import LocalServer
+from gspo_lightning.rollouts.vllm.protocol import BadReplyError
+
+__all__ = ["Faults", "Pool", "Server", "Weights"]
+
+log = logging.getLogger(__name__)
+
+Refusal = (ServerError, UnsupportedError, BadReplyError)
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How much is put up with."""
+
+    retries: int
+    """Attempts after the first for each group."""
+    backoff_s: float
+    """Seconds before the first of them; twice as long before each further one."""
+    health_every_s: float
+    """Seconds between two health checks of a server that is working."""
+    start_timeout_s: float
+    """Seconds until a server that was started has to answer."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What every server must have before it is asked."""
+
+    folder: Path
+    tag: str
+
+
+@dataclass(eq=False)
+class Server:
+    """A server, and what is known about it."""
+
+    client: Client
+    start: Callable[[Path], LocalServer] | None = None
+    """Starts it with the model of a folder, for a server of our own."""
+    process: LocalServer | None = None
+    model: str = ""
+    ready: bool = False
+    """It answered last time, and it has the weights."""
+    calls: set[asyncio.Future[Any]] = field(default_factory=set)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def lost(self) -> None:
+        """Not to be asked again before it is looked at; whoever waits for it is told."""
+        self.ready = False
+        for call in self.calls:
+            call.cancel()
+
+
+class Pool:
+    """Everything here runs in one event loop.
+
+    Args:
+        servers: one or more.
+        faults: how much is put up with.
+    """
+
+    def __init__(self, servers: Sequence[Server], faults: Faults) -> None:
+        self.servers, self.faults = list(servers), faults
+        self.weights: Weights | None = None
+
+    async def sync(self, weights: Weights) -> list[Server]:
+        """Put new weights on every server; those that failed are brought back when they are needed.
+
+        Raises:
+            InfrastructureError: not one took them.
+            UnsupportedError: a server cannot take weights at all.
+        """
+        self.weights = weights
+        for server in self.servers:
+            server.ready = False
+        results = await asyncio.gather(*(self._bring_up(s) for s in self.servers), return_exceptions=True)
+        for server, result in zip(self.servers, results, strict=True):
+            if isinstance(result, UnsupportedError):
+                raise UnsupportedError(f"{server.client.url}: {result}")
+            if isinstance(result, BaseException) and not isinstance(result, Refusal):
+                raise result
+        if not any(s.ready for s in self.servers):
+            raise InfrastructureError(f"no server took the weights: {'; '.join(str(r) for r in results)}")
+        return [s for s in self.servers if s.ready]
+
+    async def ask(self, call: Callable[[Server], Any]) -> Any:
+        """The result of ``call`` on some server.
+
+        Raises:
+            InfrastructureError: it failed on every attempt.
+        """
+        tried: list[Server] = []
+        for attempt in range(self.faults.retries + 1):
+            if attempt:
+                await asyncio.sleep(self.faults.backoff_s * 2 ** (attempt - 1))
+            server, why = await self._pick(tried)
+            if server is not None:
+                tried.append(server)
+                try:
+                    return await self._on(server, call)
+                except Refusal as error:
+                    server.ready = False
+                    why = f"{server.client.url}: {error}"
+                    log.warning("%s", why)
+        raise InfrastructureError(f"{len(self.servers)} server(s) failed {self.faults.retries + 1} times, last: {why}")
+
+    async def watch(self) -> None:
+        """Check the health of working servers until cancelled: who hangs is left."""
+        while True:
+            await asyncio.sleep(self.faults.health_every_s)
+            busy = [s for s in self.servers if s.calls]
+            for server, healthy in zip(busy, await asyncio.gather(*(s.client.healthy() for s in busy)), strict=True):
+                if not healthy:
+                    server.lost()
+
+    async def check_weights(self) -> None:
+        """Every server that was used still has the weights.
+
+        Raises:
+            InfrastructureError: one has others: it was restarted, or somebody else uses it, too.
+        """
+        for server in (s for s in self.servers if s.ready):
+            try:
+                found = await server.client.weights()
+            except Refusal:  # it is gone; what it answered before is whole
+                server.ready = False
+                continue
+            if self.weights is None or found != self.weights.tag:
+                server.ready = False
+                raise InfrastructureError(f"{server.client.url} lost its weights in the middle of a rollout")
+
+    async def close(self) -> None:
+        """Close connections and end the servers that were started here."""
+        for server in self.servers:
+            await server.client.close()
+        await asyncio.gather(*(asyncio.to_thread(s.process.discard) for s in self.servers if s.process is not None))
+
+    async def _pick(self, tried: Sequence[Server]) -> tuple[Server | None, str]:
+        """The server with least to do, those before others that this group was not sent to yet."""
+        why = ""
+        for server in sorted(self.servers, key=lambda s: (tried.count(s), not s.ready, len(s.calls))):
+            try:
+                await self._bring_up(server)
+            except Refusal as error:
+                why = f"{server.client.url}: {error}"
+                log.warning("%s", why)
+            else:
+                return server, ""
+        return None, why
+
+    async def _on(self, server: Server, call: Callable[[Server], Any]) -> Any:
+        future = asyncio.ensure_future(call(server))
+        server.calls.add(future)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.cancelled() and not server.ready:
+                raise ServerError("it does not answer health checks") from None
+            future.cancel()
+            raise
+        finally:
+            server.calls.discard(future)
+
+    async def _bring_up(self, server: Server) -> None:
+        """It runs, answers, and has the weights."""
+        async with server.lock:
+            weights = self.weights
+            assert weights is not None
+            if server.ready:
+                return
+            if server.start is not None:
+                await self._run(server, weights)
+            elif not await server.client.healthy():
+                raise ServerError("it does not answer a health check")
+            if not server.model:
+                server.model = await server.client.model()
+            if not await _has(server, weights):
+                await server.client.load(str(weights.folder), weights.tag)
+                if not await _has(server, weights):
+                    raise ServerError("it does not have the weights that it was given")
+            server.ready = True
+
+    async def _run(self, server: Server, weights: Weights) -> None:
+        """Start a server of our own, or start it anew where it does not answer."""
+        assert server.start is not None
+        if server.process is not None:
+            if server.process.running and await server.client.healthy():
+                return
+            log.warning(
+                "%s does not answer any more; it is started anew. Its log: %s", server.client.url, server.process.log
+            )
+            await asyncio.to_thread(server.process.close)
+        server.process = process = await asyncio.to_thread(server.start, weights.folder)
+        deadline = time.monotonic() + self.faults.start_timeout_s
+        while not await server.client.healthy():
+            if not process.running:
+                raise ServerError(f"the server ended while it started; {process.log} ends with:\n{process.tail()}")
+            if time.monotonic() > deadline:
+                await asyncio.to_thread(process.close)
+                raise ServerError(f"the server did not start in {self.faults.start_timeout_s:g} s; see {process.log}")
+            await asyncio.sleep(0.25)
+
+
+async def _has(server: Server, weights: Weights) -> bool:
+    return await server.client.weights() == weights.tag

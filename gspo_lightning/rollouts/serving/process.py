@@ -1,0 +1,89 @@
+"""A vLLM server of our own: started on loopback, ended with the trainer however that ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gspo_lightning.rollouts.serving import guard
+
+__all__ = ["LocalServer", "command"]
+
+TAIL = 1500
+"""Characters of a server's log that are shown when it ends by itself."""
+
+
+def command(python: str, model: str | Path, host: str, port: int, options: Mapping[str, Any]) -> list[str]:
+    """How a server is started; an option that is False is left out, one that is True has no value."""
+    line = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    line += ["--host", host, "--port", str(port)]
+    for name, value in options.items():
+        if value is not False and value is not None:
+            line += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+    return line
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])
+
+
+class LocalServer:
+    """One server process and its children, behind a guard that ends them when this process is gone.
+
+    Args:
+        line: the command.
+        environment: variables next to this process's.
+        remove: a folder that the guard removes when this process is gone without having ended the server.
+    """
+
+    def __init__(self, line: list[str], environment: Mapping[str, str], remove: Path | None = None) -> None:
+        descriptor, name = tempfile.mkstemp(prefix="gspo-vllm-", suffix=".log")
+        os.close(descriptor)
+        self.log = Path(name)
+        with open(self.log, "ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", guard.__file__, str(remove or ""), *line],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                start_new_session=True,  # Ctrl-C at the terminal is for the trainer; it ends the server afterwards
+            )
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self.process.poll() is None
+
+    def tail(self) -> str:
+        """The end of its log."""
+        text = self.log.read_text(errors="replace")
+        return text[-TAIL:].strip() or "(nothing)"
+
+    def close(self) -> None:
+        """End it and all its children; returns when they are gone."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+        try:
+            self.process.wait(4 * guard.GRACE_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def discard(self) -> None:
+        """End it, and remove its log: nothing went wrong that it could explain."""
+        self.close()
+        self.log.unlink(missing_ok=True)

@@ -1,0 +1,163 @@
+"""An engine of vLLM in this process: its start, its weights, its steps."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+
+from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
+from gspo_lightning.rollouts.vllm.protocol import Answer
+
+__all__ = ["Inside", "Piece"]
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this very process: weights are handed over by reference
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+ARGUMENTS: dict[str, Any] = {
+    "load_format": "dummy",  # the weights come by load()
+    "logprobs_mode": "processed_logprobs",  # at the sampling temperature
+    "generation_config": "vllm",  # the model's own would change what is sampled
+    "distributed_executor_backend": "uni",
+    "disable_log_stats": True,
+}
+NOT_SAMPLING = ("model", "prompt", "return_token_ids")
+"""Words of a request that are no sampling parameters."""
+
+
+@dataclass
+class Piece:
+    """What there is of a response."""
+
+    answer: Answer = field(default_factory=lambda: Answer([], []))
+    reason: str = ""
+    """Why it has ended; empty: it has not."""
+
+
+class Inside:
+    """One engine.
+
+    Args:
+        policy: says which model and tokenizer; the weights come by :meth:`load`.
+        arguments: of ``vllm.LLM``, next to those that this module needs.
+    """
+
+    def __init__(self, policy: Policy, arguments: Mapping[str, Any]) -> None:
+        os.environ |= {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
+        self._folder = tempfile.mkdtemp(prefix="gspo-vllm-")
+        config = copy.deepcopy(policy.model.config)
+        config.architectures = [type(policy.model).__name__]  # what a model writes that is saved whole
+        config.save_pretrained(self._folder)
+        policy.tokenizer.save_pretrained(self._folder)
+        self._owns_group = not torch.distributed.is_initialized()
+        try:
+            with _undisturbed():
+                import vllm
+
+                self._vllm = vllm
+                self._llm = vllm.LLM(model=self._folder, **ARGUMENTS | dict(arguments))
+        except BaseException:
+            self._clean_up()
+            raise
+        self._numbers = itertools.count()
+
+    def close(self) -> None:
+        """End it and give its memory back."""
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._llm
+        self._clean_up()
+
+    @torch.no_grad()
+    def load(self, policy: Policy) -> None:
+        """Copy the weights, and forget what was computed with other ones.
+
+        Raises:
+            InfrastructureError: the cache was in use.
+        """
+        weights = iter(in_checkpoint_format(policy).items())
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        if not self._llm.reset_prefix_cache():
+            raise InfrastructureError("vLLM's prefix cache was in use while weights were handed over")
+
+    def run(
+        self, asked: Sequence[Mapping[str, Any]], enough: Callable[[], bool] | None = None
+    ) -> Iterator[tuple[int, Piece]]:
+        """(index, response) as they end; once ``enough`` says so, what there is of all others.
+
+        Args:
+            asked: requests as :func:`~gspo_lightning.rollouts.vllm.protocol.request` makes them, one response each.
+            enough: asked when a response has ended.
+        """
+        engine = self._llm.llm_engine
+        kind = self._vllm.sampling_params.RequestOutputKind
+        places: dict[str, int] = {}
+        pieces = [Piece() for _ in asked]
+        try:
+            for i, body in enumerate(asked):
+                words = {name: value for name, value in body.items() if name not in NOT_SAMPLING}
+                words["output_kind"] = kind.FINAL_ONLY if enough is None else kind.DELTA
+                words["detokenize"] = bool(body["stop"])
+                name = f"{next(self._numbers)}"
+                places[name] = i
+                engine.add_request(name, {"prompt_token_ids": body["prompt"]}, self._vllm.SamplingParams(**words))
+            while places:
+                for output in engine.step():
+                    i = places[output.request_id]
+                    _take(pieces[i], output.outputs[0])
+                    if output.finished:
+                        del places[output.request_id]
+                        yield i, pieces[i]
+                if enough is not None and enough():
+                    break
+            for i in places.values():
+                yield i, pieces[i]
+        finally:
+            engine.abort_request(list(places))
+
+    def _clean_up(self) -> None:
+        if self._owns_group and torch.distributed.is_initialized():
+            from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+            cleanup_dist_env_and_memory()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _take(piece: Piece, new: Any) -> None:
+    piece.answer.token_ids.extend(new.token_ids)
+    piece.answer.logprobs.extend(p[t].logprob for p, t in zip(new.logprobs, new.token_ids, strict=True))
+    piece.reason = str(new.finish_reason or "")
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """What an engine does to everybody when it starts, undone.
+
+    It seeds all random numbers, takes ``torch.set_num_threads`` away, and sets variables that child processes (reward
+    workers) would inherit, ``LD_PRELOAD`` among them; those of its own name stay.
+    """
+    set_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    environment = dict(os.environ)
+    with isolate_rng():
+        try:
+            yield
+        finally:
+            torch.set_num_threads = set_threads
+            torch.set_num_threads(threads)
+            for name in [n for n in os.environ if not n.startswith("VLLM_")]:
+                if name not in environment:
+                    del os.environ[name]
+                elif os.environ[name] != environment[name]:
+                    os.environ[name] = environment[name]

@@ -1,0 +1,10 @@
+"""The sandbox: model-written programs run here and nowhere else (docs/sandbox.md)."""
+
+from __future__ import annotations
+
+from gspo_lightning.sandbox.launch import Interpreter, Kind
+from gspo_lightning.sandbox.limits import End, Limits, Outcome
+from gspo_lightning.sandbox.probe import Isolation, choose
+from gspo_lightning.sandbox.process import Sandbox
+
+__all__ = ["End", "Interpreter", "Isolation", "Kind", "Limits", "Outcome", "Sandbox", "choose"]

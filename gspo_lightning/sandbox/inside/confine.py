@@ -1,0 +1,92 @@
+"""What a test's process does to itself before it runs a line of the program. Each layer can be left out by a test."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from gspo_lightning.sandbox.inside import landlock, seccomp, system
+
+TYPE_CHECKING = False  # importing typing would take longer than all of this
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from typing import Any
+
+__all__ = ["confine"]
+
+_MEBIBYTE = 1 << 20
+_STACK_MB = 64
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _SIGKILL = 1, 4, 9
+
+
+def confine(setup: Mapping[str, Any], directory: str) -> None:
+    """Private namespaces where there are any, limits, no privileges, no files, no system calls beyond plain work.
+
+    Args:
+        setup: the first frame to the driver.
+        directory: the working directory, empty.
+
+    Raises:
+        OSError: a layer could not be put on; the program must not be run then.
+    """
+    layers: Collection[str] = setup["layers"]
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")  # short of memory, the kernel ends the program first
+    if setup["namespaces"]:
+        _private_mounts(setup["limits"], layers)
+    else:
+        system.prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+        os.setsid()
+    os.chdir(directory)
+    os.umask(0o077)
+    limit(setup["limits"], layers)
+    if setup["user"] is not None:
+        os.setgroups([])
+        os.setresgid(setup["user"], setup["user"], setup["user"])
+        os.setresuid(setup["user"], setup["user"], setup["user"])
+        system.prctl(_PR_SET_DUMPABLE, 1)  # its own /proc/self/fd, and so /dev/stdin, would be closed to it
+    if "privileges" in layers:
+        system.drop_capabilities()
+    if "landlock" in layers:
+        landlock.restrict(setup["readable"], directory)
+    if "seccomp" in layers:
+        seccomp.apply(setup.get("filter") or seccomp.own_filter(alone=True))
+
+
+def _private_mounts(limits: Mapping[str, Any], layers: Collection[str]) -> None:
+    """A working directory of bounded size that ends with this process, and a /proc that shows this process only."""
+    system.unshare(system.CLONE_NEWNS | system.CLONE_NEWIPC)
+    safe = system.MS_NOSUID | system.MS_NODEV
+    if "disk" in layers:
+        size = f"size={limits['disk_mb']}m,nr_inodes={limits['files']},mode=1777"
+        system.mount("tmpfs", "/tmp", safe, size)
+    if "processes" in layers:
+        system.mount("proc", "/proc", safe | system.MS_NOEXEC)
+
+
+def limit(limits: Mapping[str, Any], layers: Collection[str]) -> None:
+    """The kernel's own limits; memory counts from what the interpreter has mapped already."""
+    values = {
+        "cpu": (resource.RLIMIT_CPU, int(limits["cpu_s"]) + 2),
+        "memory": (resource.RLIMIT_AS, limits["memory_mb"] * _MEBIBYTE + _address_space()),
+        "tasks": (resource.RLIMIT_NPROC, limits["tasks"]),
+        "output": (resource.RLIMIT_FSIZE, limits["file_mb"] * _MEBIBYTE),
+        "descriptors": (resource.RLIMIT_NOFILE, limits["descriptors"]),
+        "core": (resource.RLIMIT_CORE, 0),
+        "queues": (resource.RLIMIT_MSGQUEUE, 0),
+        "locked": (resource.RLIMIT_MEMLOCK, 0),
+    }
+    _, most = resource.getrlimit(resource.RLIMIT_STACK)
+    wanted = _STACK_MB * _MEBIBYTE
+    resource.setrlimit(resource.RLIMIT_STACK, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
+    for name, (kind, value) in values.items():
+        if name in layers:
+            _, hard = resource.getrlimit(kind)
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (value, value))
+
+
+def _address_space() -> int:
+    """Bytes mapped."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()

@@ -1,0 +1,234 @@
+"""The trusted process inside: forks a confined child for every test, watches it, and reports what it left.
+
+Frames (a length of four bytes, then marshalled data) come in on stdin, and JSON goes out on stdout. The first sets up:
+``program``, ``namespaces``, ``user``, ``layers``, ``limits``, ``readable``, ``directory``. Each further one is a test
+with its input; the answer says how the child ended, what it printed and what it returned. What was expected is in no
+frame.
+
+A child cannot reach this process: with namespaces it is the first process of its own, which shows no other and takes
+everything that it started with it when it ends; without them it may signal none but itself and start none.
+"""
+
+from __future__ import annotations
+
+import binascii
+import marshal
+import os
+import select
+import time
+
+from gspo_lightning.sandbox.inside import program, seccomp, system
+from gspo_lightning.sandbox.inside.confine import confine
+from gspo_lightning.sandbox.inside.usage import others, used
+
+TYPE_CHECKING = False  # importing typing would take longer than all of this
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+__all__ = ["main"]
+
+_TICK_MS = 20
+_SIGKILL = 9
+_PR_SET_PDEATHSIG = 1
+_WORTH_SHARING = frozenset(
+    (
+        "bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "io", "itertools",
+        "json", "math", "operator", "queue", "random", "re", "statistics", "string", "threading", "typing",
+    )
+)  # fmt: skip
+"""Modules of the standard library that are imported once for all tests of a program that names them."""
+_ERRORS_SHOWN = 2000
+
+
+def main(parent: int) -> None:
+    """Serve until stdin ends.
+
+    Args:
+        parent: the process to end with; 0 where bubblewrap sees to that.
+    """
+    if parent:
+        system.prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+        if os.getppid() != parent:
+            return
+    setup = receive(0)
+    if setup is None:
+        return
+    out = os.dup(1)
+    os.dup2(2, 1)
+    for name in sorted(_WORTH_SHARING.intersection(_imported(setup["program"]))):
+        __import__(name)
+    if setup["namespaces"]:
+        setup["filter"] = seccomp.own_filter(alone=False)  # the same for every test
+    own_processes = os.open("/proc/self/ns/pid", os.O_RDONLY) if setup["namespaces"] else -1
+    send(out, {"end": "ready"})
+    number = 0
+    while (test := receive(0)) is not None:
+        number += 1
+        send(out, _Run(setup, test, number, own_processes).outcome())
+
+
+class _Run:
+    """One test."""
+
+    def __init__(self, setup: Mapping[str, Any], test: dict[str, Any], number: int, own_processes: int) -> None:
+        self.setup, self.test, self.limits = setup, test, setup["limits"]
+        self.own_processes = own_processes
+        self.directory = "/tmp" if setup["namespaces"] else os.path.join(setup["directory"], f"test{number}")
+        self.files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("stdin", "stdout", "stderr", "report")]
+        self.started_read, self.started_write = os.pipe()
+
+    def outcome(self) -> dict[str, Any]:
+        """Run it; everything that it left is gone afterwards."""
+        _write_all(self.files[0], self.test.pop("input", "").encode("utf-8", "surrogateescape"))
+        os.lseek(self.files[0], 0, os.SEEK_SET)
+        if not self.setup["namespaces"]:
+            os.mkdir(self.directory, 0o700)
+        pid = self._fork()
+        os.close(self.started_write)
+        end = self._watch(pid)
+        _, status, usage = os.wait4(pid, 0)
+        confined = os.read(self.started_read, 1) == b"1"
+        os.close(self.started_read)
+        if not self.setup["namespaces"]:
+            _empty(self.directory)
+        cpu = usage.ru_utime + usage.ru_stime
+        if end == "" and cpu > self.limits["cpu_s"]:
+            end = "overran"
+        room = self.limits["file_mb"] << 20
+        found: dict[str, Any] = {"end": end, "status": status, "cpu": cpu, "confined": confined}
+        for name, file, most in zip(("out", "err", "report"), self.files[1:], (room, _ERRORS_SHOWN, room), strict=True):
+            found[name] = binascii.b2a_base64(os.pread(file, most, 0), newline=False).decode("ascii")
+        found["full"] = any(os.fstat(file).st_size >= room for file in self.files[1:])
+        for file in self.files:
+            os.close(file)
+        return found
+
+    def _fork(self) -> int:
+        if self.own_processes >= 0 and "processes" in self.setup["layers"]:
+            system.unshare(system.CLONE_NEWPID)
+        pid = os.fork()
+        if pid == 0:
+            code = 125
+            try:
+                code = self._child()
+            finally:
+                os._exit(code)
+        if self.own_processes >= 0 and "processes" in self.setup["layers"]:
+            system.call("setns", self.own_processes, system.CLONE_NEWPID)
+        return pid
+
+    def _child(self) -> int:
+        for target, file in enumerate(self.files):
+            os.dup2(file, target + 100)
+        os.dup2(self.started_write, 104)
+        for target in range(5):
+            os.dup2(target + 100, target)
+        os.closerange(5, 1 << 16)
+        try:
+            confine(self.setup, self.directory)
+        except BaseException as error:
+            os.write(2, f"{type(error).__name__}: {error}".encode())
+            return 125
+        os.write(4, b"1")
+        os.close(4)
+        return program.run(self.test, self.setup["program"])
+
+    def _watch(self, pid: int) -> str:
+        """Wait for the child, and end it where it must be: the reason, or nothing."""
+        ended = os.pidfd_open(pid)
+        poll = select.poll()
+        poll.register(ended, select.POLLIN)
+        begun = time.monotonic()
+        reason = ""
+        while not poll.poll(_TICK_MS):
+            reason = self._too_much(pid, time.monotonic() - begun)
+            if reason:
+                os.kill(pid, _SIGKILL)
+                break
+        os.close(ended)
+        return reason
+
+    def _too_much(self, pid: int, wall: float) -> str:
+        """Why a child must end now.
+
+        Asleep is what neither used a CPU nor waited for one half of the time; what a busy machine starves is given more
+        time, and is nobody's fault in the end.
+        """
+        limits, layers = self.limits, self.setup["layers"]
+        seen = used(others(1, os.getpid()) if self.setup["namespaces"] else [pid])
+        if seen.cpu > limits["cpu_s"] and "watch" in layers:
+            return "timeout"
+        if seen.processes > 1 and seen.resident_mb > limits["memory_mb"] and "watch" in layers:
+            return "memory"
+        if not self.setup["namespaces"] and "disk" in layers and _overfull(self.directory, limits):
+            return "disk"
+        if wall > limits["wall_s"]:
+            if seen.cpu + seen.waiting < wall / 2:
+                return "asleep"
+            if wall > limits["patience_s"]:
+                return "starved"
+        return ""
+
+
+def receive(source: int) -> dict[str, Any] | None:
+    """The next frame, or None at the end."""
+    header = _read(source, 4)
+    if header is None:
+        return None
+    body = _read(source, int.from_bytes(header, "big"))
+    return None if body is None else marshal.loads(body)
+
+
+def send(target: int, message: Mapping[str, Any]) -> None:
+    """Write a frame: JSON of plain text, numbers and truth values, by hand because json takes long to import."""
+    pairs = []
+    for key, value in message.items():
+        written = f'"{value}"' if isinstance(value, str) else str(value).lower()
+        pairs.append(f'"{key}": {written}')
+    body = ("{" + ", ".join(pairs) + "}").encode("ascii")
+    _write_all(target, len(body).to_bytes(4, "big") + body)
+
+
+def _read(source: int, count: int) -> bytes | None:
+    pieces = bytearray()
+    while len(pieces) < count:
+        piece = os.read(source, count - len(pieces))
+        if not piece:
+            return None
+        pieces += piece
+    return bytes(pieces)
+
+
+def _write_all(target: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(target, view) :]
+
+
+def _overfull(directory: str, limits: Mapping[str, int]) -> bool:
+    """Whether a flat folder holds too many files or bytes."""
+    count = size = 0
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            count += 1
+            size += entry.stat(follow_symlinks=False).st_size
+    return count > limits["files"] or size > limits["disk_mb"] << 20
+
+
+def _empty(directory: str) -> None:
+    """Remove a flat folder; what else a program could make in it without a sandbox is left to the caller."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+    if not os.listdir(directory):
+        os.rmdir(directory)
+
+
+def _imported(source: str) -> set[str]:
+    """The modules that a program seems to import, without parsing what may be hostile."""
+    lines = (line.split(None, 2) for line in source.splitlines())
+    return {
+        words[1].partition(".")[0].rstrip(",") for words in lines if len(words) > 1 and words[0] in ("import", "from")
+    }

@@ -1,0 +1,123 @@
+"""The system-call filter: allowed calls by name, everything else refused, assembled by hand.
+
+Assembled here rather than by libseccomp: the filter is put on inside, in a process that has just the standard library,
+and it is short enough to be read. Refused calls fail with EPERM; a foreign instruction set (and the x32 numbers of
+x86_64) kills the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+
+from gspo_lightning.sandbox.inside.syscalls import ALWAYS, CONDITIONAL, METADATA, numbers
+from gspo_lightning.sandbox.inside.system import prctl
+
+__all__ = ["apply", "assemble", "own_filter"]
+
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_X32 = 0x40000000
+_CLONE_NAMESPACES = 0x7E020080
+"""CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET} and CLONE_NEWTIME."""
+_CLONE_THREAD = 0x00010000
+_AF_UNIX = 1
+_IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
+_PRCTLS = (15, 16)
+"""PR_SET_NAME, PR_GET_NAME."""
+_OWNERS = (8, 10, 15)
+"""F_SETOWN, F_SETSIG, F_SETOWN_EX: a descriptor that signals another process."""
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+
+Instruction = tuple[int, int, int, int]
+
+
+def assemble(machine: str, *, only_process: int | None = None) -> bytes:
+    """A classic BPF program.
+
+    Args:
+        machine: ``os.uname().machine``.
+        only_process: the process may create no other one (threads it may), signals none but itself (this process
+            id), and changes no file's mode, owner or times by name. For where there are no namespaces.
+
+    Raises:
+        KeyError: a machine without a table of system calls.
+    """
+    code: list[Instruction] = [
+        _load(4),
+        (_EQUAL, 1, 0, _AUDIT_ARCH[machine]),
+        (_RETURN, 0, 0, _KILL),
+        _load(0),
+    ]
+    if machine == "x86_64":
+        code += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _KILL)]
+    some = numbers(CONDITIONAL, machine)
+    for number in numbers(ALWAYS if only_process is not None else ALWAYS + METADATA, machine).values():
+        code += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
+    code += [(_EQUAL, 0, 1, some["clone3"]), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]  # its flags are in memory
+    code += _if_argument(some["ioctl"], 1, _IOCTLS)
+    code += _if_argument(some["prctl"], 0, _PRCTLS)
+    code += _if_argument(some["prlimit64"], 0, (0,))
+    code += _if_argument(some["socketpair"], 0, (_AF_UNIX,))
+    if only_process is None:
+        code += _when(some["clone"], [_load(16), (_ANY_BIT, 1, 0, _CLONE_NAMESPACES), (_RETURN, 0, 0, _ALLOW)])
+        free = ["setrlimit", "fcntl", "fork", "vfork", "kill", "tkill", "tgkill"]
+    else:
+        code += _when(some["clone"], [_load(16), (_ANY_BIT, 0, 1, _CLONE_THREAD), (_RETURN, 0, 0, _ALLOW)])
+        code += _if_argument(some["kill"], 0, (only_process,))
+        code += _unless_argument(some["fcntl"], 1, _OWNERS)
+        code += _if_argument(some["tgkill"], 0, (only_process,))
+        free = ["setrlimit"]
+    for name in free:
+        if name in some:
+            code += [(_EQUAL, 0, 1, some[name]), (_RETURN, 0, 0, _ALLOW)]
+    code.append(_refuse())
+    return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
+
+
+def apply(program: bytes) -> None:
+    """Filter this process and all that it starts, for ever; it must have given up new privileges before.
+
+    Raises:
+        OSError: the kernel refuses the filter.
+    """
+    buffer = ctypes.create_string_buffer(program, len(program))
+    header = ctypes.create_string_buffer(struct.pack("@HxxxxxxP", len(program) // 8, ctypes.addressof(buffer)))
+    prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(header))
+
+
+def own_filter(*, alone: bool) -> bytes:
+    """The filter for this process; ``alone``: without other processes."""
+    return assemble(os.uname().machine, only_process=os.getpid() if alone else None)
+
+
+def _load(offset: int) -> Instruction:
+    """Load 32 bits of ``struct seccomp_data``: number at 0, architecture at 4, low half of argument i at 16 + 8 i."""
+    return (_LOAD, 0, 0, offset)
+
+
+def _refuse() -> Instruction:
+    return (_RETURN, 0, 0, _ERRNO | errno.EPERM)
+
+
+def _when(number: int, body: list[Instruction]) -> list[Instruction]:
+    """Run the body for this call, which is refused if the body does not return."""
+    return [(_EQUAL, 0, len(body) + 1, number), *body, _refuse()]
+
+
+def _if_argument(number: int, argument: int, allowed: tuple[int, ...]) -> list[Instruction]:
+    body: list[Instruction] = [_load(16 + 8 * argument)]
+    for value in allowed:
+        body += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
+    return _when(number, body)
+
+
+def _unless_argument(number: int, argument: int, refused: tuple[int, ...]) -> list[Instruction]:
+    body: list[Instruction] = [_load(16 + 8 * argument)]
+    for value in refused:
+        body += [(_EQUAL, 0, 1, value), _refuse()]
+    return _when(number, [*body, (_RETURN, 0, 0, _ALLOW)])

@@ -1,0 +1,181 @@
+"""How a sandbox is started: the command line of each kind of isolation."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["INSIDE", "NOBODY", "Interpreter", "Kind", "program_user", "start"]
+
+NOBODY = 65534
+"""The user and group that programs run as where this process is root, and the one they see in a namespace."""
+INSIDE = Path(__file__).parent / "inside"
+_NAME = "gspo_lightning.sandbox.inside"
+_LAUNCH = f"""
+import sys, types
+parts = "{_NAME}".split(".")
+for n in range(1, len(parts) + 1):
+    module = sys.modules[".".join(parts[:n])] = types.ModuleType(".".join(parts[:n]))
+    module.__path__ = [sys.argv[1]] if n == len(parts) else []
+from {_NAME} import driver
+driver.main(int(sys.argv[2]))
+"""
+"""Import the folder under its name, but nothing else of the package."""
+_LIBRARIES = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/etc/ld.so.cache")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
+
+class Kind(StrEnum):
+    """How programs are kept from the machine."""
+
+    BUBBLEWRAP = "bubblewrap"
+    """Namespaces (files, network, processes), a system-call filter, limits. The best."""
+    LANDLOCK = "landlock"
+    """Landlock for files, a system-call filter that forbids other processes, limits."""
+    UNSAFE = "unsafe"
+    """Limits only: the program can read and write whatever this user can. For trusted programs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A Python to run programs with: its executable and the folder that holds its library."""
+
+    executable: str
+    prefix: str
+
+    @classmethod
+    def own(cls) -> Interpreter:
+        """The one that runs this process, without its virtual environment."""
+        return cls(os.path.realpath(sys.executable), os.path.realpath(sys.base_prefix))
+
+    @property
+    def readable(self) -> list[str]:
+        """What it needs to see of the machine."""
+        found = [self.prefix, *(p for p in _LIBRARIES if os.path.exists(p) and not _below(p, self.prefix))]
+        return [p for p in found if not os.path.islink(p)]
+
+    @property
+    def command(self) -> list[str]:
+        """Isolated from the user's settings and packages."""
+        return [self.executable, "-I", "-S", "-B", "-X", "utf8", "-c", _LAUNCH]
+
+
+def start(kind: Kind, python: Interpreter, layers: Collection[str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
+    """A driver with pipes on its stdin and stdout; it ends with the thread that calls this.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    drop = program_user(kind, layers) is not None
+    clean: dict[str, str] | None = {} if "environment" in layers else None
+    if kind is Kind.BUBBLEWRAP and drop:
+        return _start_as_root(python, layers, errors, clean)
+    if kind is Kind.BUBBLEWRAP:
+        command = _bubblewrap(python, layers, "--uid", str(NOBODY), "--gid", str(NOBODY))
+    else:
+        command = [*python.command, str(INSIDE), str(os.getpid())]
+    user: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if drop else {}
+    return _popen(command, errors, clean, **user)
+
+
+def program_user(kind: Kind, layers: Collection[str]) -> int | None:
+    """The user that a program must become, or None where this process is no root that could drop anything."""
+    return NOBODY if os.geteuid() == 0 and "uid" in layers and kind is not Kind.UNSAFE else None
+
+
+def _popen(command: list[str], errors: IO[bytes], env: dict[str, str] | None, **more: Any) -> subprocess.Popen[bytes]:
+    """In the process group of this process: who ends a worker by its group ends a sandbox that is starting, too."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, bufsize=0, cwd="/", env=env, **more)
+
+
+def _start_as_root(
+    python: Interpreter, layers: Collection[str], errors: IO[bytes], env: dict[str, str] | None
+) -> subprocess.Popen[bytes]:
+    """A user namespace with two users: root for the driver, who can read the interpreter, and nobody for programs.
+
+    With one user alone the program would still be root to the machine's files, and not be held to a number of
+    processes. Bubblewrap waits until this process has written who is who.
+    """
+    go_read, go_write = os.pipe()
+    info_read, info_write = os.pipe()
+    try:
+        waits = ["--userns-block-fd", str(go_read), "--info-fd", str(info_write)]
+        command = _bubblewrap(python, layers, *waits, "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
+        process = _popen(command, errors, env, pass_fds=[go_read, info_write])
+        os.close(info_write)
+        info_write = -1
+        info = b""
+        while b"}" not in info:
+            piece = os.read(info_read, 4096)
+            if not piece:  # it failed; it says why where the driver is waited for
+                return process
+            info += piece
+        child = json.loads(info)["child-pid"]
+        try:
+            for name in ("uid_map", "gid_map"):
+                Path(f"/proc/{child}/{name}").write_text(f"0 0 1\n{NOBODY} {NOBODY} 1\n")
+        except OSError:  # a user namespace with more than one user is forbidden here: it would wait for ever
+            os.kill(child, signal.SIGKILL)
+            process.kill()
+            process.communicate()
+            raise
+        os.write(go_write, b"1")
+        return process
+    finally:
+        for descriptor in (go_read, go_write, info_read, info_write):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def _bubblewrap(python: Interpreter, layers: Collection[str], *users: str) -> list[str]:
+    """An empty root with the interpreter, nothing else to see, and nobody else to talk to.
+
+    The driver keeps the capability to make namespaces for each test, inside its own user namespace only; the test's
+    process has none.
+    """
+    words = [
+        shutil.which("bwrap") or "bwrap",
+        "--unshare-user",
+        "--unshare-ipc",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+        "--unshare-pid",
+    ]
+    words += [*users, "--cap-add", "CAP_SYS_ADMIN", "--as-pid-1", "--die-with-parent", "--new-session"]
+    words += ["--hostname", "sandbox"]
+    words += ["--unshare-net"] * ("network" in layers) + ["--clearenv"] * ("environment" in layers)
+    inside = "/sandbox" if "files" in layers else "/mnt"
+    if "files" in layers:
+        words += ["--perms", "0755", "--dir", "/dev"]
+        for path in python.readable:
+            for folder in reversed(
+                Path(path).parents[:-1]
+            ):  # what bubblewrap makes by itself is open to its owner only
+                words += ["--perms", "0755", "--dir", str(folder)]
+            words += ["--ro-bind", path, path]
+        for path in _LIBRARIES:
+            if os.path.islink(path) and not _below(path, python.prefix):
+                words += ["--symlink", os.readlink(path), path]
+        for path in _DEVICES:
+            words += ["--dev-bind", path, path]
+        words += ["--symlink", "/proc/self/fd", "/dev/fd", "--symlink", "/tmp", "/dev/shm", "--dir", "/tmp"]
+        for number, name in enumerate(("stdin", "stdout", "stderr")):
+            words += ["--symlink", f"/proc/self/fd/{number}", f"/dev/{name}"]
+    else:
+        words += ["--ro-bind", "/", "/"]
+    words += ["--ro-bind", str(INSIDE), inside, "--proc", "/proc", "--remount-ro", "/", "--chdir", "/", "--"]
+    return [*words, *python.command, inside, "0"]
+
+
+def _below(path: str, folder: str) -> bool:
+    return Path(path).is_relative_to(folder)

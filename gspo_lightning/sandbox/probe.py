@@ -1,0 +1,152 @@
+"""Which isolation works here, found out by running it: a program tries what it must not be able to do."""
+
+from __future__ import annotations
+
+import compileall
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gspo_lightning.errors import InfrastructureError, UserError, did_you_mean
+from gspo_lightning.sandbox.launch import INSIDE, Interpreter, Kind
+from gspo_lightning.sandbox.limits import End, Limits, Outcome
+from gspo_lightning.sandbox.process import Sandbox
+
+__all__ = ["AUTO", "INSTALL", "Isolation", "Probe", "Trial", "choose", "trials"]
+
+AUTO = "auto"
+INSTALL = (
+    "install bubblewrap (make sandbox, or apt-get install bubblewrap) where user namespaces are allowed, or use Linux "
+    "6.2 or newer with Landlock; in a container, allow user namespaces (docker: --security-opt seccomp=unconfined "
+    "--security-opt apparmor=unconfined); run `gspo doctor` for what was tried"
+)
+_TRIES = Path(__file__).with_name("tries.py")
+_LIMITS = Limits(cpu_s=5, memory_mb=256)
+_SYSTEM_PYTHON = "/usr/bin/python3"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One thing that a program must not be able to do, and what happened when it tried."""
+
+    name: str
+    held: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One kind of isolation with one interpreter: it works if every probe held."""
+
+    kind: Kind
+    python: Interpreter
+    probes: tuple[Probe, ...]
+
+    @property
+    def works(self) -> bool:
+        """Whether programs may be run with it."""
+        return all(probe.held for probe in self.probes)
+
+    @property
+    def reason(self) -> str:
+        """Why it does not work."""
+        return "; ".join(f"{p.name}: {p.detail}" for p in self.probes if not p.held)
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """What was chosen, and what was tried before it."""
+
+    kind: Kind
+    python: Interpreter
+    why: str
+    tried: tuple[Trial, ...]
+
+
+@functools.cache
+def choose(wanted: str = AUTO) -> Isolation:
+    """The best isolation that works here: bubblewrap, else Landlock, else none. Found out once per process.
+
+    Args:
+        wanted: ``auto``, or the only kind to try; ``unsafe`` must be asked for by name.
+
+    Raises:
+        UserError: nothing works, naming the probes that failed and what to install; or ``unsafe`` as root.
+    """
+    known = [AUTO, *(kind.value for kind in Kind)]
+    if wanted not in known:
+        raise UserError("CodeExecutor.isolation", f"{wanted!r} is unknown; {did_you_mean(wanted, known)}")
+    if not sys.dont_write_bytecode:
+        compileall.compile_dir(INSIDE, quiet=2)  # the driver starts in half the time; nothing imports it out here
+    if wanted == Kind.UNSAFE:
+        if os.geteuid() == 0:
+            raise UserError(
+                "CodeExecutor.isolation", "is unsafe, but model-written programs are never run as root", fix=INSTALL
+            )
+        return Isolation(Kind.UNSAFE, Interpreter.own(), "asked for by name: limits only, no isolation", ())
+    tried: list[Trial] = []
+    for trial in trials(wanted):
+        tried.append(trial)
+        if trial.works:
+            why = "every probe held" + "".join(f"; not {t.kind}: {t.reason}" for t in tried[:-1])
+            return Isolation(trial.kind, trial.python, why, tuple(tried))
+    reasons = "; ".join(f"{t.kind} with {t.python.executable}: {t.reason}" for t in tried)
+    raise UserError(
+        "CodeExecutor.isolation", f"no isolation for model-written programs works here: {reasons}", fix=INSTALL
+    )
+
+
+def trials(wanted: str = AUTO) -> Iterator[Trial]:
+    """Every candidate, tried when it is asked for, the best first."""
+    for kind in (Kind.BUBBLEWRAP, Kind.LANDLOCK):
+        if wanted in (AUTO, kind):
+            for python in _interpreters():
+                yield _try(kind, python)
+
+
+@functools.cache
+def _interpreters() -> tuple[Interpreter, ...]:
+    """Our own, and the system's for where a user without rights cannot read our own (``/root/...``)."""
+    own = Interpreter.own()
+    if not os.access(_SYSTEM_PYTHON, os.X_OK) or os.path.realpath(_SYSTEM_PYTHON) == own.executable:
+        return (own,)
+    script = "import json, sys; print(json.dumps([sys.base_prefix, sys.version_info[:2] >= (3, 10)]))"
+    asked = subprocess.run([_SYSTEM_PYTHON, "-I", "-S", "-c", script], capture_output=True, timeout=60, check=False)
+    if asked.returncode != 0:
+        return (own,)
+    prefix, recent = json.loads(asked.stdout)
+    return (own, Interpreter(os.path.realpath(_SYSTEM_PYTHON), prefix)) if recent else (own,)
+
+
+def _try(kind: Kind, python: Interpreter) -> Trial:
+    with tempfile.TemporaryDirectory(prefix="gspo-probe-") as folder:
+        os.chmod(folder, 0o777)
+        secret = Path(folder, "secret")
+        secret.write_text("secret")
+        secret.chmod(0o666)
+        try:
+            with Sandbox(kind, python, _TRIES.read_text(), _LIMITS) as box:
+                files = box.run({"entry": "tries", "arguments": [folder, os.getpid()]})
+                memory = box.run({"entry": "hog", "arguments": [2 * _LIMITS.memory_mb]})
+        except InfrastructureError as error:
+            return Trial(kind, python, (Probe("start", False, str(error)),))
+        written = sorted(os.listdir(folder)) != ["secret"] or secret.read_text() != "secret"
+    return Trial(kind, python, tuple(_probes(files, memory, written=written)))
+
+
+def _probes(tries: Outcome, memory: Outcome, *, written: bool) -> Iterator[Probe]:
+    """What the tries came to: a try holds if it raised the right kind of error."""
+    if tries.end is not End.FINISHED or not isinstance(tries.value, dict):
+        yield Probe("start", False, f"the probing program ended with {tries.end}: {tries.detail}")
+        return
+    yield Probe("start", True, "a program ran")
+    for name, (held, detail) in tries.value.items():
+        yield Probe(name, held, detail)
+    yield Probe("writes outside", not written, "a file of this process was changed" if written else "nothing changed")
+    yield Probe("memory", memory.end is End.MEMORY, f"asking for too much ended with {memory.end}")

@@ -1,0 +1,231 @@
+"""Parameters that are spread over ranks: global norms, forwards in step, and one gather per rollout.
+
+Every function here takes plain policies, too, and does for them what the loop always did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+
+from gspo_lightning.distributed import all_sum, gather_rows, largest, local
+from gspo_lightning.policy.policy import Policy
+
+__all__ = [
+    "Gathering", "clip_norm", "clip_values", "copy_weights", "full_weights", "gathered", "in_step", "is_sharded",
+    "total_norm", "units", "without_sync",
+]  # fmt: skip
+
+T = TypeVar("T")
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+
+
+def is_sharded(policy: nn.Module) -> bool:
+    """Whether the parameters are spread over ranks: then every rank must run the same number of forward passes."""
+    return isinstance(policy, FSDPModule | FullyShardedDataParallel)
+
+
+def units(policy: nn.Module) -> list[tuple[str, Any]]:
+    """The modules whose parameters are gathered together, the outermost first, under their plain names."""
+    found = ((n, m) for n, m in policy.named_modules() if isinstance(m, FSDPModule | FullyShardedDataParallel))
+    return [(_plain(f"{name}.").removesuffix("."), module) for name, module in found]
+
+
+def total_norm(tensors: Iterable[Tensor], *, sharded: bool, device: torch.device, norm_type: float = 2.0) -> float:
+    """Norm of tensors together; of sharded ones over all ranks (a collective), the same number on every rank."""
+    if not sharded:
+        return float(nn.utils.get_total_norm(list(tensors), norm_type))
+    mine = [part for part in map(local, tensors) if part.numel()]
+    own = nn.utils.get_total_norm(mine, norm_type) if mine else torch.zeros(())
+    return float(torch.linalg.vector_norm(gather_rows(own.to(device).double().reshape(1)), norm_type))
+
+
+def clip_norm(parameters: Iterable[nn.Parameter], norm: float, limit: float) -> None:
+    """Scale gradients of global norm ``norm`` down to ``limit``, in place, every rank its parts."""
+    gradients = [part for p in parameters if p.grad is not None and (part := local(p.grad)).numel()]
+    if gradients and limit / (norm + 1e-6) < 1.0:
+        torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+
+
+def clip_values(parameters: Iterable[nn.Parameter], limit: float) -> None:
+    """Put every element of the gradients into [-limit, limit], in place, every rank its parts."""
+    for gradient in (local(p.grad) for p in parameters if p.grad is not None):
+        gradient.clamp_(-limit, limit)
+
+
+@contextlib.contextmanager
+def without_sync(policy: nn.Module) -> Iterator[None]:
+    """Gradients of a backward pass in here stay on this rank, whole; the next one outside reduces them, too."""
+    if isinstance(policy, FullyShardedDataParallel):
+        with policy.no_sync():
+            yield
+    elif isinstance(policy, FSDPModule):
+        policy.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            policy.set_requires_gradient_sync(True)
+    else:
+        yield
+
+
+def in_step(policy: nn.Module, parts: Sequence[T], device: torch.device) -> list[T]:
+    """What to run forward passes on so that every rank of a sharded policy runs as many: the last part once more ...
+
+    Called before the first of them: ranks agree here, and a rank that computes cannot agree on anything.
+    """
+    if not is_sharded(policy):
+        return list(parts)
+    return [*parts, *[parts[-1]] * (largest(len(parts), device) - len(parts))]
+
+
+class Gathering:
+    """How a sharded policy becomes a plain one for a while: its twin without weights, to be filled from the shards.
+
+    Args:
+        policy: before it is sharded.
+        device: that computes.
+        dtype: of parameters in forward passes; None keeps each parameter's own.
+        lockstep: never put it together: compute from the shards, all ranks in step.
+    """
+
+    def __init__(
+        self, policy: Policy, device: torch.device, dtype: torch.dtype | None, *, lockstep: bool = False
+    ) -> None:
+        self.device, self.dtype, self.lockstep = device, dtype, lockstep
+        blank = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), False) for p in policy.model.parameters()}
+        self.twin = policy.frozen_copy(dict(blank))
+        self.twin.eval()
+        first: dict[int, str] = {}
+        self._places: dict[str, list[tuple[nn.Module, str]]] = {}
+        for name, parameter in self.twin.model.named_parameters(remove_duplicate=False):  # tied ones have several
+            owner, _, leaf = name.rpartition(".")
+            key = first.setdefault(id(parameter), name)
+            self._places.setdefault(key, []).append((self.twin.model.get_submodule(owner), leaf))
+        self._blank = {name: places[0][0]._parameters[places[0][1]] for name, places in self._places.items()}
+
+    def fill(self, weights: Iterable[tuple[str, Tensor]]) -> Policy:
+        """The twin with these weights, by their names in the transformers model."""
+        for name, tensor in weights:
+            self._put(name, nn.Parameter(tensor, requires_grad=False))
+        for module in self.twin.modules():
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = None if buffer is None else buffer.to(self.device)
+        return self.twin
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        for name, blank in self._blank.items():
+            self._put(name, blank)
+
+    def _put(self, name: str, parameter: nn.Parameter | None) -> None:
+        for owner, leaf in self._places[name]:
+            owner._parameters[leaf] = parameter
+
+
+@contextlib.contextmanager
+def gathered(policy: Policy) -> Iterator[Policy]:
+    """A plain policy with all weights, for forward passes that ranks make in different numbers. No gradients.
+
+    A collective for sharded policies: every rank must come here. One copy of all parameters in the dtype that computes.
+    """
+    if not is_sharded(policy):
+        yield policy
+        return
+    gathering: Gathering = policy.gathering
+    if gathering.lockstep:
+        with _lockstep(policy):
+            yield policy
+        return
+    try:
+        yield gathering.fill(full_weights(policy, gathering.device, gathering.dtype))
+    finally:
+        gathering.clear()
+
+
+@contextlib.contextmanager
+def _lockstep(policy: Policy) -> Iterator[None]:
+    """Every forward pass of the backbone waits for the other ranks; one that has finished computes along with them.
+
+    The parameters outside the layers (embedding, head) stay gathered for the while.
+    """
+    running = torch.ones((), device=policy.device)
+    policy.unshard()  # type: ignore[operator]
+
+    def tell(*_: object) -> None:
+        all_sum(running)
+
+    handle = policy.backbone.register_forward_pre_hook(tell)
+    try:
+        yield
+    finally:
+        handle.remove()
+        with torch.no_grad():
+            while float(all_sum(torch.zeros_like(running))) > 0:
+                policy.backbone(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=policy.device), use_cache=False)
+        policy.reshard()  # type: ignore[operator]
+
+
+@torch.no_grad()
+def full_weights(
+    policy: Policy, device: torch.device, dtype: torch.dtype | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """Name in the transformers model and whole tensor, one after another; a collective for sharded policies."""
+    for name, tensor in _whole(policy):
+        kept = dtype if tensor.is_floating_point() else None
+        whole = tensor.detach().to(device=device, dtype=kept)
+        whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
+        yield name.removeprefix("model."), whole.clone() if whole.data_ptr() == tensor.data_ptr() else whole
+
+
+def _whole(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    if not isinstance(policy, FullyShardedDataParallel):
+        for _, unit in units(policy):
+            unit.reshard()  # a forward pass without a backward pass leaves it whole
+        yield from policy.named_parameters()
+        return
+    for prefix, unit in units(policy):
+        with FullyShardedDataParallel.summon_full_params(unit, recurse=False, writeback=False):
+            yield from _own(prefix, unit)
+
+
+def _own(prefix: str, unit: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Parameters of an FSDP1 unit without those of the units inside it."""
+    inner = [f"{name}." for name, _ in units(unit) if name]
+    named = [(_plain(name), p) for name, p in unit.named_parameters()]
+    own = [(name, p) for name, p in named if not name.startswith(tuple(inner))] if inner else named
+    return [(f"{prefix}.{name}" if prefix else name, p) for name, p in own]
+
+
+def _plain(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+@torch.no_grad()
+def copy_weights(source: nn.Module, target: nn.Module) -> None:
+    """Copy parameters and buffers between two policies of one layout; every rank its part."""
+    if isinstance(source, FullyShardedDataParallel):
+        summon = FullyShardedDataParallel.summon_full_params
+        for (prefix, theirs), (_, mine) in zip(units(source), units(target), strict=True):
+            with summon(theirs, recurse=False, writeback=False), summon(mine, recurse=False):
+                _copy([p for _, p in _own(prefix, theirs)], [p for _, p in _own(prefix, mine)])
+        _copy(list(source.buffers()), list(target.buffers()))
+        return
+    for policy in (source, target):
+        for _, unit in units(policy):
+            unit.reshard()  # a forward pass without a backward pass leaves it whole
+    for tensors in ("parameters", "buffers"):
+        _copy(list(getattr(source, tensors)()), list(getattr(target, tensors)()))
+
+
+def _copy(source: Sequence[Tensor], target: Sequence[Tensor]) -> None:
+    for mine, theirs in zip(target, source, strict=True):
+        local(mine).copy_(local(theirs))

@@ -1,0 +1,1 @@
+"""Training: the loop, its data, its checks and its checkpoints."""

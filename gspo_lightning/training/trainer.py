@@ -1,0 +1,428 @@
+"""GSPO as a function call: one line per step, any transformers model, the reward in the caller's own process.
+
+The same policy, sampler, advantages, packing, objective and old policy as ``gspo fit``, without Lightning: for a
+notebook, or for a loop of your own. What ``gspo fit`` adds: several devices, killable reward workers, exact resume,
+evaluation and a dashboard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gspo_lightning.advantages.shaping import Shaping
+from gspo_lightning.advantages.within_groups import Advantages, GroupNormalised
+from gspo_lightning.distributed import rank_and_world
+from gspo_lightning.errors import UserError
+from gspo_lightning.experience.collect import Experience, collect, respond
+from gspo_lightning.experience.loader import ExperienceLoader
+from gspo_lightning.metrics.sums import MetricSums, ratio_percentiles
+from gspo_lightning.metrics.update import update_scalars
+from gspo_lightning.objectives import GSPO, Objective
+from gspo_lightning.objectives.options import check_number
+from gspo_lightning.old_policy.logprobs import OldLogProbs
+from gspo_lightning.old_policy.snapshots import CachedLogProbs
+from gspo_lightning.policy.checks import check_head, choose_layout
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.prompts.encode import encode_prompts
+from gspo_lightning.randomness import Purpose
+from gspo_lightning.rewards import Sample, SampleScore
+from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource
+from gspo_lightning.rollouts.verify import verify_decoding
+from gspo_lightning.types import MiniBatch, Prompt, SamplingParams
+from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
+from gspo_lightning.update.optimizers import fuse
+
+__all__ = ["GSPOConfig", "GSPOTrainer", "RewardFunction"]
+
+log = logging.getLogger(__name__)
+
+RewardFunction = Callable[[str, str], float]
+"""``reward_function(query, response)``: a finite number, the higher the better."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GSPOConfig:
+    """Settings of :class:`GSPOTrainer`; each is checked when the config is made.
+
+    The scale of the clip range is free here. On the command line, where 0.2 is usually a mistake, it is not.
+
+    Raises:
+        UserError: a value outside its range; names field, value and rule.
+
+    >>> GSPOConfig(group_size=1)
+    Traceback (most recent call last):
+        ...
+    gspo_lightning.errors.UserError: group_size: is 1, but a response is compared with the others of its group
+      fix: use at least 2
+    """
+
+    learning_rate: float = 1e-6
+    """Of AdamW, constant, > 0. 1e-6 is usual for models of billions of parameters (the default of TRL and verl); tiny
+    models need 1e-4 or more."""
+    left_clip_range: float = 3e-4
+    """The ratio of a sequence is clipped below 1 - this where its advantage is negative, in [0, 1). The paper's."""
+    right_clip_range: float = 4e-4
+    """The ratio of a sequence is clipped above 1 + this where its advantage is positive, >= 0. The paper's."""
+    group_size: int = 4
+    """Responses per query, at least 2: a response is worth what it is better than its group. More means less noise."""
+    max_response_tokens: int = 256
+    """Longer responses are cut, and rewarded as they are."""
+    max_prompt_tokens: int | None = None
+    """Longer queries are refused, chat template included, never cut. None: what the model's context leaves."""
+    temperature: float = 1.0
+    """Of sampling and of every log-probability, > 0. At 1 the model itself is trained."""
+    minibatches: int = 1
+    """Optimizer steps per pass over the responses of a step; divides the queries, whose groups stay whole. With 1 (and
+    1 epoch) every ratio is 1 and nothing can be clipped; the paper uses 4."""
+    epochs: int = 1
+    """Passes over the responses of a step."""
+    gradient_clip: float | None = 1.0
+    """Largest gradient norm, > 0; None switches clipping off."""
+    weight_decay: float = 0.0
+    """Of AdamW, >= 0. 0: decay would pull on the policy also where the reward says nothing."""
+    max_tokens_per_micro_batch: int = 16384
+    """Tokens, padding included, that go through the model at once while training; memory only, never results."""
+    max_rows: int = 512
+    """Responses that are generated at the same time; memory only, never results."""
+    seed: int = 0
+    """Of everything that is drawn."""
+    device: str | torch.device | None = None
+    """Where to train; None: where the model is."""
+    use_chat_template: bool = True
+    """Queries become user messages if the tokenizer has a chat template; False: they are read as they are."""
+
+    def __post_init__(self) -> None:
+        names = ("group_size", "max_response_tokens", "minibatches", "epochs", "max_tokens_per_micro_batch", "max_rows")
+        for name in (*names, *(["max_prompt_tokens"] if self.max_prompt_tokens is not None else [])):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UserError(name, f"is {value!r}, but must be a whole number >= 1")
+        if self.group_size < GroupNormalised.min_group_size:
+            raise UserError(
+                "group_size",
+                f"is {self.group_size}, but a response is compared with the others of its group",
+                fix=f"use at least {GroupNormalised.min_group_size}",
+            )
+        check_number("learning_rate", self.learning_rate, low=0.0, open_low=True)
+        check_number("left_clip_range", self.left_clip_range, low=0.0, high=1.0, open_high=True)
+        check_number("right_clip_range", self.right_clip_range, low=0.0)
+        check_number("temperature", self.temperature, low=0.0, open_low=True)
+        check_number("weight_decay", self.weight_decay, low=0.0)
+        if self.gradient_clip is not None:
+            check_number("gradient_clip", self.gradient_clip, low=0.0, open_low=True)
+
+
+class GSPOTrainer:
+    """Trains a causal language model with GSPO (arXiv 2507.18071, Eq. 5 to 7), one :meth:`train_step` at a time.
+
+    Construction leaves every weight bit-identical, and dtype, train or eval mode and requires_grad as they are. What it
+    changes: every rate of dropout and router jitter that does nothing in evaluation is set to 0, because dropout moves
+    a ratio by more than the clip range; rotary embeddings that follow the length of a call (longrope, dynamic) are
+    pinned to what the longest possible row needs; and the model is moved if ``config.device`` names another device.
+    Parameters that require no gradient (a frozen base under LoRA) are not trained.
+
+    Args:
+        model: any causal language model of transformers; trained in place.
+        tokenizer: the model's.
+        config: settings; the default trains on policy with the paper's clip range.
+
+    Attributes:
+        policy: the model as the rest of this package sees it.
+        optimizer: AdamW; its learning rate may be changed between steps.
+        rollouts: the source of responses.
+        iteration: steps begun so far. Part of every random draw: each step draws anew, and the same model, seed,
+            iteration and queries draw the same responses again. Set it to go on where another trainer stopped.
+        examples: prompt, completion, reward, advantage ... of some responses of the last step, to look at.
+
+    Raises:
+        UserError: the model is no causal language model of transformers, is in float16, has nothing to train, computes
+            its logits in an unknown way, or gives a row other log-probabilities beside other rows, or sampled token by
+            token, than alone; no token could end a response; or several processes are running.
+
+    >>> from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
+    >>> model, tokenizer = build_tiny_model("tiny-qwen3", seed=0), character_tokenizer()
+    >>> config = GSPOConfig(learning_rate=1e-3, left_clip_range=0.002, right_clip_range=0.002, max_response_tokens=8)
+    >>> trainer = GSPOTrainer(model, tokenizer, config)
+    >>> step = trainer.train_step(["1+1:", "2*3:"], lambda query, response: float("7" in response))
+    >>> step["ratio/mean"], step["clip/sequences"], step["data/iteration"]  # on policy
+    (1.0, 0.0, 0.0)
+    >>> trainer.iteration
+    1
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: GSPOConfig | None = None
+    ) -> None:
+        self.config = config if config is not None else GSPOConfig()
+        _check_model(model)
+        if rank_and_world()[1] > 1:
+            raise UserError("GSPOTrainer", "runs in one process, but there are several", fix="use gspo fit")
+        if self.config.device is not None:
+            model.to(self.config.device)
+        self.policy = Policy(model, tokenizer)
+        if not self.policy.eos_token_ids:
+            raise UserError("tokenizer", "has no end-of-sequence token, so no response could end", fix="set eos_token")
+        check_head(self.policy)
+        prompt = self.config.max_prompt_tokens or 1 << 30  # unknown: any sliding window may be too short
+        choose_layout(self.policy, "auto", prompt + self.config.max_response_tokens)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            parameters, lr=self.config.learning_rate, weight_decay=self.config.weight_decay
+        )
+        fuse(self.optimizer)
+        self.objective: Objective = GSPO(self.config.left_clip_range, self.config.right_clip_range)
+        self.old_policy = CachedLogProbs()
+        self.old_logprobs = OldLogProbs("auto", self.objective)
+        self.advantages: Advantages = GroupNormalised()
+        self.rollouts: RolloutSource = GroupedSampler(max_rows=self.config.max_rows)
+        with _modes_restored(self.policy):
+            longest = prompt + self.config.max_response_tokens
+            verify_decoding(self.policy, self.rollouts, temperature=self.config.temperature, longest=longest)
+        self.iteration = 0
+        self.examples: list[dict[str, Any]] = []
+        self._updates = 0
+        self._reading_tokenizer = tokenizer
+        if not self.config.use_chat_template and tokenizer.chat_template is not None:
+            self._reading_tokenizer = copy.copy(tokenizer)  # the caller's keeps its template
+            self._reading_tokenizer.chat_template = None
+
+    def train_step(self, queries: Sequence[str], reward_function: RewardFunction) -> dict[str, float]:
+        """Sample ``group_size`` responses to each query, reward them, and make ``minibatches * epochs`` updates.
+
+        Where all rewards of every group are equal there is nothing to learn from, and only momentum moves weights. A
+        loss of 0 is no such sign: it is 0 in every first update, because all ratios are 1 and the advantages of a
+        group add up to 0.
+
+        Args:
+            queries: P texts; each may occur more than once.
+            reward_function: called in this process with each query and each response, as text without special tokens,
+                in order; what it raises reaches the caller, and no weight has changed then.
+
+        Returns:
+            Statistics under the tags of docs/metrics.md: ``reward/*`` and ``response/*`` of the step's P * G responses;
+            ``ratio/*``, ``clip/*``, ``kl/*`` and ``policy/entropy`` over all its updates; ``loss``,
+            ``optim/gradient_norm``, ``data/*`` and ``time/update_s`` are means over its updates.
+
+        Raises:
+            UserError: queries that are no list of texts, do not fit or cannot be cut into mini-batches; a reward that
+                is not a finite number (names the query); a gradient that is not finite. No weight has changed then
+                (in the last case: none in the update that is refused).
+        """
+        prompts = self._read(queries)
+        loader = ExperienceLoader(
+            functools.partial(self._roll_out, prompts, reward_function),
+            self.config.minibatches,
+            self.config.epochs,
+            self.config.seed,
+        )
+        loader.iteration = self.iteration - 1  # the one it rolls out next is this step's
+        trained: list[MiniBatch] = []
+        sums, norm, seconds = MetricSums(), 0.0, 0.0
+        with _modes_restored(self.policy):
+            self.policy.train()
+            for batch in loader:
+                start = time.perf_counter()
+                norm += self._update(batch.to(self.policy.device), sums)
+                seconds += time.perf_counter() - start
+                trained.append(batch)
+        self.examples = loader.experience.examples
+        pairs, vectors, maxima = sums.reduce()
+        self.old_logprobs.note(pairs)
+        statistics = loader.experience.metrics | update_scalars(pairs) | maxima | ratio_percentiles(vectors["ratio"])
+        updates, tokens = len(trained), sum(b.num_tokens for b in trained)
+        return statistics | {
+            "loss": statistics["loss"] / updates,
+            "optim/gradient_norm": norm / updates,
+            "optim/lr": float(self.optimizer.param_groups[0]["lr"]),
+            "data/tokens_per_update": tokens / updates,
+            "data/micro_batches": sum(len(b.micro_batches) for b in trained) / updates,
+            "time/update_s": seconds / updates,
+            "throughput/trained_tokens_per_s": tokens / max(seconds, 1e-9),
+        }
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Model, tokenizer and generation config in transformers format.
+
+        Args:
+            folder: made if it does not exist.
+        """
+        self.policy.save_pretrained(folder)
+
+    def _read(self, queries: Sequence[str]) -> list[Prompt]:
+        """Checked and encoded queries, in order; ids are their positions."""
+        texts = [] if isinstance(queries, str) else list(queries)
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise UserError("queries", f"is {_shown(queries)}, but must be a list of one text or more")
+        if len(texts) % self.config.minibatches:
+            raise UserError(
+                "queries",
+                f"{len(texts)} groups cannot be cut into {self.config.minibatches} mini-batches of whole groups",
+                fix=f"give a multiple of minibatches = {self.config.minibatches}",
+            )
+        prompts = encode_prompts(
+            [{"prompt": text} for text in texts], self._reading_tokenizer, max_prompt_tokens=1 << 30, field="queries"
+        )
+        limit, reason = self._prompt_limit()
+        for prompt in prompts:
+            if len(prompt.token_ids) > limit:
+                raise UserError(
+                    "queries",
+                    f"number {prompt.id}, {_shown(prompt.text)}, has {len(prompt.token_ids)} tokens, "
+                    f"but may have {max(limit, 0)}: {reason}",
+                    fix="shorten or drop it (nothing is ever cut), or change that setting",
+                )
+        return prompts
+
+    def _prompt_limit(self) -> tuple[int, str]:
+        """Tokens that a prompt may have, and which setting says so."""
+        config, response = self.config, self.config.max_response_tokens
+        budget = config.max_tokens_per_micro_batch
+        limits = [(budget - response, f"max_tokens_per_micro_batch - max_response_tokens = {budget} - {response}")]
+        if config.max_prompt_tokens is not None:
+            limits.append((config.max_prompt_tokens, "max_prompt_tokens"))
+        context = getattr(self.policy.model.config.get_text_config(), "max_position_embeddings", None)
+        if context:
+            limits.append((context - response, f"the model's context - max_response_tokens = {context} - {response}"))
+        return min(limits)
+
+    def _roll_out(self, prompts: Sequence[Prompt], reward_function: RewardFunction, iteration: int) -> Experience:
+        config, policy = self.config, self.policy
+        groups, seconds = respond(
+            self.rollouts,
+            policy,
+            prompts,
+            _Caller(reward_function),
+            group_size=config.group_size,
+            sampling=SamplingParams(
+                config.max_response_tokens, config.temperature, stop_token_ids=policy.eos_token_ids
+            ),
+            draws=Draws.of(config.seed, Purpose.TRAIN_SAMPLING, iteration),
+            version=self._updates,
+        )
+        experience = collect(
+            groups,
+            seconds,
+            advantages=self.advantages,
+            shaping=Shaping(),
+            mini_batches=config.minibatches,
+            max_tokens=config.max_tokens_per_micro_batch,
+            iteration=iteration,
+            device=policy.device,
+            packed=policy.packed,
+        )
+        experience.mini_batches = self.old_logprobs.fill(
+            self.old_policy,
+            policy,
+            experience.mini_batches,
+            config.temperature,
+            first_is_free=config.epochs == 1,
+        )
+        self.iteration = iteration + 1
+        return experience
+
+    def _update(self, batch: MiniBatch, sums: MetricSums) -> float:
+        """One optimizer step on a mini-batch; returns the gradient norm before clipping."""
+        self.optimizer.zero_grad(set_to_none=True)
+        denominator = mini_batch_count(self.objective, batch.micro_batches)
+        for part in batch.micro_batches:
+            micro_batch_loss(
+                part,
+                policy=self.policy,
+                old_policy=self.old_policy,
+                objective=self.objective,
+                temperature=self.config.temperature,
+                denominator=denominator,
+                sums=sums,
+                on_policy=batch.index == 0,
+            ).backward()
+        parameters: list[Tensor] = self.optimizer.param_groups[0]["params"]
+        clip = math.inf if self.config.gradient_clip is None else self.config.gradient_clip
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, clip))
+        if not math.isfinite(norm):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise UserError(
+                "model",
+                f"has a gradient norm of {norm}; this update was not made",
+                fix="look for NaN in the weights; in bfloat16, train float32 weights instead",
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)  # between steps the memory is the caller's
+        self._updates += 1
+        return norm
+
+
+class _Caller:
+    """The caller's reward function as the scorer of a rollout."""
+
+    def __init__(self, function: RewardFunction) -> None:
+        if not callable(function):
+            raise UserError("reward_function", f"is {_shown(function)}, but must be a function of query and response")
+        self.function = function
+
+    def score(self, samples: Sequence[Sample]) -> list[SampleScore]:
+        return [SampleScore(self._reward(s.prompt, s.completion), {}) for s in samples]
+
+    def _reward(self, query: str, response: str) -> float:
+        value: object = self.function(query, response)
+        try:
+            if isinstance(value, str | bytes):  # float("1") would work
+                raise TypeError
+            number = float(value)  # type: ignore[arg-type]  # numbers, and scalars of numpy and torch
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise UserError(
+                "reward_function",
+                f"returned {_shown(value)} for the query {_shown(query)} and the response {_shown(response)}",
+                fix="return a finite number",
+            )
+        return number
+
+
+def _check_model(model: PreTrainedModel) -> None:
+    causal = isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
+    if not causal:
+        raise UserError(
+            "model",
+            f"is {type(model).__name__}, but must be a causal language model of transformers",
+            fix="load it with AutoModelForCausalLM.from_pretrained",
+        )
+    trained = {p.dtype for p in model.parameters() if p.requires_grad}
+    if not trained:
+        raise UserError("model", "has no parameter that requires a gradient", fix="model.requires_grad_(True)")
+    if torch.float16 in trained:
+        raise UserError("model", "is in float16, which cannot hold gradients of this size", fix="use model.float()")
+    if torch.bfloat16 in trained:
+        log.warning(
+            "the model's weights are bfloat16: an update smaller than about 1/256 of a weight is lost, and at learning "
+            "rates below 1e-5 nearly all are; train model.float() instead"
+        )
+
+
+@contextlib.contextmanager
+def _modes_restored(policy: Policy) -> Iterator[None]:
+    """Every module leaves in the mode, train or eval, in which it came."""
+    modes = [(module, module.training) for module in policy.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{text[:57]}..." if len(text) > 60 else text
