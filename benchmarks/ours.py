@@ -21,7 +21,8 @@ from gspo_lightning.old_policy.logprobs import OldLogProbs
 from gspo_lightning.old_policy.snapshots import CachedLogProbs
 from gspo_lightning.packing.batches import make_mini_batches
 from gspo_lightning.policy.checks import choose_layout
-from gspo_lightning.policy.policy import Layout, Policy
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.settings import Layout
 from gspo_lightning.randomness import Purpose, stream
 from gspo_lightning.rollouts import GroupedSampler
 from gspo_lightning.types import MiniBatch, Rollout, SamplingParams

@@ -26,7 +26,7 @@ from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import SAMPLING, STEPPING, TRAINING, memory_of
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.policy.lora import LoRA, add_adapters
-from gspo_lightning.policy.policy import Layout, ModelSettings
+from gspo_lightning.policy.settings import Layout, ModelSettings
 from gspo_lightning.types import MiniBatch
 from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
 

@@ -13,7 +13,7 @@ from benchmarks.models import MODELS, Shape, build_model, word_tokenizer
 from benchmarks.ours import Ours
 from benchmarks.peers.trl import TRL
 from benchmarks.workloads import MINI_BATCHES, Workload
-from gspo_lightning.policy.policy import Layout
+from gspo_lightning.policy.settings import Layout
 
 __all__ = ["Comparison", "best_micro_batch", "compare", "micro_batch_sizes", "run_step"]
 

@@ -9,8 +9,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from gspo_lightning.blame import PluginError, mistake_of_plugin
-from gspo_lightning.errors import GSPOError, UserError, did_you_mean
+from gspo_lightning.errors import GSPOError, PluginError, UserError, did_you_mean, mistake_of_plugin
 
 __all__ = ["COMMANDS", "TRAINING", "entry_point", "main"]
 
@@ -30,11 +29,7 @@ COMMANDS = {
     "replay": "do an update again from its dump: one that was not finite, or that raised an alarm",
     "doctor": "versions, devices, and a self-test of the sandbox",
 }
-"""Commands of their own: each is ``main(argv) -> int`` in ``gspo_lightning.commands.<name>``, or in a
-room of its own (:data:`ROOMS`)."""
-
-ROOMS = {"plan": "gspo_lightning.commands.plan"}
-"""Commands that read a config as training does."""
+"""Commands of their own: each is ``main(argv) -> int`` in ``gspo_lightning.commands.<name>``, a file or a package."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,7 +87,7 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"gspo_lightning {__version__}")
         return 0
-    if name in (*TRAINING, *ROOMS):
+    if name in (*TRAINING, "plan"):  # they read a config
         from gspo_lightning.commands.fit.arguments import check_files
 
         check_files(arguments[1:])
@@ -101,11 +96,11 @@ def _dispatch(arguments: list[str]) -> int:
 
         return run(arguments)
     if name == "compare":
-        from gspo_lightning.commands.compare.command import main as compare
+        from gspo_lightning.commands.compare import main as compare
 
         return compare(arguments[1:], main)
     if name in COMMANDS:
-        module = importlib.import_module(ROOMS.get(name, f"gspo_lightning.commands.{name}"))
+        module = importlib.import_module(f"gspo_lightning.commands.{name}")
         return int(module.main(arguments[1:]))
     raise UserError("gspo", f"{name!r} is no command; {did_you_mean(name, [*TRAINING, *COMMANDS])}")
 

@@ -5,24 +5,51 @@
 * The **model's** mistake (a wrong, slow or crashing answer) is data: reward 0, counted by kind.
 * The **infrastructure's** mistake (a worker lost, a server down) is retried, then the sample is *missing* (masked,
   never a silent 0). Above a set rate :class:`InfrastructureError` stops the run.
+
+Whose mistake an exception is: the innermost frame of a plug-in says so (:func:`mistake_of_plugin`). A plug-in is
+whatever is neither this package nor an installed one: what the user wrote. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
 import difflib
+import inspect
+import math
+import site
+import sysconfig
+import traceback
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
 
 __all__ = [
     "CollapseError",
     "GSPOError",
     "InfrastructureError",
     "NonFiniteError",
+    "Place",
+    "PluginError",
     "UserError",
+    "check_choice",
+    "check_number",
     "counted",
+    "defined",
     "did_you_mean",
     "first_line",
+    "is_own",
+    "located",
+    "mistake_of_plugin",
+    "place_of",
 ]
+
+
+_OWN = str(Path(__file__).parent) + "/"
+_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
+_INSTALLED = tuple(f"{path}/" for path in {*map(sysconfig.get_path, _LIBRARIES), *site.getsitepackages()})
+_CHARACTERS = 300
 
 
 class GSPOError(Exception):
@@ -99,3 +126,152 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.5)
     hint = f"did you mean {lowered[near[0]]}? " if near else ""
     return f"{hint}known: {', '.join(names) if names else '(none)'}"
+
+
+def check_number(
+    name: str, value: float, *, low: float, high: float = math.inf, open_low: bool = False, open_high: bool = False
+) -> None:
+    """Refuse what is not a finite number of the interval from ``low`` to ``high``.
+
+    Raises:
+        UserError: naming the argument, its value and the rule.
+    """
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    ok = ok and (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
+    if not ok:
+        upper = "" if high == math.inf else f" and {'<' if open_high else '<='} {high:g}"
+        raise UserError(name, f"is {value!r}, but must be a finite number {'>' if open_low else '>='} {low:g}{upper}")
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Refuse what is not one of ``choices``."""
+    if value not in choices:
+        raise UserError(name, f"is {value!r}, but must be one of {', '.join(choices)}")
+
+
+class PluginError(UserError):
+    """A plug-in raised, or returned what it must not; the command line shows it on every rank.
+
+    ``frames`` is the traceback of the plug-in's own frames, if it raised.
+    """
+
+    frames: str = ""
+
+    @classmethod
+    def returned(cls, where: str, what: str, rule: str) -> PluginError:
+        """What a method at ``where`` returned, and the rule that this breaks."""
+        return cls(where, f"returned {what}", fix=f"correct {where}; expected: {rule}")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a plug-in: ``file:line, in Class.method``; ``expected`` is what the method is there for, if known."""
+
+    file: str
+    line: int
+    name: str
+    expected: str = ""
+
+    def __str__(self) -> str:
+        return f"{_short(self.file)}:{self.line}, in {self.name}"
+
+
+def is_own(cls: type[Any]) -> bool:
+    """Whether a class is part of this package."""
+    return cls.__module__.partition(".")[0] == "gspo_lightning"
+
+
+def defined(owner: object, method: str) -> str:
+    """How a message names a method of a component: with file and line where a plug-in defines it.
+
+    >>> from gspo_lightning.rewards import ExactMatch
+    >>> defined(ExactMatch(), "score")
+    'ExactMatch.score'
+    """
+    return located(getattr(type(owner), method), f"{type(owner).__name__}.{method}")
+
+
+def located(function: Any, name: str) -> str:
+    """A name of a function, with file and line where a plug-in defines it."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or not _is_plugin(code.co_filename):
+        return name
+    return f"{_short(code.co_filename)}:{code.co_firstlineno}, in {name}"
+
+
+def place_of(error: BaseException) -> Place | None:
+    """Where in a plug-in an exception arose; None where it did in this package, or in no plug-in at all."""
+    return next((place for one in _chain(error) if (place := _innermost(one)) is not None), None)
+
+
+def mistake_of_plugin(error: BaseException) -> PluginError | None:
+    """An exception as a mistake of a plug-in; None if it is not one.
+
+    The first and the last line say file, line, class and method, and what was expected.
+    """
+    for one in _chain(error):
+        place = _innermost(one)
+        if place is not None:
+            text = first_line(one)[:_CHARACTERS]
+            said = type(one).__name__ + (f": {text}" if text != type(one).__name__ else "")
+            expected = f"; expected: {place.expected}" if place.expected else ""
+            found = PluginError(f"{place}", f"raised {said}", fix=f"correct {place}{expected}")
+            frames = [f for f in traceback.extract_tb(one.__traceback__) if _is_plugin(f.filename)]
+            found.frames = "".join(traceback.format_list(frames)) + said
+            return found
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and what it was raised from, the oldest last."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _innermost(error: BaseException) -> Place | None:
+    """The place, if the frames after it belong to installed packages only: they did what the plug-in asked for."""
+    frames = list(_frames(error.__traceback__))
+    for i in range(len(frames) - 1, -1, -1):
+        frame, line = frames[i]
+        file = frame.f_code.co_filename
+        if file.startswith(_OWN):
+            return None
+        if _is_plugin(file):
+            methods = [f for f, _ in frames[: i + 1] if _is_plugin(f.f_code.co_filename)]
+            expected = next((text for f in methods if (text := _contract(f))), "")
+            return Place(file, line, frame.f_code.co_qualname.replace("<locals>.", ""), expected)
+    return None
+
+
+def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def _contract(frame: FrameType) -> str:
+    """``Base.method: first sentence`` of what a method overrides in this package or in Lightning."""
+    name, owner = frame.f_code.co_name, frame.f_locals.get("self")
+    for cls in reversed(type(owner).__mro__ if owner is not None else ()):  # the base class says what it is for
+        if (
+            cls.__module__.partition(".")[0] in ("gspo_lightning", "lightning")
+            and name in cls.__dict__
+            and name != "__init__"
+        ):
+            method = cls.__dict__[name]
+            said = (inspect.getdoc(method) or "").partition("\n")[0]
+            return f"{cls.__name__}.{name}{': ' if said else ''}{said}"
+    return ""
+
+
+def _is_plugin(file: str) -> bool:
+    return not file.startswith((_OWN, "<", *_INSTALLED))
+
+
+def _short(file: str) -> str:
+    """Below the working directory as it is seen from there."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -18,8 +18,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.blame import place_of
-from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.errors import UserError, did_you_mean, place_of
 
 __all__ = ["KINDS", "base_class", "component", "components", "import_plugins", "plugin_files"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gspo_lightning.policy.policy import ModelSettings, load_policy
+from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.training.checks import check_sampling
 from gspo_lightning.types import SamplingParams
 

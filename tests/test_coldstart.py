@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy.policy import ModelSettings, Policy, load_policy
+from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.prompts import ChainTask, PromptFile, PromptSet, Record
 from gspo_lightning.training import cold_start as coldstart
 from gspo_lightning.training.cold_start import ColdStart

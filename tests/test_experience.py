@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gspo_lightning.errors import InfrastructureError
-from gspo_lightning.experience.collect import respond
+from gspo_lightning.experience.respond import respond
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rewards import FormatReward, RewardRunner, Sample
 from gspo_lightning.rewards.workers.runner import Pending

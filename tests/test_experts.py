@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy.policy import ModelSettings, load_policy
+from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.settings import ModelSettings
 
 IDS = torch.arange(24).view(2, 12) + 3
 

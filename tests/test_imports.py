@@ -67,7 +67,7 @@ def room_of(module: str, name: str | None) -> str | None:
         return None
     if len(parts) > 1:
         return parts[1]
-    return name if name is not None and (PACKAGE / name).is_dir() or f"{name}" in ROOT_FILES else "__init__"
+    return name if (name is not None and (PACKAGE / name).is_dir()) or f"{name}" in ROOT_FILES else "__init__"
 
 
 def complaints(room: str, file: str, source: str) -> list[str]:
@@ -121,8 +121,10 @@ def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def arrows_between_files() -> dict[str, set[str]]:
-    """Module -> the modules that it imports names from; a name that a package hands on counts for where it comes from."""
-    names = {".".join(f.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): f for f in files()}
+    """Module -> the modules that it imports from; a name that a package hands on counts for where it comes from."""
+    names = {
+        ".".join(f.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): f for f in files()
+    }
     found = {module: list(imports(f.read_text(encoding="utf-8"))) for module, f in names.items()}
     handed_on = {
         (package, name): module

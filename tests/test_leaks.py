@@ -17,7 +17,9 @@ from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy import checks as policy_checks
 from gspo_lightning.policy.checks import check_head, choose_layout
 from gspo_lightning.policy.leaks import Probe, carried_state
-from gspo_lightning.policy.policy import ModelSettings, Policy, load_policy
+from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.types import MicroBatch, Prompt, SamplingParams

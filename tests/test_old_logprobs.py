@@ -12,8 +12,9 @@ from model_families import build_policy
 from gspo_lightning.errors import UserError
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.objectives import CISPO, GRPO, GSPO, REINFORCE, Objective
+from gspo_lightning.old_policy.base import OldPolicy
 from gspo_lightning.old_policy.logprobs import OldLogProbs, OldLogProbsChoice
-from gspo_lightning.old_policy.snapshots import CachedLogProbs, OldPolicy, ResidentSnapshot
+from gspo_lightning.old_policy.snapshots import CachedLogProbs, ResidentSnapshot
 from gspo_lightning.packing.batches import make_mini_batches
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.types import FinishReason, MicroBatch, MiniBatch, Prompt, Rollout

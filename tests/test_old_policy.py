@@ -8,7 +8,8 @@ from model_families import build_policy
 from torch import Tensor
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.old_policy.snapshots import CachedLogProbs, OffloadedSnapshot, OldPolicy, ResidentSnapshot
+from gspo_lightning.old_policy.base import OldPolicy
+from gspo_lightning.old_policy.snapshots import CachedLogProbs, OffloadedSnapshot, ResidentSnapshot
 from gspo_lightning.packing.batches import make_mini_batches
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.types import FinishReason, MiniBatch, Prompt, Rollout

@@ -6,8 +6,9 @@ import pytest
 import torch
 from model_families import build_policy
 
+from gspo_lightning.old_policy.base import OldPolicy
 from gspo_lightning.old_policy.reference import ReferencePolicy
-from gspo_lightning.old_policy.snapshots import CachedLogProbs, OffloadedSnapshot, OldPolicy, ResidentSnapshot
+from gspo_lightning.old_policy.snapshots import CachedLogProbs, OffloadedSnapshot, ResidentSnapshot
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from gspo_lightning.advantages.base import Advantages
 from gspo_lightning.advantages.shaping import CombineRewards, Shaping, assign_advantages, is_dead, mask_truncated
-from gspo_lightning.advantages.within_groups import Advantages, BatchNormalised, GroupMean, GroupNormalised
+from gspo_lightning.advantages.within_groups import BatchNormalised, GroupMean, GroupNormalised
 from gspo_lightning.errors import UserError
-from gspo_lightning.experience.collect import Groups, resample
+from gspo_lightning.experience.respond import Groups, resample
 from gspo_lightning.packing.batches import cut_micro_batches, filler, make_micro_batch
 from gspo_lightning.rewards import ExactMatch, Reward
 from gspo_lightning.rollouts.recording.recorded import Recorded

@@ -13,7 +13,9 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy.policy import ModelSettings, Policy, load_policy
+from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer
 from tests.exact_families import exact_model
 from tests.model_families import build_model

@@ -18,8 +18,10 @@ from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.metrics.update import update_scalars
 from gspo_lightning.old_policy.logprobs import OldLogProbs
 from gspo_lightning.old_policy.snapshots import CachedLogProbs
-from gspo_lightning.policy.policy import ModelSettings, Policy, load_policy
+from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import replay_word, routers_of
+from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.prompts import ChainTask
 from gspo_lightning.prompts.base import Record
 from gspo_lightning.prompts.encode import encode_prompts
@@ -29,7 +31,7 @@ from gspo_lightning.rewards.exact import ExactMatch
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.training.cold_start import ColdStart
 from gspo_lightning.types import MicroBatch, MiniBatch, SamplingParams
-from gspo_lightning.update.loss import changed_routes
+from gspo_lightning.update.router_loss import changed_routes
 
 __all__ = ["run"]
 

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from gspo_lightning.advantages.within_groups import (
-    Advantages,
-    BatchNormalised,
-    GroupMean,
-    GroupNormalised,
-    LeaveOneOut,
-    MaxRL,
-    Raw,
-)
+from gspo_lightning.advantages.base import Advantages
+from gspo_lightning.advantages.within_groups import BatchNormalised, GroupMean, GroupNormalised, LeaveOneOut, MaxRL, Raw
 
 __all__ = ["Advantages", "BatchNormalised", "GroupMean", "GroupNormalised", "LeaveOneOut", "MaxRL", "Raw"]

@@ -14,7 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gspo_lightning.advantages.within_groups import Advantages, GroupMean, dead_groups
+from gspo_lightning.advantages.base import Advantages, dead_groups
+from gspo_lightning.advantages.within_groups import GroupMean
 from gspo_lightning.distributed import all_names, gather_rows, largest, rank_and_world
 from gspo_lightning.errors import UserError
 from gspo_lightning.types import Rollout

@@ -8,87 +8,14 @@ Dead groups (all rewards equal) are found by equality, never by a floating-point
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from gspo_lightning.advantages.base import Advantages, Groups
 from gspo_lightning.errors import UserError
 
-__all__ = [
-    "Advantages",
-    "BatchNormalised",
-    "GroupMean",
-    "GroupNormalised",
-    "LeaveOneOut",
-    "MaxRL",
-    "Raw",
-    "dead_groups",
-    "try_advantages",
-]
-
-
-class Advantages(ABC):
-    """Base: subclass it and implement :meth:`compute` on the samples that are present."""
-
-    min_group_size: int = 1
-    """Samples per group that the statistic needs."""
-
-    def __call__(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
-        """[N] advantages in the dtype of ``rewards``; computed in float64.
-
-        Args:
-            rewards: [N] float, NaN = missing.
-            group_ids: [N] int64.
-
-        Raises:
-            UserError: a wrong shape or dtype, an infinite reward, or :meth:`compute` returned something that does not
-                fit.
-        """
-        present = _check(rewards, group_ids)
-        advantages = torch.zeros_like(rewards, dtype=torch.float64)
-        if bool(present.any()):
-            found = self.compute(rewards[present].double(), _Groups.of(group_ids[present]))
-            _check_result(self, found, int(present.sum()))
-            advantages[present] = found.double()
-        return advantages.to(rewards.dtype)
-
-    @abstractmethod
-    def compute(self, rewards: Tensor, groups: _Groups) -> Tensor:
-        """[M] float64 advantages of the M samples that are present.
-
-        Args:
-            rewards: [M] float64, finite.
-            groups: which sample belongs where.
-        """
-
-
-@dataclass(slots=True)
-class _Groups:
-    """``index`` [M] the group number of each sample, ``sizes`` [P] float64."""
-
-    index: Tensor
-    sizes: Tensor
-
-    @classmethod
-    def of(cls, group_ids: Tensor) -> _Groups:
-        _, index, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
-        return cls(index, sizes.double())
-
-    def mean(self, values: Tensor) -> Tensor:
-        """[P]."""
-        return torch.zeros_like(self.sizes).index_add(0, self.index, values) / self.sizes
-
-    def dead(self, values: Tensor) -> Tensor:
-        """[P] bool: all values of the group are equal (one value is always dead)."""
-        low = torch.full_like(self.sizes, math.inf).scatter_reduce(0, self.index, values, "amin")
-        high = torch.full_like(self.sizes, -math.inf).scatter_reduce(0, self.index, values, "amax")
-        return low == high
-
-    def alive(self, rewards: Tensor, advantages: Tensor) -> Tensor:
-        """``advantages`` [M] with exact zeros in dead groups, where a statistic may divide by zero."""
-        return torch.where(self.dead(rewards)[self.index], 0.0, advantages)
+__all__ = ["BatchNormalised", "GroupMean", "GroupNormalised", "LeaveOneOut", "MaxRL", "Raw"]
 
 
 class GroupNormalised(Advantages):
@@ -109,7 +36,7 @@ class GroupNormalised(Advantages):
     def __init__(self, eps: float = 1e-6) -> None:
         self.eps = _check_eps(eps)
 
-    def compute(self, rewards: Tensor, groups: _Groups) -> Tensor:
+    def compute(self, rewards: Tensor, groups: Groups) -> Tensor:
         """See the class."""
         centred = rewards - groups.mean(rewards)[groups.index]
         variance = groups.mean(centred.square()) * groups.sizes / (groups.sizes - 1)
@@ -128,7 +55,7 @@ class GroupMean(Advantages):
 
     min_group_size = 2
 
-    def compute(self, rewards: Tensor, groups: _Groups) -> Tensor:
+    def compute(self, rewards: Tensor, groups: Groups) -> Tensor:
         """See the class."""
         return groups.alive(rewards, rewards - groups.mean(rewards)[groups.index])
 
@@ -145,7 +72,7 @@ class LeaveOneOut(Advantages):
 
     min_group_size = 2
 
-    def compute(self, rewards: Tensor, groups: _Groups) -> Tensor:
+    def compute(self, rewards: Tensor, groups: Groups) -> Tensor:
         """See the class."""
         scale = groups.sizes / (groups.sizes - 1)
         centred = rewards - groups.mean(rewards)[groups.index]
@@ -170,9 +97,9 @@ class BatchNormalised(Advantages):
     def __init__(self, eps: float = 1e-6) -> None:
         self.eps = _check_eps(eps)
 
-    def compute(self, rewards: Tensor, groups: _Groups) -> Tensor:
+    def compute(self, rewards: Tensor, groups: Groups) -> Tensor:
         """See the class."""
-        return GroupNormalised(self.eps).compute(rewards, _Groups.of(torch.zeros_like(groups.index)))
+        return GroupNormalised(self.eps).compute(rewards, Groups.of(torch.zeros_like(groups.index)))
 
     def __repr__(self) -> str:
         return f"BatchNormalised(eps={self.eps!r})"
@@ -189,7 +116,7 @@ class MaxRL(Advantages):
 
     min_group_size = 2
 
-    def compute(self, rewards: Tensor, groups: _Groups) -> Tensor:
+    def compute(self, rewards: Tensor, groups: Groups) -> Tensor:
         """See the class."""
         if bool((rewards < 0).any()):
             raise UserError(
@@ -210,75 +137,12 @@ class Raw(Advantages):
     tensor([ 1.,  0., -2.])
     """
 
-    def compute(self, rewards: Tensor, groups: _Groups) -> Tensor:
+    def compute(self, rewards: Tensor, groups: Groups) -> Tensor:
         """See the class."""
         return rewards
 
     def __repr__(self) -> str:
         return "Raw()"
-
-
-def dead_groups(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """Which groups teach a group-relative method nothing: [P] bool, in ascending order of the group ids.
-
-    A group is dead if fewer than two of its samples are present or all that are present have equal rewards.
-
-    Args:
-        rewards: [N] float, NaN = missing.
-        group_ids: [N] int64.
-
-    >>> dead_groups(torch.tensor([1.0, 1.0, 0.0, 1.0, float("nan")]), torch.tensor([7, 7, 3, 3, 9]))
-    tensor([False,  True,  True])
-    """
-    present = _check(rewards, group_ids)
-    ids, index = torch.unique(group_ids, return_inverse=True)
-    low = torch.full(ids.shape, math.inf, dtype=rewards.dtype, device=rewards.device)
-    high = torch.full_like(low, -math.inf)
-    low = low.scatter_reduce(0, index[present], rewards[present], "amin")
-    high = high.scatter_reduce(0, index[present], rewards[present], "amax")
-    return low >= high  # +inf >= -inf where nothing is present
-
-
-def try_advantages(advantages: Advantages, group_size: int) -> None:
-    """Call it on two groups, of which the second is dead, before a run depends on it.
-
-    Raises:
-        UserError: what it returns cannot be trained with.
-    """
-    rewards = torch.cat([torch.arange(group_size) % 2, torch.ones(group_size)]).double()
-    advantages(rewards, torch.arange(2).repeat_interleave(group_size))
-
-
-def _check_result(advantages: Advantages, found: object, count: int) -> None:
-    where = f"{type(advantages).__name__}.compute"
-    if not isinstance(found, Tensor) or tuple(found.shape) != (count,):
-        kind = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-        raise UserError(where, f"returned {kind}, but must return one advantage per reward, a tensor [M] = ({count},)")
-    if not bool(torch.isfinite(found).all()):
-        raise UserError(
-            where,
-            f"returned {int((~torch.isfinite(found)).sum())} of {count} advantages that are not finite",
-            fix="give groups whose rewards are all equal the advantage 0 (groups.alive), where their spread divides",
-        )
-
-
-def _check(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """[N] bool, where a reward is present."""
-    if not rewards.is_floating_point() or rewards.ndim != 1:
-        raise UserError(
-            "rewards", f"has shape {tuple(rewards.shape)} and dtype {rewards.dtype}, but must be floating-point [N]"
-        )
-    if tuple(group_ids.shape) != tuple(rewards.shape) or group_ids.dtype != torch.int64:
-        raise UserError(
-            "group_ids",
-            f"has shape {tuple(group_ids.shape)} and dtype {group_ids.dtype}, but must be int64 [N] = "
-            f"({rewards.shape[0]},) like rewards",
-        )
-    if bool(torch.isinf(rewards).any()):
-        raise UserError(
-            "rewards", f"has {int(torch.isinf(rewards).sum())} infinite values, but must be finite or NaN (missing)"
-        )
-    return ~torch.isnan(rewards)
 
 
 def _check_eps(eps: float) -> float:

@@ -10,7 +10,8 @@ from gspo_lightning.callbacks.optimizer import NewOptimizerSettings
 from gspo_lightning.callbacks.predictions import PredictionWriter
 from gspo_lightning.callbacks.progress import RunProgress
 from gspo_lightning.callbacks.side_by_side import SideBySide
-from gspo_lightning.callbacks.summary import RunSummary, show_evaluation, versions
+from gspo_lightning.callbacks.summary import RunSummary, show_evaluation
+from gspo_lightning.resume.versions import versions
 
 __all__ = [
     "AtomicCheckpointIO", "AveragedWeights", "Collapse", "Dashboard", "Interrupts", "LastCheckpoint",

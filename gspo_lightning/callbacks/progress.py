@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm.auto import tqdm
 
-from gspo_lightning.training.trainer_checks import iterations
+from gspo_lightning.experience.loader import iterations
 
 __all__ = ["RunProgress"]
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import resource
 import time
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from gspo_lightning.callbacks.folder import run_folder
-from gspo_lightning.commands.report import write_report
 from gspo_lightning.metrics.table import lookup
+from gspo_lightning.report.page import write_report
+from gspo_lightning.resume.versions import versions
 
-__all__ = ["RunSummary", "show_evaluation", "versions"]
-
-PACKAGES = ("gspo_lightning", "torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "tensorboard")
+__all__ = ["RunSummary", "show_evaluation"]
 
 
 class RunSummary(Callback):
@@ -116,17 +113,6 @@ def _answers(module: LightningModule) -> dict[str, dict[str, str]]:
         r.prompt.text: {"completion": r.transcript, "answer": str(r.prompt.columns.get("answer", ""))}
         for r in module.evaluation_metrics.examples[:16]
     }
-
-
-def versions() -> dict[str, str]:
-    """Of Python and of the packages whose numbers matter."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -52,8 +52,9 @@ def export(checkpoint: Path, output: Path, *, overwrite: bool = False, trust_rem
         raise UserError("checkpoint", f"{checkpoint} does not exist")
     import torch
 
+    from gspo_lightning.policy.loading import load_policy
     from gspo_lightning.policy.lora import check_base, check_names, frozen_norm, merge_adapters
-    from gspo_lightning.policy.policy import ModelSettings, load_policy
+    from gspo_lightning.policy.settings import ModelSettings
 
     content = _read(checkpoint)
     settings = ModelSettings.of_file(content["gspo_lightning"]["model"], trust_remote_code)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gspo_lightning.types import MicroBatch
-    from gspo_lightning.update.nonfinite import Dump
+    from gspo_lightning.update.dump import Dump
 
 __all__ = ["main"]
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
                         "ships; no dump decides that")  # fmt: skip
     options = parser.parse_args(list(argv))
     from gspo_lightning.registry import import_plugins
-    from gspo_lightning.update.nonfinite import Dump
+    from gspo_lightning.update.dump import Dump
 
     import_plugins(options.plugins)
     dump = Dump.read(options.dump, options.trust_remote_code)
@@ -55,11 +55,12 @@ def replay(dump: Dump) -> tuple[list[str], dict[str, float]]:
     from gspo_lightning.metrics.sums import MetricSums
     from gspo_lightning.metrics.update import update_scalars
     from gspo_lightning.old_policy.snapshots import CachedLogProbs
-    from gspo_lightning.policy.policy import load_policy
+    from gspo_lightning.policy.loading import load_policy
     from gspo_lightning.policy.rope import pin_rope
-    from gspo_lightning.policy.routing import Routing
+    from gspo_lightning.policy.routing import hook_routers
     from gspo_lightning.registry import component
-    from gspo_lightning.update.loss import load_balance, micro_batch_loss, mini_batch_count
+    from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
+    from gspo_lightning.update.router_loss import load_balance
 
     objective = component("objectives", dump.objective["class"])(**dump.objective["settings"])
     policy = load_policy(dump.model)
@@ -69,7 +70,7 @@ def replay(dump: Dump) -> tuple[list[str], dict[str, float]]:
     policy.train()
     replayed = any(part.routes is not None for part in dump.mini_batch.micro_batches)
     if replayed or dump.router_aux_loss_coef > 0:
-        policy.routing = Routing.install(policy.backbone, "R2" if replayed else "off")
+        policy.routing = hook_routers(policy.backbone, "R2" if replayed else "off")
     found = [f"weight {name}" for name, value in dump.weights.items() if not _finite(value)]
     parts = dump.mini_batch.micro_batches
     denominator = mini_batch_count(objective, parts)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gspo_lightning.experience.collect import Experience
 from gspo_lightning.randomness import Purpose, permutation, stream
 from gspo_lightning.types import MiniBatch, Prompt
 
-__all__ = ["ExperienceLoader", "PromptLoader"]
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+
+__all__ = ["ExperienceLoader", "PromptLoader", "iterations"]
 
 
 class PromptLoader:
@@ -82,3 +87,18 @@ class ExperienceLoader:
         """The inverse of :meth:`position`."""
         self.iteration, self.trained = int(state["iteration"]), int(state["trained"])
         self.experience = Experience.from_state_dict(state["experience"])
+
+
+def iterations(trainer: Trainer, updates: int) -> int | None:
+    """How many iterations a run has by ``max_epochs`` and ``max_steps``; None if neither ends it.
+
+    Args:
+        trainer: of the run.
+        updates: of an iteration.
+    """
+    limits = []
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+        limits.append(trainer.max_epochs)
+    if trainer.max_steps >= 0:
+        limits.append(math.ceil(trainer.max_steps / updates))
+    return min(limits, default=None)

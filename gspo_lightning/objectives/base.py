@@ -11,15 +11,13 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.errors import UserError, check_choice, check_number
 from gspo_lightning.objectives.aggregate import Aggregation, aggregate, count_rows, count_tokens
 from gspo_lightning.objectives.measure import Sums, Term, measure
 from gspo_lightning.objectives.options import (
     Correction,
     CorrectionMode,
     KLEstimator,
-    check_choice,
-    check_number,
     correction_weights,
     kl_estimate,
     off_policy_rows,

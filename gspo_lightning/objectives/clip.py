@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from gspo_lightning.errors import check_number
 from gspo_lightning.objectives.base import Objective, Surface
 from gspo_lightning.objectives.measure import Term
-from gspo_lightning.objectives.options import check_number
 from gspo_lightning.objectives.rows import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
 from gspo_lightning.objectives.shapes import check_level
 

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from gspo_lightning.errors import check_number
 from gspo_lightning.objectives.clip import RatioClip
-from gspo_lightning.objectives.options import check_number
 from gspo_lightning.objectives.rows import Rows
 
 __all__ = ["MultiScale"]

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gspo_lightning.errors import UserError
 from gspo_lightning.objectives.rows import Rows, clamp_log_ratio
 
-__all__ = [
-    "Correction",
-    "CorrectionMode",
-    "KLEstimator",
-    "check_number",
-    "correction_weights",
-    "kl_estimate",
-    "off_policy_rows",
-]
+__all__ = ["Correction", "CorrectionMode", "KLEstimator", "correction_weights", "kl_estimate", "off_policy_rows"]
 
 KLEstimator = Literal["k1", "k2", "k3"]
 Correction = Literal["none", "token", "sequence"]
@@ -64,24 +54,3 @@ def off_policy_rows(rows: Rows, delta: float) -> Tensor:
     Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
     """
     return rows.mean(-rows.log_ratio) > delta
-
-
-def check_number(
-    name: str, value: float, *, low: float, high: float = math.inf, open_low: bool = False, open_high: bool = False
-) -> None:
-    """Refuse what is not a finite number of the interval from ``low`` to ``high``.
-
-    Raises:
-        UserError: naming the argument, its value and the rule.
-    """
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    ok = ok and (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
-    if not ok:
-        upper = "" if high == math.inf else f" and {'<' if open_high else '<='} {high:g}"
-        raise UserError(name, f"is {value!r}, but must be a finite number {'>' if open_low else '>='} {low:g}{upper}")
-
-
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Refuse what is not one of ``choices``."""
-    if value not in choices:
-        raise UserError(name, f"is {value!r}, but must be one of {', '.join(choices)}")

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from gspo_lightning.errors import check_number
 from gspo_lightning.objectives.base import Objective
 from gspo_lightning.objectives.measure import Term
-from gspo_lightning.objectives.options import check_number
 from gspo_lightning.objectives.rows import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
 
 __all__ = ["SAPO"]

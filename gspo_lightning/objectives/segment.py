@@ -7,9 +7,8 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.errors import UserError, check_choice, check_number
 from gspo_lightning.objectives.clip import SEQUENCE_SCALE, RatioClip
-from gspo_lightning.objectives.options import check_choice, check_number
 from gspo_lightning.objectives.rows import Rows
 
 __all__ = ["Segment", "segments_by_delimiter", "segments_by_length", "segments_by_turn"]

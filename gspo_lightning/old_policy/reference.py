@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from gspo_lightning.old_policy.snapshots import with_logprobs
+from gspo_lightning.old_policy.recompute import with_logprobs
 from gspo_lightning.packing.batches import cut_micro_batches
 from gspo_lightning.policy.lora import adapters_off, has_adapters
 from gspo_lightning.policy.policy import Policy

@@ -5,112 +5,21 @@ The forms differ in memory, not in numbers: in float32 they give bit-identical t
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.old_policy.base import UNPREPARED, OldPolicy
+from gspo_lightning.old_policy.recompute import with_logprobs
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.routing import recording, scatter_routes
-from gspo_lightning.strategies.sharding import copy_weights, in_step, is_sharded
+from gspo_lightning.strategies.sharding import copy_weights, is_sharded
 from gspo_lightning.types import MicroBatch, MiniBatch
 
-__all__ = ["CachedLogProbs", "OffloadedSnapshot", "OldPolicy", "ResidentSnapshot", "with_logprobs"]
-
-UNPREPARED = "a micro-batch without old_logprobs reached training: prepare() was not called"
-
-
-class OldPolicy(nn.Module):
-    """The policy of the last refresh. ``refresh_every`` counts iterations (rollout batches)."""
-
-    def __init__(self, refresh_every: int = 1) -> None:
-        super().__init__()
-        if refresh_every < 1:
-            raise UserError("model.old_policy.refresh_every", f"is {refresh_every}; it must be at least 1")
-        self.refresh_every = refresh_every
-
-    @abstractmethod
-    def sampling_policy(self, policy: Policy) -> Policy:
-        """The weights that rollouts are sampled from."""
-
-    @abstractmethod
-    def refresh(self, policy: Policy, iteration: int) -> None:
-        """Called before each rollout: take a new snapshot if this iteration is due for one."""
-
-    @abstractmethod
-    def prepare(self, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
-        """Called once after each rollout, before the first update on it, with the mini-batches that need it."""
-
-    @abstractmethod
-    def evaluate(self, batch: MicroBatch, temperature: float) -> Tensor:
-        """Log-probabilities [N, T] of the snapshot for a micro-batch that has none yet."""
-
-    def logprobs(self, batch: MicroBatch, temperature: float, current: Tensor | None = None) -> Tensor:
-        """Old log-probabilities [N, T] of a micro-batch while it is trained on.
-
-        Args:
-            batch: N rows.
-            temperature: the one responses were sampled at.
-            current: the policy's own log-probabilities [N, T], given where no update has been made since the snapshot:
-                they are the old ones.
-        """
-        if current is not None:
-            old = current.detach()
-        elif batch.old_from_source and batch.behaviour_logprobs is not None:
-            return batch.behaviour_logprobs
-        else:
-            old = batch.old_logprobs if batch.old_logprobs is not None else self.evaluate(batch, temperature)
-        if batch.stale is not None and batch.behaviour_logprobs is not None:
-            old = torch.where(batch.stale, batch.behaviour_logprobs, old)
-        return old
-
-    def shard(self, policy: Policy, shard: Callable[..., Policy]) -> None:
-        """Called once with the policy before it is sharded: a form that keeps weights keeps them sharded, too."""
-
-    def due(self, iteration: int) -> bool:
-        """Whether a snapshot is taken before this iteration's rollout."""
-        return iteration % self.refresh_every == 0
-
-
-@torch.no_grad()
-def with_logprobs(name: str, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
-    """The mini-batches with the field ``name`` [N, T] of every micro-batch filled in: log-probabilities under a policy.
-
-    They are computed on the policy's device and stay with the micro-batch. So do the experts that its tokens went to,
-    where the policy's routers are watched and the rollout did not bring its own.
-
-    Raises:
-        UserError: the routes of the rollout are to be replayed, but it has none.
-    """
-    if not batches:
-        return []
-    device, routing = policy.device, policy.routing
-
-    def fill(part: MicroBatch) -> MicroBatch:
-        if routing is not None and routing.replay == "R3" and part.routes is None:
-            raise UserError(
-                "model.routing_replay",
-                "is R3, but the rollouts came without the experts that they were sampled with",
-                fix="use data.rollouts: GroupedSampler, or model.routing_replay: R2",
-            )
-        moved = part.to(device)
-        if routing is not None and routing.replay == "R2":
-            moved = replace(moved, routes=None)  # the sampler's
-        wanted = routing is not None and (part.routes is None or routing.replay == "R2")
-        with recording(routing if wanted else None) as tape:
-            found: dict[str, Any] = {name: policy(moved, temperature)[0]}
-        if tape is not None and routing is not None and tape.places is not None:
-            found["routes"] = scatter_routes(tape.stacked(), tape.places, moved, routing.experts)
-        return replace(part, **{key: value.to(part.input_ids.device) for key, value in found.items()})
-
-    filled = [fill(part) for part in in_step(policy, [p for b in batches for p in b.micro_batches], device)]
-    taken = iter(filled)
-    return [replace(batch, micro_batches=list(islice(taken, len(batch.micro_batches)))) for batch in batches]
+__all__ = ["CachedLogProbs", "OffloadedSnapshot", "ResidentSnapshot"]
 
 
 class CachedLogProbs(OldPolicy):

@@ -8,13 +8,15 @@ import warnings
 from collections.abc import Iterator
 
 import torch
+from transformers import PreTrainedModel
 
 from gspo_lightning.errors import UserError, first_line
 from gspo_lightning.policy.attention import check_attention, windows
 from gspo_lightning.policy.leaks import Probe, carried_state, probe
-from gspo_lightning.policy.policy import Layout, Policy
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rope import pin_rope
 from gspo_lightning.policy.rounding import few_tokens
+from gspo_lightning.policy.settings import Layout
 
 __all__ = ["check_head", "choose_layout", "probe"]
 
@@ -116,3 +118,23 @@ def _why_no_kernel(policy: Policy, device: torch.device) -> str | None:
         except Exception as error:
             return first_line(error)
     return None
+
+
+def check_model(model: PreTrainedModel) -> None:
+    causal = isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
+    if not causal:
+        raise UserError(
+            "model",
+            f"is {type(model).__name__}, but must be a causal language model of transformers",
+            fix="load it with AutoModelForCausalLM.from_pretrained",
+        )
+    trained = {p.dtype for p in model.parameters() if p.requires_grad}
+    if not trained:
+        raise UserError("model", "has no parameter that requires a gradient", fix="model.requires_grad_(True)")
+    if torch.float16 in trained:
+        raise UserError("model", "is in float16, which cannot hold gradients of this size", fix="use model.float()")
+    if torch.bfloat16 in trained:
+        log.warning(
+            "the model's weights are bfloat16: an update smaller than about 1/256 of a weight is lost, and at learning "
+            "rates below 1e-5 nearly all are; train model.float() instead"
+        )

@@ -1,14 +1,172 @@
-"""Pretrained models are loaded by one thread at a time.
+"""Load what settings name: tokenizer, config and weights, by one thread at a time."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from gspo_lightning.errors import UserError, did_you_mean, first_line
+from gspo_lightning.policy.hub import check_reachable
+from gspo_lightning.policy.lora import add_adapters
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.routing import checkpoint_contexts
+from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.tiny import TINY_CONTEXT, TINY_MODELS, build_tiny_model, character_tokenizer
+
+__all__ = ["LOADING", "check_name", "context_length", "load_config", "load_policy", "load_tokenizer"]
+
+LOADING = threading.Lock()
+"""To be held while a model is made or loaded.
 
 ``from_pretrained`` of transformers replaces ``PreTrainedModel.tie_weights`` while it runs. Two loads whose beginnings
 and ends cross leave it replaced: every later model of that process would silently lose its tied output head.
 """
 
-from __future__ import annotations
 
-import threading
+def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model.
 
-__all__ = ["LOADING"]
+    Raises:
+        UserError: not found, or without an end-of-sequence token (responses could never end).
+    """
+    if settings.name_or_path in TINY_MODELS:
+        return character_tokenizer()
+    check_name(settings.name_or_path)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            settings.name_or_path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise _not_loadable(settings.name_or_path, error) from error
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            "model.name_or_path",
+            f"the tokenizer of {settings.name_or_path} has no end-of-sequence token, so no response could end",
+            fix="set eos_token in its tokenizer_config.json",
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token  # only ever used as a filler; masks come from lengths
+    return tokenizer
 
-LOADING = threading.Lock()
-"""To be held while a model is made or loaded."""
+
+def check_name(name: str) -> None:
+    """Refuse a model name that can be neither a folder, a hub id nor a built-in, before anything is loaded."""
+    if name in TINY_MODELS or Path(name).is_dir():
+        return
+    if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
+        raise UserError("model.name_or_path", f"the folder {name!r} does not exist")
+    if name.startswith("tiny-"):
+        raise UserError("model.name_or_path", f"{name!r} is no built-in model; {did_you_mean(name, TINY_MODELS)}")
+    check_reachable("model.name_or_path", name, "model")
+
+
+def context_length(settings: ModelSettings) -> int | None:
+    """Positions a model was built for, from its config alone; None if the config does not say.
+
+    Raises:
+        UserError: the config cannot be loaded.
+    """
+    if settings.name_or_path in TINY_MODELS:
+        return int(settings.config_overrides.get("max_position_embeddings", TINY_CONTEXT))
+    limit = getattr(load_config(settings).get_text_config(), "max_position_embeddings", None)
+    return int(limit) if limit else None
+
+
+def load_policy(settings: ModelSettings) -> Policy:
+    """Model and tokenizer, in the requested dtype, dropout off.
+
+    Raises:
+        UserError: the model cannot be found or loaded.
+    """
+    tokenizer = load_tokenizer(settings)
+    with LOADING:
+        model = _load(settings)
+    if settings.experts_implementation is not None:
+        _choose_experts(model, settings.experts_implementation)
+    if settings.gradient_checkpointing:
+        how = {"use_reentrant": False, "context_fn": checkpoint_contexts}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+    if settings.lora is not None:
+        add_adapters(model, settings.lora, settings.seed)
+    return Policy(model, tokenizer)
+
+
+def _load(settings: ModelSettings) -> PreTrainedModel:
+    if settings.name_or_path not in TINY_MODELS:
+        return _load_pretrained(settings)
+    dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
+    model = build_tiny_model(settings.name_or_path, settings.seed, dtype, settings.config_overrides)
+    if settings.attn_implementation:
+        model.set_attn_implementation(settings.attn_implementation)
+    return model
+
+
+def _choose_experts(model: PreTrainedModel, word: str) -> None:
+    try:
+        model.set_experts_implementation(word)
+    except (ValueError, ImportError) as error:
+        raise UserError(
+            "model.experts_implementation",
+            f"is {word!r}, which {type(model).__name__} does not take",
+            fix="use grouped_mm, batched_mm or eager with a mixture of experts, or leave it out",
+        ) from error
+
+
+def load_config(settings: ModelSettings) -> PretrainedConfig:
+    """The config of a model from the hub or a folder, with the overrides.
+
+    Raises:
+        UserError: it cannot be loaded, or an override is no field of it.
+    """
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            settings.name_or_path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
+        )
+    except Exception as error:  # of whatever kind: a family's own config checks itself
+        raise _not_loadable(settings.name_or_path, error) from error
+    for key, value in settings.config_overrides.items():
+        if not hasattr(config, key):
+            raise UserError("model.config_overrides", f"{key!r} is not a field of {type(config).__name__}")
+        setattr(config, key, value)
+    return config
+
+
+def _load_pretrained(settings: ModelSettings) -> PreTrainedModel:
+    config = load_config(settings)
+    try:
+        model: PreTrainedModel
+        model, info = AutoModelForCausalLM.from_pretrained(
+            settings.name_or_path,
+            config=config,
+            output_loading_info=True,
+            revision=settings.revision,
+            trust_remote_code=settings.trust_remote_code,
+            dtype=settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype),
+            **({"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}),
+        )
+    except Exception as error:  # shapes that do not fit, a package that is missing, a family that cannot be built
+        raise _not_loadable(settings.name_or_path, error) from error
+    if missing := sorted(info["missing_keys"]):
+        raise UserError(
+            "model.name_or_path",
+            f"{settings.name_or_path!r} lacks {len(missing)} weights (such as {missing[0]}): they would be random",
+            fix="use a complete checkpoint of a causal language model",
+        )
+    return model
+
+
+def _not_loadable(name: str, error: Exception) -> UserError:
+    fix = f"give a hub id you can reach, a folder in transformers format, or one of {', '.join(TINY_MODELS)}"
+    if "trust_remote_code" in str(error):
+        fix = "read that code; then set model.trust_remote_code: true (gspo export and replay: --trust_remote_code)"
+    return UserError("model.name_or_path", f"{name!r} cannot be loaded: {first_line(error)}", fix=fix)

@@ -3,97 +3,32 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from gspo_lightning.errors import UserError, did_you_mean, first_line
 from gspo_lightning.policy.attention import PackedLayout, attention_plan, with_plan
-from gspo_lightning.policy.hub import check_reachable
-from gspo_lightning.policy.loading import LOADING
 from gspo_lightning.policy.logprobs import token_logprobs
-from gspo_lightning.policy.lora import LoRA, add_adapters, has_adapters, merge_adapters
-from gspo_lightning.policy.routing import Routing, TokenPlaces, checkpoint_contexts, gather_routes, routed
+from gspo_lightning.policy.lora import has_adapters, merge_adapters
+from gspo_lightning.policy.routing import Routing, TokenPlaces, gather_routes, routed
 from gspo_lightning.policy.silence import Silenced, hold, silence
-from gspo_lightning.policy.tiny import TINY_CONTEXT, TINY_MODELS, build_tiny_model, character_tokenizer
 from gspo_lightning.types import Decoding, MicroBatch
 
-__all__ = [
-    "DType",
-    "Layout",
-    "ModelSettings",
-    "Policy",
-    "context_length",
-    "load_config",
-    "load_policy",
-    "load_tokenizer",
-]
+__all__ = ["Policy"]
 
-DType = Literal["float32", "bfloat16", "auto"]
-Layout = Literal["auto", "packed", "padded"]
 
 KEPT_LOGITS = 192 << 20
 """Bytes of float32 logits of a micro-batch up to which they are computed once; beyond, again in the backward pass."""
 CHUNK_LOGITS = {True: 32 << 20, False: 256 << 20}
 """Bytes of float32 logits that exist at a time where they are computed twice, on a CPU and elsewhere. Every piece reads
 and writes the gradient of the head's weight, which costs a GPU more beside its arithmetic (reckoned, not measured)."""
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """How a model is loaded."""
-
-    name_or_path: str = "tiny-qwen3"
-    """Hub id, local folder in transformers format, or a built-in tiny model (``tiny-qwen3``, ``tiny-qwen3-moe``)."""
-    dtype: DType = "float32"
-    """Of the weights. float32 masters with ``trainer.precision: bf16-mixed`` is the rule; bf16 weights lose updates."""
-    attn_implementation: str | None = None
-    """``sdpa``, ``eager``, ``flash_attention_2`` ...; None lets transformers choose."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more compute."""
-    trust_remote_code: bool = False
-    """Run Python code that a model repository ships. Only for repositories you have read."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub id."""
-    config_overrides: dict[str, Any] = field(default_factory=dict)
-    """Fields of the model's config to change before it is built (for example ``rope_theta``)."""
-    seed: int = 0
-    """Of freshly initialised weights (built-in tiny models)."""
-    layout: Layout = "auto"
-    """How rows go through the model: ``packed`` (a prompt once for all its responses, no padding), ``padded``, or
-    ``auto``: packed where a check on the model itself shows the same log-probabilities."""
-    experts_implementation: str | None = None
-    """How the experts of a mixture are multiplied: ``grouped_mm``, ``batched_mm`` or ``eager``; None takes
-    ``grouped_mm`` where the model can (1.6 times faster than ``eager`` on a CPU)."""
-    lora: LoRA | None = None
-    """Train low-rank adapters and keep the weights as they are; None trains all weights."""
-
-    @classmethod
-    def of_file(cls, written: Mapping[str, Any], trust_remote_code: bool) -> ModelSettings:
-        """What a checkpoint or a dump says of its model; whether code is trusted is not for a file to say.
-
-        Args:
-            written: all fields, as ``dataclasses.asdict`` gives them.
-            trust_remote_code: what the command line says.
-        """
-        return cls(**{**written, "trust_remote_code": trust_remote_code})
-
-    def __post_init__(self) -> None:
-        lora: Any = self.lora
-        if isinstance(lora, dict):  # from a checkpoint
-            object.__setattr__(self, "lora", LoRA(**lora))
 
 
 class Policy(nn.Module):
@@ -284,142 +219,3 @@ def _scatter(batch: MicroBatch, rows: Tensor, steps: Tensor, *values: Tensor) ->
     empty = torch.zeros(batch.response_mask.shape, dtype=values[0].dtype, device=values[0].device)
     logprobs, entropies = (empty.index_put((rows, steps), v) for v in values)
     return logprobs, entropies
-
-
-def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model.
-
-    Raises:
-        UserError: not found, or without an end-of-sequence token (responses could never end).
-    """
-    if settings.name_or_path in TINY_MODELS:
-        return character_tokenizer()
-    check_name(settings.name_or_path)
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            settings.name_or_path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        raise _not_loadable(settings.name_or_path, error) from error
-    if tokenizer.eos_token_id is None:
-        raise UserError(
-            "model.name_or_path",
-            f"the tokenizer of {settings.name_or_path} has no end-of-sequence token, so no response could end",
-            fix="set eos_token in its tokenizer_config.json",
-        )
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token  # only ever used as a filler; masks come from lengths
-    return tokenizer
-
-
-def check_name(name: str) -> None:
-    """Refuse a model name that can be neither a folder, a hub id nor a built-in, before anything is loaded."""
-    if name in TINY_MODELS or Path(name).is_dir():
-        return
-    if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
-        raise UserError("model.name_or_path", f"the folder {name!r} does not exist")
-    if name.startswith("tiny-"):
-        raise UserError("model.name_or_path", f"{name!r} is no built-in model; {did_you_mean(name, TINY_MODELS)}")
-    check_reachable("model.name_or_path", name, "model")
-
-
-def context_length(settings: ModelSettings) -> int | None:
-    """Positions a model was built for, from its config alone; None if the config does not say.
-
-    Raises:
-        UserError: the config cannot be loaded.
-    """
-    if settings.name_or_path in TINY_MODELS:
-        return int(settings.config_overrides.get("max_position_embeddings", TINY_CONTEXT))
-    limit = getattr(load_config(settings).get_text_config(), "max_position_embeddings", None)
-    return int(limit) if limit else None
-
-
-def load_policy(settings: ModelSettings) -> Policy:
-    """Model and tokenizer, in the requested dtype, dropout off.
-
-    Raises:
-        UserError: the model cannot be found or loaded.
-    """
-    tokenizer = load_tokenizer(settings)
-    with LOADING:
-        model = _load(settings)
-    if settings.experts_implementation is not None:
-        _choose_experts(model, settings.experts_implementation)
-    if settings.gradient_checkpointing:
-        how = {"use_reentrant": False, "context_fn": checkpoint_contexts}
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
-    if settings.lora is not None:
-        add_adapters(model, settings.lora, settings.seed)
-    return Policy(model, tokenizer)
-
-
-def _load(settings: ModelSettings) -> PreTrainedModel:
-    if settings.name_or_path not in TINY_MODELS:
-        return _load_pretrained(settings)
-    dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
-    model = build_tiny_model(settings.name_or_path, settings.seed, dtype, settings.config_overrides)
-    if settings.attn_implementation:
-        model.set_attn_implementation(settings.attn_implementation)
-    return model
-
-
-def _choose_experts(model: PreTrainedModel, word: str) -> None:
-    try:
-        model.set_experts_implementation(word)
-    except (ValueError, ImportError) as error:
-        raise UserError(
-            "model.experts_implementation",
-            f"is {word!r}, which {type(model).__name__} does not take",
-            fix="use grouped_mm, batched_mm or eager with a mixture of experts, or leave it out",
-        ) from error
-
-
-def load_config(settings: ModelSettings) -> PretrainedConfig:
-    """The config of a model from the hub or a folder, with the overrides.
-
-    Raises:
-        UserError: it cannot be loaded, or an override is no field of it.
-    """
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(
-            settings.name_or_path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
-        )
-    except Exception as error:  # of whatever kind: a family's own config checks itself
-        raise _not_loadable(settings.name_or_path, error) from error
-    for key, value in settings.config_overrides.items():
-        if not hasattr(config, key):
-            raise UserError("model.config_overrides", f"{key!r} is not a field of {type(config).__name__}")
-        setattr(config, key, value)
-    return config
-
-
-def _load_pretrained(settings: ModelSettings) -> PreTrainedModel:
-    config = load_config(settings)
-    try:
-        model: PreTrainedModel
-        model, info = AutoModelForCausalLM.from_pretrained(
-            settings.name_or_path,
-            config=config,
-            output_loading_info=True,
-            revision=settings.revision,
-            trust_remote_code=settings.trust_remote_code,
-            dtype=settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype),
-            **({"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}),
-        )
-    except Exception as error:  # shapes that do not fit, a package that is missing, a family that cannot be built
-        raise _not_loadable(settings.name_or_path, error) from error
-    if missing := sorted(info["missing_keys"]):
-        raise UserError(
-            "model.name_or_path",
-            f"{settings.name_or_path!r} lacks {len(missing)} weights (such as {missing[0]}): they would be random",
-            fix="use a complete checkpoint of a causal language model",
-        )
-    return model
-
-
-def _not_loadable(name: str, error: Exception) -> UserError:
-    fix = f"give a hub id you can reach, a folder in transformers format, or one of {', '.join(TINY_MODELS)}"
-    if "trust_remote_code" in str(error):
-        fix = "read that code; then set model.trust_remote_code: true (gspo export and replay: --trust_remote_code)"
-    return UserError("model.name_or_path", f"{name!r} cannot be loaded: {first_line(error)}", fix=fix)

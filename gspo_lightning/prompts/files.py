@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.blame import PluginError, defined, is_own
-from gspo_lightning.errors import UserError, did_you_mean, first_line
+from gspo_lightning.errors import PluginError, UserError, defined, did_you_mean, first_line, is_own
 from gspo_lightning.policy.hub import check_reachable
 from gspo_lightning.prompts.base import Columns, PromptSet, Record, absent_columns, map_columns
 from gspo_lightning.prompts.formats import SUFFIXES, read_rows, suffix_of

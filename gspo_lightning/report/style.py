@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from gspo_lightning.report.run import Run, Series
 
 __all__ = [
+    "LEFT",
+    "RIGHT",
     "Line",
     "draw_series",
     "dress",
@@ -25,6 +27,7 @@ __all__ = [
     "say_what_is_missing",
     "short",
     "style",
+    "window",
 ]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -203,3 +206,15 @@ def note(axes: Any, notes: Sequence[str], colour: str = GREY) -> None:
             0.985, 0.985, "\n".join(notes), transform=axes.transAxes, ha="right", va="top", fontsize=8, color=colour,
             zorder=7, bbox={"fc": "white", "ec": "none", "alpha": 0.8, "pad": 1},
         )  # fmt: skip
+
+
+LEFT, RIGHT = 0.045, 0.957
+
+
+def window(run: Run, length: int) -> int:
+    """Updates in a running mean: about 1/20 of all, in whole iterations, which hides the saw-tooth within one."""
+    iteration = run.get("data/iteration")
+    period = 1
+    if iteration is not None:
+        period = max(1, int(np.median(np.unique(iteration.values, return_counts=True)[1])))
+    return max(1, min(period * max(1, round(length / (20 * period))), length))

@@ -5,7 +5,7 @@ Importing this room defines the built-in rewards; none of them imports torch.
 
 from __future__ import annotations
 
-from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
+from gspo_lightning.rewards.base import Reward
 from gspo_lightning.rewards.classifier import SequenceClassificationReward
 from gspo_lightning.rewards.code.executor import CodeExecutor
 from gspo_lightning.rewards.environment import EnvironmentReward
@@ -14,6 +14,7 @@ from gspo_lightning.rewards.format import FormatReward
 from gspo_lightning.rewards.function import FunctionReward
 from gspo_lightning.rewards.logic.puzzle import LogicPuzzle
 from gspo_lightning.rewards.math.verifier import MathVerifier
+from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
 from gspo_lightning.rewards.workers.runner import Pending, RewardRunner, SampleScore
 
 __all__ = [

@@ -10,66 +10,13 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, ClassVar, Literal, SupportsFloat, SupportsIndex
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.rewards.signature import Plan, make_plan
+from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
 
-__all__ = ["Reward", "Sample", "Score", "ScoreStatus", "to_score"]
-
-
-class ScoreStatus(StrEnum):
-    """Why a sample has the reward it has."""
-
-    OK = "ok"
-    """The reward was computed."""
-    MODEL_ERROR = "model_error"
-    """The answer could not be judged, and that is the model's mistake: reward 0."""
-    TIMEOUT = "timeout"
-    """Judging the answer used up its CPU time: the model's mistake, reward 0."""
-    MISSING = "missing"
-    """There is no reward (None): the sample takes no part in statistics or the loss."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One completion to judge.
-
-    ``id`` names it in messages, ``completion_ids`` are the policy's own tokens, ``columns`` is the rest of the record
-    (``answer`` ...), ``truncated`` says that the completion was cut at the response limit.
-    """
-
-    id: str
-    prompt: str
-    completion: str
-    completion_ids: tuple[int, ...] = ()
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    truncated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """A verdict: a finite number and a status, or None for *missing*; ``detail`` is the kind of a failure, for people.
-
-    >>> Score.model_error("no answer")
-    Score(reward=0.0, status=<ScoreStatus.MODEL_ERROR: 'model_error'>, detail='no answer')
-    """
-
-    reward: float | None
-    status: ScoreStatus = ScoreStatus.OK
-    detail: str = ""
-
-    @classmethod
-    def model_error(cls, detail: str) -> Score:
-        """Reward 0: the answer cannot be judged, and that is the model's mistake."""
-        return cls(0.0, ScoreStatus.MODEL_ERROR, detail)
-
-    @classmethod
-    def missing(cls, detail: str) -> Score:
-        """No reward: nobody can say what the answer is worth."""
-        return cls(None, ScoreStatus.MISSING, detail)
+__all__ = ["Reward", "to_score"]
 
 
 class Reward(ABC):

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gspo_lightning.errors import counted
-from gspo_lightning.rewards.base import Reward, Sample, Score
+from gspo_lightning.rewards.base import Reward
+from gspo_lightning.rewards.types import Sample, Score
 
 __all__ = ["canned", "conversation_columns", "silent"]
 

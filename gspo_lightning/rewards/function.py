@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.rewards.base import Reward, Sample
+from gspo_lightning.rewards.base import Reward
 from gspo_lightning.rewards.signature import Plan, make_plan
+from gspo_lightning.rewards.types import Sample
 
 __all__ = ["FunctionReward"]
 

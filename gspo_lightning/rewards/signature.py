@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gspo_lightning.errors import UserError
 
 if TYPE_CHECKING:
-    from gspo_lightning.rewards.base import Sample
+    from gspo_lightning.rewards.types import Sample
 
 __all__ = ["BUILT_IN", "Plan", "make_plan"]
 

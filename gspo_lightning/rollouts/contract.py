@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gspo_lightning.blame import PluginError, defined, is_own
+from gspo_lightning.errors import PluginError, defined, is_own
 from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 

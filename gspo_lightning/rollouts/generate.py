@@ -19,17 +19,9 @@ from transformers import (
 
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rope import never_switching
-from gspo_lightning.rollouts.base import (
-    Beginning,
-    Draws,
-    Enough,
-    Progress,
-    RolloutSource,
-    cut,
-    finish,
-    has_ended,
-    sample_tokens,
-)
+from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
+from gspo_lightning.rollouts.drawing import Draws, sample_tokens
+from gspo_lightning.rollouts.ending import cut, finish, has_ended
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 __all__ = ["TransformersGenerate"]

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts.base import Beginning, Draws, OnGroup, Progress, RolloutSource, cut
+from gspo_lightning.rollouts.base import Beginning, OnGroup, Progress, RolloutSource
+from gspo_lightning.rollouts.drawing import Draws
+from gspo_lightning.rollouts.ending import cut
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 __all__ = ["PartialRollouts"]

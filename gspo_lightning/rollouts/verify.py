@@ -22,7 +22,8 @@ from gspo_lightning.packing.memory import is_out_of_memory
 from gspo_lightning.policy.attention import windows
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose
-from gspo_lightning.rollouts.base import Beginning, Draws, RolloutSource
+from gspo_lightning.rollouts.base import Beginning, RolloutSource
+from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 

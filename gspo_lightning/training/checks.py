@@ -6,18 +6,17 @@ Only attributes are read here; nothing is imported from the rooms below.
 from __future__ import annotations
 
 import logging
-import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gspo_lightning.advantages.within_groups import try_advantages
+import torch
+
+from gspo_lightning.advantages.base import try_advantages
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.objectives.trial import try_objective
-from gspo_lightning.old_policy.noise import check_device
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts.specials import check_turn_end
 from gspo_lightning.rollouts import RolloutSource
-from gspo_lightning.strategies.fsdp import check_strategy
+from gspo_lightning.strategies.checks import check_strategy
 from gspo_lightning.training.trainer_checks import check_trainer
 
 if TYPE_CHECKING:
@@ -33,13 +32,13 @@ if TYPE_CHECKING:
 __all__ = [
     "check_context",
     "check_data_settings",
+    "check_device",
     "check_precision",
     "check_prompts",
     "check_ranks",
     "check_run",
     "check_sampling",
     "check_share",
-    "check_writable",
     "has_environment",
 ]
 
@@ -284,16 +283,6 @@ def check_share(field: str, prompts: int, ranks: int) -> None:
         raise UserError(field, what, fix="give more prompts, or use fewer devices")
 
 
-def check_writable(root: Path) -> None:
-    """A folder can be made where the run writes; found before the model is loaded, and nothing stays behind."""
-    there = next(p for p in (root.absolute(), *root.absolute().parents) if p.exists())
-    try:
-        os.rmdir(tempfile.mkdtemp(prefix=".gspo-", dir=there))
-    except OSError as error:
-        why = f"{str(root)!r} cannot be written: {error.strerror}: {there}"
-        raise UserError("trainer.default_root_dir", why, fix="give another folder") from error
-
-
 def check_precision(precision: str) -> None:
     """Refuse float16 (on a CPU Lightning would silently take another one) and what rounds log-probabilities.
 
@@ -349,4 +338,20 @@ def check_context(data: PromptDataModule, limit: int | None) -> None:
             "data.max_response_tokens",
             f"max_prompt_tokens + max_response_tokens = {wanted}, but the model was built for {limit} positions",
             fix=f"lower them to {limit} together",
+        )
+
+
+def check_device(precision: str, dtype: str, device: torch.device) -> None:
+    """Refuse bfloat16 on a GPU without it.
+
+    Raises:
+        UserError: the hardware emulates it or cannot do it at all.
+    """
+    if "bf16" not in precision and dtype != "bfloat16":
+        return
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        raise UserError(
+            "trainer.precision",
+            f"is {precision!r}, model.dtype {dtype!r}, but {torch.cuda.get_device_name(device)} has no bfloat16",
+            fix="use 32-true with model.dtype: float32, or a GPU of the Ampere generation or later",
         )

@@ -22,8 +22,10 @@ from filelock import FileLock
 from tqdm.auto import tqdm
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy.policy import ModelSettings, Policy, load_config, load_policy
+from gspo_lightning.policy.loading import load_config, load_policy
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rope import follows_length, pin_rope
+from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import TINY_MODELS
 from gspo_lightning.prompts import Completion, PromptSet
 from gspo_lightning.prompts.dialogue import Dialogue

@@ -11,18 +11,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import LightningDataModule
 
+from gspo_lightning.advantages.base import Advantages
 from gspo_lightning.advantages.shaping import CombineRewards, Shaping, TruncatedResponses, TurnCredit, mask_truncated
-from gspo_lightning.advantages.within_groups import Advantages, GroupNormalised
+from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
 from gspo_lightning.errors import UserError
-from gspo_lightning.evaluation.metrics import Evaluation
-from gspo_lightning.experience.collect import Experience, Groups, collect, deal, resample, respond
-from gspo_lightning.experience.loader import ExperienceLoader, PromptLoader
+from gspo_lightning.evaluation.settings import Evaluation
+from gspo_lightning.experience.collect import Experience, collect
+from gspo_lightning.experience.loader import ExperienceLoader, PromptLoader, iterations
+from gspo_lightning.experience.respond import Groups, resample, respond
 from gspo_lightning.metrics.rollouts import measure_staleness
 from gspo_lightning.packing.memory import MemoryLimit
-from gspo_lightning.policy.policy import Policy, context_length
+from gspo_lightning.policy.loading import context_length
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts import PromptSet, open_prompts, read_prompts
 from gspo_lightning.prompts.encode import encode_prompts
+from gspo_lightning.prompts.order import deal
 from gspo_lightning.prompts.specials import check_stop_strings
 from gspo_lightning.randomness import Purpose, permutation, stream
 from gspo_lightning.resume import fingerprint
@@ -34,7 +38,6 @@ from gspo_lightning.rollouts.recording.records import record, recording_file, wr
 from gspo_lightning.rollouts.retrying import Patient
 from gspo_lightning.strategies.sharding import gathered
 from gspo_lightning.training import checks
-from gspo_lightning.training.trainer_checks import iterations
 from gspo_lightning.types import MiniBatch, Prompt, Rollout, SamplingParams
 
 if TYPE_CHECKING:

@@ -29,30 +29,37 @@ from gspo_lightning.metrics.meter import UpdateMeter
 from gspo_lightning.metrics.sums import Level, MetricSums
 from gspo_lightning.metrics.update import update_scalars
 from gspo_lightning.objectives import GSPO, Objective, segments_by_delimiter
+from gspo_lightning.old_policy.base import OldPolicy
 from gspo_lightning.old_policy.logprobs import OldLogProbs, OldLogProbsChoice
-from gspo_lightning.old_policy.noise import check_ratio_noise, warn_if_weights_stand_still
+from gspo_lightning.old_policy.noise import check_ratio_noise
 from gspo_lightning.old_policy.reference import ReferencePolicy
-from gspo_lightning.old_policy.snapshots import CachedLogProbs, OldPolicy, ResidentSnapshot
+from gspo_lightning.old_policy.snapshots import CachedLogProbs, ResidentSnapshot
 from gspo_lightning.packing.batches import filler
 from gspo_lightning.policy.averaging import Average, holds_average, training_weights
 from gspo_lightning.policy.checks import check_head, choose_layout, probe
+from gspo_lightning.policy.loading import load_policy, load_tokenizer
 from gspo_lightning.policy.lora import BASE_NORM, LoRA, check_base, check_names, frozen_norm, only_adapters
-from gspo_lightning.policy.policy import DType, Layout, ModelSettings, Policy, load_policy, load_tokenizer
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import LOAD, LoadBalance, replay_word, routers_of, routing_scalars
+from gspo_lightning.policy.settings import DType, Layout, ModelSettings
 from gspo_lightning.resume import Provenance, close_epoch, flush, reopen_epoch
 from gspo_lightning.rollouts.base import RolloutSource
 from gspo_lightning.rollouts.recording.records import record
 from gspo_lightning.rollouts.verify import verify_decoding
-from gspo_lightning.strategies.fsdp import FSDP2Strategy, FSDPStrategy, check_optimizer
+from gspo_lightning.strategies.checks import check_optimizer
+from gspo_lightning.strategies.fsdp import FSDPStrategy
+from gspo_lightning.strategies.fsdp2 import FSDP2Strategy
 from gspo_lightning.strategies.sharding import clip_norm, clip_values, gathered, is_sharded, total_norm, without_sync
 from gspo_lightning.training.checks import check_sampling
 from gspo_lightning.training.cold_start import ColdStart
 from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.training.trainer_checks import check_accumulation, check_measured, check_monitor
 from gspo_lightning.types import MicroBatch, MiniBatch, Prompt
-from gspo_lightning.update.loss import changed_routes, load_balance, micro_batch_loss, mini_batch_count
-from gspo_lightning.update.nonfinite import NonFiniteGuard, OnNonFinite, check_weights, make_dump
-from gspo_lightning.update.optimizers import fuse
+from gspo_lightning.update.dump import make_dump
+from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
+from gspo_lightning.update.nonfinite import NonFiniteGuard, OnNonFinite, check_weights
+from gspo_lightning.update.optimizers import fuse, warn_if_weights_stand_still
+from gspo_lightning.update.router_loss import changed_routes, load_balance
 from gspo_lightning.update.schedules import schedule, step_plateaus
 
 __all__ = ["GSPOModule"]

@@ -22,19 +22,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gspo_lightning.advantages.base import Advantages
 from gspo_lightning.advantages.shaping import Shaping
-from gspo_lightning.advantages.within_groups import Advantages, GroupNormalised
+from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.distributed import rank_and_world
-from gspo_lightning.errors import UserError
-from gspo_lightning.experience.collect import Experience, collect, respond
+from gspo_lightning.errors import UserError, check_number
+from gspo_lightning.experience.collect import Experience, collect
 from gspo_lightning.experience.loader import ExperienceLoader
+from gspo_lightning.experience.respond import respond
 from gspo_lightning.metrics.sums import MetricSums, ratio_percentiles
 from gspo_lightning.metrics.update import update_scalars
 from gspo_lightning.objectives import GSPO, Objective
-from gspo_lightning.objectives.options import check_number
 from gspo_lightning.old_policy.logprobs import OldLogProbs
 from gspo_lightning.old_policy.snapshots import CachedLogProbs
-from gspo_lightning.policy.checks import check_head, choose_layout
+from gspo_lightning.policy.checks import check_head, check_model, choose_layout
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.randomness import Purpose
@@ -167,7 +168,7 @@ class GSPOTrainer:
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: GSPOConfig | None = None
     ) -> None:
         self.config = config if config is not None else GSPOConfig()
-        _check_model(model)
+        check_model(model)
         if rank_and_world()[1] > 1:
             raise UserError("GSPOTrainer", "runs in one process, but there are several", fix="use gspo fit")
         if self.config.device is not None:
@@ -390,26 +391,6 @@ class _Caller:
                 fix="return a finite number",
             )
         return number
-
-
-def _check_model(model: PreTrainedModel) -> None:
-    causal = isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
-    if not causal:
-        raise UserError(
-            "model",
-            f"is {type(model).__name__}, but must be a causal language model of transformers",
-            fix="load it with AutoModelForCausalLM.from_pretrained",
-        )
-    trained = {p.dtype for p in model.parameters() if p.requires_grad}
-    if not trained:
-        raise UserError("model", "has no parameter that requires a gradient", fix="model.requires_grad_(True)")
-    if torch.float16 in trained:
-        raise UserError("model", "is in float16, which cannot hold gradients of this size", fix="use model.float()")
-    if torch.bfloat16 in trained:
-        log.warning(
-            "the model's weights are bfloat16: an update smaller than about 1/256 of a weight is lost, and at learning "
-            "rates below 1e-5 nearly all are; train model.float() instead"
-        )
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gspo_lightning.training.data import PromptDataModule
     from gspo_lightning.training.module import GSPOModule
 
-__all__ = ["check_accumulation", "check_measured", "check_monitor", "check_trainer", "iterations", "monitored"]
+__all__ = ["check_accumulation", "check_measured", "check_monitor", "check_trainer", "monitored"]
 
 _REFUSED: tuple[tuple[type[Callback], str, str], ...] = (
     (
@@ -82,21 +82,6 @@ _REFUSED: tuple[tuple[type[Callback], str, str], ...] = (
 
 _HIGHER = ("reward/mean", "reward/parts/<name>", "val/accuracy", "val/pass@<k>", "val/reward")
 """Metrics of which more is better."""
-
-
-def iterations(trainer: Trainer, updates: int) -> int | None:
-    """How many iterations a run has by ``max_epochs`` and ``max_steps``; None if neither ends it.
-
-    Args:
-        trainer: of the run.
-        updates: of an iteration.
-    """
-    limits = []
-    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-        limits.append(trainer.max_epochs)
-    if trainer.max_steps >= 0:
-        limits.append(math.ceil(trainer.max_steps / updates))
-    return min(limits, default=None)
 
 
 def check_accumulation(trainer: Trainer) -> None:

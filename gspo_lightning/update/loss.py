@@ -10,18 +10,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gspo_lightning.distributed import all_sum
 from gspo_lightning.metrics.ratios import ratio_counts
 from gspo_lightning.metrics.sums import MetricSums, ratio_histogram
 from gspo_lightning.metrics.update import measure_mismatch, sequence_log_ratios
 from gspo_lightning.objectives import Objective
 from gspo_lightning.objectives.shapes import check_count
-from gspo_lightning.old_policy.snapshots import OldPolicy
+from gspo_lightning.old_policy.base import OldPolicy
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.routing import LOAD, LoadBalance, expert_load, recording, routing_sums
+from gspo_lightning.policy.routing import LOAD, LoadBalance, recording, routing_sums
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["changed_routes", "load_balance", "micro_batch_loss", "mini_batch_count"]
+__all__ = ["micro_batch_loss", "mini_batch_count"]
 
 
 def mini_batch_count(objective: Objective, micro_batches: Sequence[MicroBatch]) -> Tensor:
@@ -91,44 +90,3 @@ def micro_batch_loss(
     uneven = balance.share(tape, part, policy.routing, policy.packed)
     sums.add({"router_aux_loss": uneven})
     return out.loss + balance.coef * uneven[0]
-
-
-@torch.no_grad()
-def load_balance(
-    coef: float, policy: Policy, micro_batches: Sequence[MicroBatch], temperature: float
-) -> LoadBalance | None:
-    """What the load-balancing loss needs to know of a mini-batch: one more forward pass over it. None with ``coef`` 0.
-
-    Args:
-        coef: weight of the loss.
-        policy: is trained.
-        micro_batches: this rank's, on its device, as many as every other rank has.
-        temperature: the one responses were sampled at.
-    """
-    if coef == 0 or policy.routing is None:
-        return None
-    load = torch.zeros(policy.routing.experts + 1, dtype=torch.float64, device=policy.device)
-    for part in micro_batches:
-        with recording(policy.routing) as tape:
-            policy(part, temperature)
-        if tape is not None:
-            load += expert_load(tape, part, policy.routing, policy.packed)
-    return LoadBalance(coef, all_sum(load))
-
-
-@torch.no_grad()
-def changed_routes(part: MicroBatch, policy: Policy, temperature: float) -> float:
-    """The share of (token, layer) choices of a micro-batch that differ from its ``routes``, over all ranks.
-
-    One more forward pass; call it on every rank. 0 where there is nothing to compare.
-    """
-    with recording(policy.routing) as tape:
-        policy(part, temperature)
-    if tape is None or policy.routing is None:
-        return 0.0
-    sums, _ = routing_sums(tape, part, policy.routing)
-    nothing = torch.zeros((), device=part.input_ids.device)
-    changed, count = all_sum(
-        torch.stack([x.double() for x in sums.get("changed_choices", (nothing, nothing))])
-    ).tolist()
-    return changed / count if count else 0.0

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-import torch
+import logging
+from collections.abc import Sequence
 
-__all__ = ["FUSED", "fuse"]
+import torch
+from torch import Tensor, nn
+
+from gspo_lightning.distributed import local
+
+__all__ = ["FUSED", "SHARE", "fuse", "still_share", "warn_if_weights_stand_still"]
+
+log = logging.getLogger(__name__)
 
 FUSED = (torch.optim.Adam, torch.optim.AdamW)
 """Exactly these classes, not those that derive from them."""
@@ -18,3 +26,40 @@ def fuse(optimizer: torch.optim.Optimizer) -> None:
         known = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in group["params"])
         if known and group["fused"] is None and group["foreach"] is None and not group["differentiable"]:
             group["fused"] = True
+
+
+SHARE = 0.5
+"""Share of the weights that a step must be able to move; below it there is a warning."""
+
+
+@torch.no_grad()
+def still_share(parameters: Sequence[Tensor], lr: float) -> float:
+    """Share of bfloat16 weights that an Adam step of size ``lr`` leaves as they are: half a spacing is larger.
+
+    A bfloat16 number has 8 significant bits: around w the spacing is 2^(floor(log2 |w|) - 7).
+    """
+    still = total = 0
+    for parameter in parameters:
+        if parameter.dtype == torch.bfloat16:
+            exponent = torch.frexp(parameter.detach().float())[1] - 1  # floor(log2 |w|)
+            still += int((torch.exp2(exponent - 8.0) > lr).logical_and(parameter != 0).sum())
+            total += parameter.numel()
+    return still / total if total else 0.0
+
+
+def warn_if_weights_stand_still(policy: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Say so where weights are bfloat16 and a step of Adam, about the learning rate, is below what they resolve.
+
+    Called before the policy is sharded or after it: each rank looks at what it holds.
+    """
+    if "adam" not in type(optimizer).__name__.lower():
+        return  # the learning rate of others is no step size
+    lr = max(float(group["lr"]) for group in optimizer.param_groups)
+    share = still_share([local(p) for p in policy.parameters() if p.requires_grad], lr)
+    if share > SHARE:
+        log.warning(
+            "model.dtype bfloat16 with a learning rate of %g: a step of that size is rounded away in %.0f%% of the "
+            "weights (update/changed shows it); use model.dtype: float32 with trainer.precision: bf16-mixed",
+            lr,
+            100 * share,
+        )

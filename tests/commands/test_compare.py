@@ -15,7 +15,7 @@ from gspo_lightning.commands.compare.figure import draw
 from gspo_lightning.commands.compare.page import page
 from gspo_lightning.commands.compare.runs import Variant
 from gspo_lightning.commands.compare.stats import MEASURES, paired_difference
-from gspo_lightning.report.run import read_run
+from gspo_lightning.report.read import read_run
 from tests.training.runs import QUICKSTART, SMALL, UNTAUGHT, weights
 
 

@@ -13,12 +13,15 @@ from matplotlib.image import imread
 from recorded_run import curves, write_run
 from torch.utils.tensorboard import SummaryWriter
 
-from gspo_lightning.commands.report import main, write_report
+from gspo_lightning.commands.report import main
 from gspo_lightning.errors import UserError
-from gspo_lightning.report.figure import draw, window
-from gspo_lightning.report.run import Run, Series, labels, read_run
-from gspo_lightning.report.style import lines_of, smooth
-from gspo_lightning.report.words import headline, table, verdicts
+from gspo_lightning.report.figure import draw
+from gspo_lightning.report.page import write_report
+from gspo_lightning.report.read import read_run
+from gspo_lightning.report.run import Run, Series, labels
+from gspo_lightning.report.style import lines_of, smooth, window
+from gspo_lightning.report.verdicts import verdicts
+from gspo_lightning.report.words import headline, table
 
 
 @pytest.fixture(scope="module")

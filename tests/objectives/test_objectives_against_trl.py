@@ -27,7 +27,8 @@ import torch
 from reference_formulas import run
 from torch import Tensor
 
-from gspo_lightning.advantages.within_groups import Advantages, GroupMean, GroupNormalised, LeaveOneOut
+from gspo_lightning.advantages.base import Advantages
+from gspo_lightning.advantages.within_groups import GroupMean, GroupNormalised, LeaveOneOut
 from gspo_lightning.objectives import (
     CISPO,
     DAPO,

@@ -25,7 +25,7 @@ from gspo_lightning.commands.plan.memory import (
 )
 from gspo_lightning.commands.plan.models import config_of
 from gspo_lightning.commands.plan.work import equation, work_of
-from gspo_lightning.policy.policy import ModelSettings
+from gspo_lightning.policy.settings import ModelSettings
 from tests.training.runs import QUICKSTART
 
 CPU = Device("CPU", 1 << 40, cpu=True)

@@ -18,7 +18,9 @@ import torch
 from transformers import GenerationConfig
 
 from gspo_lightning.packing.batches import make_micro_batch
-from gspo_lightning.policy.policy import ModelSettings, Policy, load_policy
+from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, RolloutSource
 from gspo_lightning.rollouts.serving import guard

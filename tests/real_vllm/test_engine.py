@@ -13,7 +13,9 @@ import served
 import torch
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy.policy import ModelSettings, Policy, load_policy
+from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.rollouts import Beginning, VLLMEngine
 from gspo_lightning.types import FinishReason, Prompt, SamplingParams
 from tests.training import runs

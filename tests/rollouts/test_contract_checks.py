@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gspo_lightning.blame import PluginError
+from gspo_lightning.errors import PluginError
 from gspo_lightning.rollouts import Beginning, GroupedSampler
 from gspo_lightning.rollouts.contract import check_group, check_groups, check_pieces
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams

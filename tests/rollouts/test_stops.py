@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerFast
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource, TransformersGenerate
-from gspo_lightning.rollouts.base import Beginning, has_ended
+from gspo_lightning.rollouts.base import Beginning
+from gspo_lightning.rollouts.ending import has_ended
 from gspo_lightning.rollouts.sampler.rows import Rows, Written
 from gspo_lightning.rollouts.stops import texts_ended
 from gspo_lightning.types import Prompt, SamplingParams

@@ -17,10 +17,11 @@ from gspo_lightning.old_policy.snapshots import CachedLogProbs
 from gspo_lightning.packing.batches import filler
 from gspo_lightning.packing.memory import cut_rows
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.routing import Routing, routers_of
+from gspo_lightning.policy.routing import hook_routers, routers_of
 from gspo_lightning.policy.routing.balance import _probabilities
 from gspo_lightning.types import MicroBatch
-from gspo_lightning.update.loss import load_balance, micro_batch_loss, mini_batch_count
+from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
+from gspo_lightning.update.router_loss import load_balance
 
 COEF = 0.5
 
@@ -36,7 +37,7 @@ def batch() -> MicroBatch:
 
 def watched(packed: bool) -> Policy:
     policy = build_policy("qwen3-moe")
-    policy.routing, policy.packed = Routing.install(policy.backbone), packed
+    policy.routing, policy.packed = hook_routers(policy.backbone), packed
     return policy
 
 

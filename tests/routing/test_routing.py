@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from gspo_lightning.old_policy.snapshots import with_logprobs
+from gspo_lightning.old_policy.recompute import with_logprobs
 from gspo_lightning.packing.batches import filler
 from gspo_lightning.packing.memory import cut_rows
 from gspo_lightning.policy.policy import Policy
@@ -29,6 +29,7 @@ from gspo_lightning.policy.routing import (
     Routing,
     checkpoint_contexts,
     find_routers,
+    hook_routers,
     recording,
     routing_scalars,
     routing_sums,
@@ -92,7 +93,7 @@ def moved(policy: Policy, by: float) -> Policy:
 @pytest.mark.parametrize("family", ["qwen3-moe", *BUILDERS])
 def test_routers_are_found_and_an_unchanged_policy_replays_them_bit_by_bit(family: str) -> None:
     policy = build(family)
-    policy.routing = Routing.install(policy.backbone, "R2")
+    policy.routing = hook_routers(policy.backbone, "R2")
     assert policy.routing == Routing(2, 16 if family == "qwen3-moe" else 6, 2, "R2")
     plain = policy(batch())[0].detach()
     for packed in (False, True) if family != "gpt-oss" else (False,):  # attention sinks are not packed
@@ -110,7 +111,7 @@ def test_routers_are_found_and_an_unchanged_policy_replays_them_bit_by_bit(famil
 
 def test_a_dense_model_has_no_routers() -> None:
     assert find_routers(build_policy("qwen3").backbone) == []
-    assert Routing.install(build_policy("llama").backbone) is None
+    assert hook_routers(build_policy("llama").backbone) is None
 
 
 def test_recorded_routes_are_those_that_transformers_reports() -> None:
@@ -118,7 +119,7 @@ def test_recorded_routes_are_those_that_transformers_reports() -> None:
     row = part.input_ids[2:3, :9]
     logits = policy.model(row, output_router_logits=True, use_cache=False).router_logits
     expected = torch.stack([x.topk(2, dim=-1).indices for x in logits], dim=1)
-    policy.routing = Routing.install(policy.backbone)
+    policy.routing = hook_routers(policy.backbone)
     for packed in (False, True):
         policy.packed = packed
         routes = recorded(policy, part).routes
@@ -130,7 +131,7 @@ def test_recorded_routes_are_those_that_transformers_reports() -> None:
 def test_watching_changes_no_bit() -> None:
     policy, part = build("qwen3-moe"), batch()
     plain = policy(part)[0]
-    policy.routing = Routing.install(policy.backbone)
+    policy.routing = hook_routers(policy.backbone)
     with recording(policy.routing) as tape:
         assert torch.equal(policy(part)[0], plain)
     assert tape is not None
@@ -142,7 +143,7 @@ def test_watching_changes_no_bit() -> None:
 @pytest.mark.parametrize("experts", ["eager", "grouped_mm"])
 def test_gradients_under_replay_equal_an_independent_computation(experts: str, packed: bool) -> None:
     policy = build("qwen3-moe")
-    policy.routing = Routing.install(policy.backbone, "R2")
+    policy.routing = hook_routers(policy.backbone, "R2")
     part = recorded(policy, batch())
     moved(policy, 0.05)
     own = build("qwen3-moe")
@@ -192,7 +193,7 @@ def test_gradient_checkpointing_recomputes_with_the_same_experts(packed: bool, m
     policies = [build("qwen3-moe") for _ in range(2)]
     for policy in policies:
         policy.packed = packed
-        policy.routing = Routing.install(policy.backbone, "R2")
+        policy.routing = hook_routers(policy.backbone, "R2")
     part = recorded(policies[0], batch())
     how = {"use_reentrant": False, "context_fn": checkpoint_contexts}
     policies[1].model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
@@ -210,7 +211,7 @@ def test_gradient_checkpointing_recomputes_with_the_same_experts(packed: bool, m
 def test_routes_follow_their_rows_through_cuts_fillers_and_checkpoints() -> None:
     policy = moved(build("qwen3-moe"), 0.0)
     policy.packed = True
-    policy.routing = Routing.install(policy.backbone, "R2")
+    policy.routing = hook_routers(policy.backbone, "R2")
     part = recorded(policy, batch())
     moved(policy, 0.05)
     whole = policy(part)[0]
@@ -230,7 +231,7 @@ def test_routes_follow_their_rows_through_cuts_fillers_and_checkpoints() -> None
 def test_the_sampler_records_the_experts_it_sampled_with(packed: bool) -> None:
     policy = build("qwen3-moe")
     policy.packed = packed
-    policy.routing = Routing.install(policy.backbone, "R3")
+    policy.routing = hook_routers(policy.backbone, "R3")
     prompts = [Prompt(i, "", ids) for i, ids in enumerate([(5, 9, 4), (8, 17), (20, 21, 22, 23, 24), (3,)])]
     sampling = SamplingParams(9, stop_token_ids=(1, 10, 11, 12))
     groups = GroupedSampler(max_rows=6).generate(
@@ -249,7 +250,7 @@ def test_the_sampler_records_the_experts_it_sampled_with(packed: bool) -> None:
 def test_numbers_of_a_pass_by_hand() -> None:
     policy, part = build("qwen3-moe"), batch()
     policy.routing = Routing(1, 4, 2)
-    hooked = Routing.install(policy.backbone)
+    hooked = hook_routers(policy.backbone)
     with recording(hooked) as tape:
         policy(part)
     assert tape is not None

@@ -14,7 +14,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 from gspo_lightning.commands.replay import replay
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.policy.tiny import build_tiny_model
-from gspo_lightning.update.nonfinite import Dump
+from gspo_lightning.update.dump import Dump
 from tests.training import processes, runs
 
 MOE = Path(__file__).parents[2] / "configs" / "moe.yaml"

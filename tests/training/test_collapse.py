@@ -13,7 +13,7 @@ import torch
 from gspo_lightning.cli import main
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.training.data import PromptDataModule
-from gspo_lightning.update.nonfinite import Dump
+from gspo_lightning.update.dump import Dump
 from tests.training import runs
 
 AT = 3

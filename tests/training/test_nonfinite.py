@@ -11,9 +11,10 @@ import torch
 
 from gspo_lightning.cli import main
 from gspo_lightning.objectives import GSPO
-from gspo_lightning.policy.policy import Policy, load_policy
+from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
-from gspo_lightning.update.nonfinite import Dump
+from gspo_lightning.update.dump import Dump
 from tests.training import runs
 
 OPTIONS = [*runs.UNTAUGHT, "--data.val=null", "--trainer.num_sanity_val_steps=0"]

@@ -26,10 +26,11 @@ from gspo_lightning.commands.export import sharded_weights
 from gspo_lightning.distributed import local
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.averaging import holds_average
+from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.lora import LoRA, adapters_off
-from gspo_lightning.policy.policy import ModelSettings, load_policy
+from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.resume import damage
-from gspo_lightning.strategies.fsdp import check_optimizer
+from gspo_lightning.strategies.checks import check_optimizer
 from gspo_lightning.training.module import GSPOModule
 from tests.training import runs
 from tests.training.processes import Command

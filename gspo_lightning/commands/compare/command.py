@@ -16,7 +16,8 @@ from gspo_lightning.commands.compare.rollouts import compare_rollouts
 from gspo_lightning.commands.compare.runs import Variant, run_once
 from gspo_lightning.commands.compare.stats import SEEDS_FOR_A_CLAIM
 from gspo_lightning.errors import UserError
-from gspo_lightning.report.run import Run, read_run
+from gspo_lightning.report.read import read_run
+from gspo_lightning.report.run import Run
 
 __all__ = ["main"]
 

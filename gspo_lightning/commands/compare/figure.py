@@ -11,7 +11,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from gspo_lightning.report.figure import window
 from gspo_lightning.report.run import Run, Series
 from gspo_lightning.report.style import (
     GREY,
@@ -25,6 +24,7 @@ from gspo_lightning.report.style import (
     say_not_logged,
     smooth,
     style,
+    window,
 )
 
 __all__ = ["draw"]

@@ -8,31 +8,19 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
 
+from gspo_lightning.commands.doctor.finding import Finding
 from gspo_lightning.errors import UserError
 from gspo_lightning.sandbox.probe import INSTALL, choose, trials
 
-__all__ = ["CHECKS", "Finding", "main"]
+__all__ = ["CHECKS", "main"]
 
-State = Literal["ok", "note", "problem"]
 _COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 _PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "math-verify", "bitsandbytes")
 _LEAST = {"torch": (2, 10), "lightning": (2, 6), "transformers": (5, 16)}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line: ``problem`` makes the exit code 1; ``fix`` is what to do about it."""
-
-    state: State
-    what: str
-    found: str
-    fix: str = ""
 
 
 def versions() -> Iterator[Finding]:

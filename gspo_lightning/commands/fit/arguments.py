@@ -12,9 +12,8 @@ from typing import Any
 import yaml
 
 from gspo_lightning import registry
-from gspo_lightning.blame import mistake_of_plugin
 from gspo_lightning.commands.fit.fields import Fields, Setting, shown
-from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.errors import UserError, did_you_mean, mistake_of_plugin
 from gspo_lightning.policy.hub import check_reachable
 
 __all__ = ["DEFAULT_CLASSES", "check_files", "config_files", "explain", "plugin_paths", "refuse_mappings"]

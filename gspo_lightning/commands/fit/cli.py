@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import sys
 import warnings
@@ -14,24 +13,25 @@ from jsonargparse import ArgumentError
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from transformers.utils.logging import disable_progress_bar
 
 from gspo_lightning import callbacks
 from gspo_lightning.commands.fit.arguments import DEFAULT_CLASSES, explain, plugin_paths, refuse_mappings
+from gspo_lightning.commands.fit.loggers import loggers_of
+from gspo_lightning.commands.fit.quiet import quieten
+from gspo_lightning.commands.fit.run_folder import DEFAULT_ROOT, check_writable, run_name
 from gspo_lightning.distributed import leaves_no_group
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.registry import import_plugins
 from gspo_lightning.resume import Resumption
-from gspo_lightning.strategies.fsdp import check_strategy
-from gspo_lightning.training.checks import check_precision, check_writable
+from gspo_lightning.resume.versions import versions
+from gspo_lightning.strategies.checks import check_strategy
+from gspo_lightning.training.checks import check_precision
 from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.training.module import GSPOModule
 
 __all__ = ["TrainingCLI", "run"]
 
-DEFAULT_ROOT = "runs"
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 """What an operating system says when it cannot write."""
 
@@ -42,9 +42,9 @@ def run(arguments: list[str], cli: type[TrainingCLI] | None = None) -> int:
     Raises:
         UserError: anything wrong with the arguments or the config.
     """
-    _quieten()
+    quieten()
     import_plugins(plugin_paths(arguments))
-    header = [f"{name} {version}" for name, version in callbacks.versions().items()]  # of every saved config
+    header = [f"{name} {version}" for name, version in versions().items()]  # of every saved config
     parser = {"exit_on_error": False, "dump_header": header}
     parsers = {name: dict(parser) for name in ("fit", "validate", "test", "predict")}
     argv, sys.argv = sys.argv, [sys.argv[0], *arguments]  # what Lightning's launcher starts the other ranks with
@@ -153,7 +153,7 @@ class TrainingCLI(LightningCLI):
         if self.subcommand == "fit":
             check_writable(Path(config.trainer.default_root_dir or DEFAULT_ROOT))
             plugins = [config.plugins] if isinstance(config.plugins, str) else list(config.plugins or [])
-            self.resumption.check_config(config.as_dict(), callbacks.versions(), plugins)
+            self.resumption.check_config(config.as_dict(), versions(), plugins)
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         """Checkpoints hold tensors and primitives only: loading one never runs code from it."""
@@ -183,7 +183,7 @@ class TrainingCLI(LightningCLI):
         config = self.config[self.subcommand]
         chosen = self._get(self.config_init, "trainer")
         fit = self.subcommand == "fit"
-        kwargs["logger"] = _loggers(chosen.get("logger"), config, fit, self.resumption)
+        kwargs["logger"] = loggers_of(chosen.get("logger"), config, fit, self.resumption)
         run = self.resumption.run or Path(config.trainer.default_root_dir or DEFAULT_ROOT) / run_name(config)
         own = [callbacks.PredictionWriter(run)] if self.subcommand == "predict" else []
         if fit:
@@ -217,69 +217,9 @@ def _listed(chosen: Any) -> list[Any]:
     return list(chosen) if isinstance(chosen, list | tuple) else [] if chosen is None else [chosen]
 
 
-def run_name(config: Any) -> str:
-    """Runs are grouped under the stem of the first config file."""
-    files = config.get("config") or []
-    return Path(str(files[0])).stem if files else "run"
-
-
-def _loggers(chosen: Any, config: Any, fit: bool, resumption: Resumption) -> Any:
-    """The run folder's own TensorBoard logger first, then whatever the user configured."""
-    if chosen is False:
-        return False
-    theirs = [] if chosen in (None, True) else list(chosen) if isinstance(chosen, list | tuple) else [chosen]
-    if any(isinstance(logger, TensorBoardLogger) for logger in theirs):
-        return sorted(theirs, key=lambda logger: not isinstance(logger, TensorBoardLogger))
-    if not fit:
-        return theirs or False
-    root, name = config.trainer.default_root_dir or DEFAULT_ROOT, run_name(config)
-    version = None
-    if (run := resumption.run) is not None:  # go on in the folder of the run
-        root, name, version = str(run.parent.parent), run.parent.name, run.name
-    purge = resumption.first_step if run is not None else None
-    own = TensorBoardLogger(root, name=name, version=version, default_hp_metric=False, purge_step=purge)
-    return [own, *theirs]
-
-
 def _seed(value: bool | int) -> int:
     if isinstance(value, bool):
         raise UserError(
             "seed_everything", f"is {str(value).lower()}; a run has a seed that can be repeated", fix="give a number"
         )
     return value
-
-
-class _ToStderr(logging.Handler):
-    """Plain lines on whatever ``sys.stderr`` is at the moment."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print the message."""
-        print(self.format(record), file=sys.stderr)
-
-
-def _quieten() -> None:
-    """Hide what says nothing to a user of this package; keep our own log lines."""
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
-    logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
-    own = logging.getLogger("gspo_lightning")
-    own.setLevel(logging.INFO)
-    if not any(isinstance(handler, _ToStderr) for handler in own.handlers):
-        own.addHandler(_ToStderr())
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if not sys.stderr.isatty():
-        disable_progress_bar()  # of transformers, for loading and saving
-    for pattern in (
-        ".*LightningCLI's args parameter is intended.*",
-        ".*does not have many workers.*",
-        ".*dataloader is not resumable.*",
-        ".*ended before the epoch ended.*",
-        ".*Checkpoint directory .* exists and is not empty.*",
-        ".*number of training batches.*",
-        ".*Total length of `PromptLoader` across ranks is zero.*",  # data.val: null
-        ".*available but not used.*",
-        ".*You are trying to `self.log.*",
-        ".*sync_dist=True.*",  # what is logged has been reduced over ranks
-        ".*isinstance.treespec, LeafSpec.*",
-        ".*`_get_vc_dir`.*",
-    ):
-        warnings.filterwarnings("ignore", message=pattern)

@@ -10,7 +10,7 @@ import torch
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.policy import ModelSettings
+from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.types import MicroBatch
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from gspo_lightning.commands.plan.skeleton import Counts, count, skeleton
 from gspo_lightning.commands.plan.step import Step, StepMemory, measure_step
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.attention.cache import FIRST
-from gspo_lightning.policy.policy import ModelSettings
+from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.rollouts.sampler.lean.stack import LARGEST
 from gspo_lightning.update.optimizers import FUSED
 

@@ -8,7 +8,8 @@ from typing import Any
 from transformers import AutoConfig, PretrainedConfig
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy.policy import ModelSettings, load_config
+from gspo_lightning.policy.loading import load_config
+from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import TINY_MODELS, tiny_config
 
 __all__ = ["KNOWN_MODELS", "config_of", "with_layers"]

@@ -2,8 +2,8 @@
 
 FlexAttention (Dong et al., arXiv 2412.05496) compiles a mask that is written in Python into one kernel for values and
 one for gradients. Blocks of tokens that nobody sees are left out; which those are follows from the lengths, so that no
-[M, M] tensor is ever made. Nothing here is believed: :func:`gspo_lightning.policy.attention.check_attention` compares the
-compiled kernels with the definition on the device before a model is trained with them.
+[M, M] tensor is ever made. Nothing here is believed: :func:`gspo_lightning.policy.attention.check_attention` compares
+the compiled kernels with the definition on the device before a model is trained with them.
 """
 
 from __future__ import annotations

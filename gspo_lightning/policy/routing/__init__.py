@@ -1,8 +1,10 @@
 """Mixtures of experts: which experts a token went to, measured, recorded and replayed."""
 
 from gspo_lightning.policy.routing.balance import LoadBalance, expert_load
+from gspo_lightning.policy.routing.hooking import hook_routers, routers_of
 from gspo_lightning.policy.routing.measure import LOAD, routing_scalars, routing_sums, share_changed
-from gspo_lightning.policy.routing.routers import Replay, Routing, find_routers, replay_word, routers_of
+from gspo_lightning.policy.routing.routers import find_routers
+from gspo_lightning.policy.routing.routing import Replay, Routing, replay_word
 from gspo_lightning.policy.routing.tape import Tape, checkpoint_contexts, recording, routed
 from gspo_lightning.policy.routing.tokens import TokenPlaces, gather_routes, index_dtype, scatter_routes
 
@@ -17,6 +19,7 @@ __all__ = [
     "expert_load",
     "find_routers",
     "gather_routes",
+    "hook_routers",
     "index_dtype",
     "recording",
     "replay_word",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gspo_lightning.policy.routing.routers import Routing
+from gspo_lightning.policy.routing.routing import Routing
 from gspo_lightning.policy.routing.tape import Tape
 from gspo_lightning.policy.routing.tokens import gather_routes
 from gspo_lightning.types import MicroBatch

@@ -5,53 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from gspo_lightning.errors import UserError
-from gspo_lightning.policy.routing.tape import TOP_K, ChoiceHooks
+from gspo_lightning.policy.routing.tape import TOP_K
 
-__all__ = ["Replay", "Routing", "find_routers", "replay_word", "routers_of"]
+__all__ = ["find_routers"]
 
-Replay = Literal["off", "R2", "R3"]
-"""``R2``: follow the experts of the old policy's forward pass. ``R3``: those of the rollout."""
 PROBE_TOKENS = 7
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """The routers of a model, hooked: L layers that send each token to ``top_k`` of ``experts`` experts."""
-
-    layers: int
-    experts: int
-    top_k: int
-    replay: Replay = "off"
-
-    @classmethod
-    def install(cls, backbone: nn.Module, replay: Replay = "off") -> Routing | None:
-        """Hook the routers of a model; None if it has none.
-
-        Raises:
-            UserError: layers differ in their numbers of experts.
-        """
-        found = find_routers(backbone)
-        if not found:
-            return None
-        shapes = {(router.experts, router.top_k) for router in found}
-        if len(shapes) > 1:
-            raise UserError(
-                "model.name_or_path",
-                f"{type(backbone).__name__} has layers with different (experts, experts per token): {sorted(shapes)}",
-                fix="use model.router_metrics: false and model.routing_replay: off",
-            )
-        for layer, router in enumerate(found):
-            hooks = ChoiceHooks(layer, router.call)
-            router.module.register_forward_pre_hook(hooks.before)
-            router.module.register_forward_hook(hooks.after, always_call=True)
-        return cls(len(found), found[0].experts, found[0].top_k, replay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,50 +92,3 @@ def _inside(model: nn.Module, stack: list[nn.Module]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def replay_word(value: str | bool) -> Replay:
-    """``off``, ``R2`` or ``R3``; YAML reads a bare ``off`` as false.
-
-    Raises:
-        UserError: another word.
-    """
-    word = "off" if value is False else str(value)
-    for known in get_args(Replay):
-        if word.lower() == known.lower():
-            return known
-    raise UserError("model.routing_replay", f"is {value!r}, but must be off, R2 or R3")
-
-
-def routers_of(backbone: nn.Module, replay: Replay, metrics: bool | None, aux_loss_coef: float = 0.0) -> Routing | None:
-    """Hook the routers of a model where they are replayed, measured or balanced; None where not.
-
-    Args:
-        backbone: a transformers model without its head.
-        replay: Routing Replay.
-        metrics: whether to measure; None: if the model has routers.
-        aux_loss_coef: weight of their load-balancing loss.
-
-    Raises:
-        UserError: the coefficient is negative, or the model has no routers, but they are to be replayed, balanced, or
-            measured for certain.
-    """
-    if not 0 <= aux_loss_coef < float("inf"):
-        raise UserError("model.router_aux_loss_coef", f"is {aux_loss_coef}; it must be 0 or above")
-    wanted = {
-        "model.routing_replay": (replay != "off", replay),
-        "model.router_aux_loss_coef": (aux_loss_coef > 0, aux_loss_coef),
-        "model.router_metrics": (bool(metrics), "true"),
-    }
-    asked = [(field, value) for field, (yes, value) in wanted.items() if yes]
-    if not asked and metrics is False:
-        return None
-    routing = Routing.install(backbone, replay)
-    if routing is None and asked:
-        field, value = asked[0]
-        raise UserError(
-            field,
-            f"is {value}, but {type(backbone).__name__} has no routers: nothing in it chooses among experts",
-            fix=f"leave {field} out, or use a mixture of experts such as tiny-qwen3-moe",
-        )
-    return routing

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 if TYPE_CHECKING:
-    from gspo_lightning.policy.routing.routers import Routing
+    from gspo_lightning.policy.routing.routing import Routing
     from gspo_lightning.policy.routing.tokens import TokenPlaces
 
 __all__ = ["TOP_K", "ChoiceHooks", "Tape", "checkpoint_contexts", "recording", "routed"]
@@ -32,8 +32,7 @@ class Tape:
 
     ``chosen[layer]`` [M, k] int64 are the experts that live scores choose, also where others are prescribed;
     ``confidence[layer]`` [M] is the best expert's share of all scores. ``scores[layer]`` [M, E], with their gradient,
-    are there if asked for. ``places`` says which token is which, where :class:`gspo_lightning.policy.policy.Policy` made the
-    pass.
+    are there if asked for. ``places`` says which token is which, where the policy made the pass.
     """
 
     def __init__(self, with_scores: bool = False) -> None:

@@ -9,9 +9,10 @@ from contextlib import ExitStack
 from typing import Literal
 
 from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.rewards.base import Reward, Score, ScoreStatus
+from gspo_lightning.rewards.base import Reward
 from gspo_lightning.rewards.code.answer import BadAnswerError, Case, Task, program_of, read_answer
 from gspo_lightning.rewards.code.compare import same_output, same_value
+from gspo_lightning.rewards.types import Score, ScoreStatus
 from gspo_lightning.sandbox import End, Isolation, Limits, Outcome, Sandbox, choose
 from gspo_lightning.sandbox.values import Opaque
 

@@ -13,8 +13,9 @@ import re
 from typing import Any
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.rewards.base import Reward, Score
+from gspo_lightning.rewards.base import Reward
 from gspo_lightning.rewards.math.text import canonical, extract, plain_integer, unequal_sides
+from gspo_lightning.rewards.types import Score
 
 __all__ = ["MathVerifier"]
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.rewards.base import Reward, Score, ScoreStatus
+from gspo_lightning.rewards.base import Reward
+from gspo_lightning.rewards.types import Score, ScoreStatus
 from gspo_lightning.rewards.workers.jobs import Job, Limits, Task, cut
 from gspo_lightning.rewards.workers.judge import plugin_error
 from gspo_lightning.rewards.workers.process import WorkerProcess

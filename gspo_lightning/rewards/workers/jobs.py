@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gspo_lightning.rewards.base import Sample, Score
+from gspo_lightning.rewards.types import Sample, Score
 
 __all__ = ["Job", "Limits", "Task", "cut"]
 

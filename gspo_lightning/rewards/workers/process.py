@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gspo_lightning
-from gspo_lightning.rewards.base import Sample
+from gspo_lightning.rewards.types import Sample
 from gspo_lightning.rewards.workers.jobs import Task
 from gspo_lightning.rewards.workers.protocol import FrameReader, Setup, frame
 
@@ -45,7 +44,7 @@ class WorkerProcess:
     """A running ``python -m gspo_lightning.rewards.workers.worker`` in a session of its own."""
 
     def __init__(self, setup: Setup) -> None:
-        home = str(Path(gspo_lightning.__file__).resolve().parent.parent)
+        home = str(Path(__file__).resolve().parents[3])
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from gspo_lightning.blame import place_of
-from gspo_lightning.errors import GSPOError, InfrastructureError, UserError, did_you_mean
+from gspo_lightning.errors import GSPOError, InfrastructureError, UserError, did_you_mean, place_of
 from gspo_lightning.registry import import_plugins, plugin_files
-from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
+from gspo_lightning.rewards.base import Reward
 from gspo_lightning.rewards.canned import canned, conversation_columns, silent
 from gspo_lightning.rewards.signature import BUILT_IN
+from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
 from gspo_lightning.rewards.workers.dispatcher import Dispatcher
 from gspo_lightning.rewards.workers.jobs import Job, Limits
 from gspo_lightning.rewards.workers.judge import is_refusal, judge, plugin_error

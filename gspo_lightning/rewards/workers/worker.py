@@ -21,9 +21,9 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from gspo_lightning.blame import place_of
-from gspo_lightning.errors import InfrastructureError
-from gspo_lightning.rewards.base import Reward, Sample, Score, ScoreStatus
+from gspo_lightning.errors import InfrastructureError, place_of
+from gspo_lightning.rewards.base import Reward
+from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
 from gspo_lightning.rewards.workers.judge import is_refusal, judge
 from gspo_lightning.rewards.workers.protocol import LENGTH_BYTES, Setup, body_length, json_frame
 

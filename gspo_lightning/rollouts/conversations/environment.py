@@ -13,10 +13,11 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts.dialogue import Dialogue
 from gspo_lightning.randomness import stream
-from gspo_lightning.rollouts.base import Draws, Progress, RolloutSource
+from gspo_lightning.rollouts.base import Progress, RolloutSource
 from gspo_lightning.rollouts.contract import check_pieces
 from gspo_lightning.rollouts.conversations.row import Talk
 from gspo_lightning.rollouts.conversations.rows import Talks
+from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 

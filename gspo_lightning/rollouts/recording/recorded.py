@@ -11,7 +11,8 @@ import torch
 from gspo_lightning.errors import UserError
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts.base import Draws, Progress, RolloutSource
+from gspo_lightning.rollouts.base import Progress, RolloutSource
+from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.recording.records import RecordFile, check_row, open_records
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams

@@ -1,6 +1,6 @@
 """Rollouts as files: a JSON object a line, or a Parquet row, for each response.
 
-``gspo predict`` and ``data.record_rollouts`` write it, :class:`~gspo_lightning.rollouts.recording.recorded.Recorded` reads it.
+``gspo predict`` and ``data.record_rollouts`` write it, :class:`~gspo_lightning.rollouts.Recorded` reads it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts.base import Beginning, finish
+from gspo_lightning.rollouts.base import Beginning
+from gspo_lightning.rollouts.ending import finish
 from gspo_lightning.types import FinishReason, Rollout
 
 __all__ = ["Rows", "Written"]

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts.base import Beginning, Draws, Enough, Progress, RolloutSource, has_ended, sample_tokens
+from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
+from gspo_lightning.rollouts.drawing import Draws, sample_tokens
+from gspo_lightning.rollouts.ending import has_ended
 from gspo_lightning.rollouts.generate import TransformersGenerate
 from gspo_lightning.rollouts.sampler.decoding import DecodeBy, Decoder, decoder_for
 from gspo_lightning.rollouts.sampler.routes import RecordingDecoder, RouteBook

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.rollouts.serving.answers import BadReplyError
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.process import LocalServer
-from gspo_lightning.rollouts.vllm.protocol import BadReplyError
 
 __all__ = ["Faults", "Pool", "Server", "Weights"]
 

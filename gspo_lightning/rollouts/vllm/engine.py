@@ -12,10 +12,13 @@ import torch
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import GSPOError, InfrastructureError, UserError
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts.base import Beginning, Draws, Enough, Progress, RolloutSource, finish
+from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
+from gspo_lightning.rollouts.drawing import Draws
+from gspo_lightning.rollouts.ending import finish
+from gspo_lightning.rollouts.serving.answers import Answer, BadReplyError, checked
 from gspo_lightning.rollouts.vllm.engine_process import Inside, Piece
 from gspo_lightning.rollouts.vllm.probe import LENGTH, Probe
-from gspo_lightning.rollouts.vllm.protocol import Answer, BadReplyError, checked, request, seed_of, to_rollouts
+from gspo_lightning.rollouts.vllm.protocol import request, seed_of, to_rollouts
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 __all__ = ["VLLMEngine"]

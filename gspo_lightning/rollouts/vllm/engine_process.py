@@ -17,8 +17,8 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from gspo_lightning.errors import InfrastructureError
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rollouts.serving.answers import Answer
 from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
-from gspo_lightning.rollouts.vllm.protocol import Answer
 
 __all__ = ["Inside", "Piece"]
 

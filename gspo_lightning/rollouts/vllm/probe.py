@@ -11,8 +11,9 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.base import Beginning
+from gspo_lightning.rollouts.serving.answers import Answer
 from gspo_lightning.rollouts.serving.pool import Server
-from gspo_lightning.rollouts.vllm.protocol import Answer, parse, request
+from gspo_lightning.rollouts.vllm.protocol import parse, request
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 __all__ = ["LENGTH", "Probe"]

@@ -6,33 +6,19 @@ response that was cut too early would otherwise train silently.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts.base import Beginning, Draws, finish
+from gspo_lightning.rollouts.base import Beginning
+from gspo_lightning.rollouts.drawing import Draws
+from gspo_lightning.rollouts.ending import finish
+from gspo_lightning.rollouts.serving.answers import Answer, BadReplyError, checked, complete, shown
 from gspo_lightning.types import FinishReason, Rollout, SamplingParams
 
-__all__ = ["Answer", "BadReplyError", "checked", "parse", "request", "seed_of", "to_rollouts"]
-
-LARGEST_LOGPROB = 1e-3
-"""Nats: what rounding may put a log-probability above 0."""
-
-
-class BadReplyError(Exception):
-    """A server answered, but not what was asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One response as it came: token ids and the log-probability of each (nats)."""
-
-    token_ids: list[int]
-    logprobs: list[float]
+__all__ = ["parse", "request", "seed_of", "to_rollouts"]
 
 
 def seed_of(draws: Draws, row: Beginning) -> int:
@@ -79,7 +65,7 @@ def parse(reply: Any, asked: Mapping[str, Any], vocabulary: int) -> list[Answer]
     """
     choices = reply.get("choices") if isinstance(reply, dict) else None
     if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
-        raise BadReplyError(f"it sent no choices: {_shown(reply)}")
+        raise BadReplyError(f"it sent no choices: {shown(reply)}")
     if len(choices) != asked["n"]:
         raise BadReplyError(f"it sent {len(choices)} responses where {asked['n']} were asked for")
     return [_answer(choice, asked, vocabulary) for choice in choices]
@@ -88,40 +74,14 @@ def parse(reply: Any, asked: Mapping[str, Any], vocabulary: int) -> list[Answer]
 def _answer(choice: dict[str, Any], asked: Mapping[str, Any], vocabulary: int) -> Answer:
     ids, echoed = choice.get("token_ids"), choice.get("prompt_token_ids")
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-        raise BadReplyError(f"it does not return token ids (token_ids: {_shown(ids)})")
+        raise BadReplyError(f"it does not return token ids (token_ids: {shown(ids)})")
     if echoed is not None and echoed != asked["prompt"]:
         raise BadReplyError("it read another prompt than it was sent")
     found = choice.get("logprobs")
     logprobs = found.get("token_logprobs") if isinstance(found, dict) else None
     if not isinstance(logprobs, list) or len(logprobs) != len(ids):
-        raise BadReplyError(f"it does not return a log-probability for each token (logprobs: {_shown(found)})")
+        raise BadReplyError(f"it does not return a log-probability for each token (logprobs: {shown(found)})")
     return checked(Answer(ids, logprobs), str(choice.get("finish_reason")), asked, vocabulary)
-
-
-def checked(answer: Answer, reason: str, asked: Mapping[str, Any], vocabulary: int) -> Answer:
-    """The answer, if its tokens are the policy's, its log-probabilities are some, and it ends where it should.
-
-    Raises:
-        BadReplyError: it is not what was asked for.
-    """
-    ids, logprobs = answer.token_ids, answer.logprobs
-    if not all(0 <= i < vocabulary for i in ids):
-        raise BadReplyError(f"it sent the token id {max(ids, key=abs)}, but the policy's vocabulary has {vocabulary}")
-    if not all(isinstance(x, int | float) and math.isfinite(x) and x <= LARGEST_LOGPROB for x in logprobs):
-        raise BadReplyError(f"its log-probabilities are none: {_shown(logprobs)}")
-    _check_end(ids, reason, asked)
-    return answer
-
-
-def _check_end(ids: Sequence[int], reason: str, asked: Mapping[str, Any]) -> None:
-    limit, stops = asked["max_tokens"], set(asked["stop_token_ids"])
-    if len(ids) > limit:
-        raise BadReplyError(f"it sent {len(ids)} tokens where at most {limit} were asked for")
-    if stops.intersection(ids[:-1]):
-        raise BadReplyError("it went on after an end token")
-    ended = ids[-1] in stops or (asked["stop"] and reason == "stop")
-    if not ended and len(ids) < limit:
-        raise BadReplyError(f"it stopped after {len(ids)} of {limit} tokens without an end (finish_reason: {reason})")
 
 
 def to_rollouts(
@@ -146,7 +106,7 @@ def to_rollouts(
 def _rollout(
     answer: Answer, row: Beginning, sample: int, sampling: SamplingParams, version: int, policy: Policy
 ) -> Rollout:
-    count = _complete(answer.token_ids, row.written, sampling, policy)
+    count = complete(answer.token_ids, row.written, sampling, policy)
     if count is None and len(answer.token_ids) < row.room:
         raise BadReplyError("it stopped at a stop string that is not in the response")
     rollout = finish(
@@ -161,24 +121,3 @@ def _rollout(
     if sampling.top_p != 1.0 or sampling.top_k != 0:
         rollout.logprobs = None
     return rollout
-
-
-def _complete(ids: Sequence[int], before: Sequence[int], sampling: SamplingParams, policy: Policy) -> int | None:
-    """After how many tokens a response has ended, by the rule that all sources share; None: it has not."""
-
-    def has_stop(count: int) -> bool:
-        text = policy.tokenizer.decode([*before, *ids[:count]], skip_special_tokens=True)
-        return any(stop in text for stop in sampling.stop_strings)
-
-    if not sampling.stop_strings or not has_stop(len(ids)):
-        return len(ids) if ids[-1] in sampling.stop_token_ids else None
-    low, high = 1, len(ids)  # once a text contains a stop string, it always does
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if has_stop(middle) else (middle + 1, high)
-    return low
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return f"{text[:97]}..." if len(text) > 100 else text

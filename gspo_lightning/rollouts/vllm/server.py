@@ -18,13 +18,16 @@ from typing import Any, TypeVar
 from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts.base import Beginning, Draws, Enough, Progress, RolloutSource, cut
+from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
+from gspo_lightning.rollouts.drawing import Draws
+from gspo_lightning.rollouts.ending import cut
+from gspo_lightning.rollouts.serving.answers import BadReplyError
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.pool import Faults, Pool, Server, Weights
 from gspo_lightning.rollouts.serving.process import LocalServer, command, free_port
 from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.vllm.probe import LENGTH, Probe
-from gspo_lightning.rollouts.vllm.protocol import BadReplyError, parse, request, seed_of, to_rollouts
+from gspo_lightning.rollouts.vllm.protocol import parse, request, seed_of, to_rollouts
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 __all__ = ["VLLMServer"]

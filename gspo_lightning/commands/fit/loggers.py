@@ -1,0 +1,30 @@
+"""The loggers of a run that names none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from gspo_lightning.commands.fit.run_folder import DEFAULT_ROOT, run_name
+from gspo_lightning.resume import Resumption
+
+__all__ = []
+
+
+def loggers_of(chosen: Any, config: Any, fit: bool, resumption: Resumption) -> Any:
+    """The run folder's own TensorBoard logger first, then whatever the user configured."""
+    if chosen is False:
+        return False
+    theirs = [] if chosen in (None, True) else list(chosen) if isinstance(chosen, list | tuple) else [chosen]
+    if any(isinstance(logger, TensorBoardLogger) for logger in theirs):
+        return sorted(theirs, key=lambda logger: not isinstance(logger, TensorBoardLogger))
+    if not fit:
+        return theirs or False
+    root, name = config.trainer.default_root_dir or DEFAULT_ROOT, run_name(config)
+    version = None
+    if (run := resumption.run) is not None:  # go on in the folder of the run
+        root, name, version = str(run.parent.parent), run.parent.name, run.name
+    purge = resumption.first_step if run is not None else None
+    own = TensorBoardLogger(root, name=name, version=version, default_hp_metric=False, purge_step=purge)
+    return [own, *theirs]

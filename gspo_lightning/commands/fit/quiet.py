@@ -1,0 +1,48 @@
+"""What other packages say while a run goes on, sorted: warnings that mean nothing here are left out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+
+from transformers.utils.logging import disable_progress_bar
+
+__all__ = []
+
+
+class _ToStderr(logging.Handler):
+    """Plain lines on whatever ``sys.stderr`` is at the moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the message."""
+        print(self.format(record), file=sys.stderr)
+
+
+def quieten() -> None:
+    """Hide what says nothing to a user of this package; keep our own log lines."""
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
+    own = logging.getLogger("gspo_lightning")
+    own.setLevel(logging.INFO)
+    if not any(isinstance(handler, _ToStderr) for handler in own.handlers):
+        own.addHandler(_ToStderr())
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not sys.stderr.isatty():
+        disable_progress_bar()  # of transformers, for loading and saving
+    for pattern in (
+        ".*LightningCLI's args parameter is intended.*",
+        ".*does not have many workers.*",
+        ".*dataloader is not resumable.*",
+        ".*ended before the epoch ended.*",
+        ".*Checkpoint directory .* exists and is not empty.*",
+        ".*number of training batches.*",
+        ".*Total length of `PromptLoader` across ranks is zero.*",  # data.val: null
+        ".*available but not used.*",
+        ".*You are trying to `self.log.*",
+        ".*sync_dist=True.*",  # what is logged has been reduced over ranks
+        ".*isinstance.treespec, LeafSpec.*",
+        ".*`_get_vc_dir`.*",
+    ):
+        warnings.filterwarnings("ignore", message=pattern)

@@ -1,0 +1,159 @@
+"""Prompts to scored groups: a source answers, workers judge while it goes on, dead groups are sampled again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from gspo_lightning.advantages.shaping import Shaping, is_dead, mask_truncated
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rewards import RewardRunner, Sample, SampleScore
+from gspo_lightning.rewards.workers.runner import Pending
+from gspo_lightning.rollouts import Draws
+from gspo_lightning.rollouts.base import Generator, Progress
+from gspo_lightning.rollouts.contract import check_group, check_groups
+from gspo_lightning.rollouts.partial import PartialRollouts
+from gspo_lightning.rollouts.recording.records import of_conversation
+from gspo_lightning.rollouts.retrying import Patient
+from gspo_lightning.types import Prompt, Rollout, SamplingParams
+
+__all__ = ["Groups", "Scorer", "resample", "respond"]
+
+Groups = list[list[Rollout]]
+
+
+class Scorer(Protocol):
+    """What gives rewards: worker processes (``RewardRunner``), or the caller of a library."""
+
+    def score(self, samples: Sequence[Sample]) -> Sequence[SampleScore]:
+        """One verdict per sample, in order."""
+
+
+def respond(
+    source: Generator,
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    rewards: Scorer,
+    *,
+    group_size: int,
+    sampling: SamplingParams,
+    draws: Draws,
+    version: int,
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    progress: Progress | None = None,
+) -> tuple[Groups, dict[str, float]]:
+    """Groups of scored rollouts, and the seconds that generation took and scoring went on after it.
+
+    Workers score a group while others are still being generated, where the source says that it is complete.
+
+    Raises:
+        PluginError: the source does not keep its contract (:mod:`gspo_lightning.rollouts.contract`).
+
+    ``context`` is entered once around the whole rollout: in one autocast context weights are cast once.
+    """
+    start = time.perf_counter()
+    training = policy.training
+    policy.eval()  # key-value caches and gradient checkpointing exclude each other in train mode
+    begun: list[tuple[Sequence[Rollout], Pending]] = []
+    asked = _answering(source)
+    if isinstance(rewards, RewardRunner):
+        runner = rewards
+
+        def submit(group: Sequence[Rollout]) -> None:
+            known = _known(group if asked is None else check_group(asked, group, group_size, sampling))
+            begun.append((known, runner.submit([_sample(r) for r in known])))
+
+        source.on_group = submit
+    try:
+        with context():
+            source.sync_weights(policy, version)
+            groups = source.generate(
+                policy,
+                prompts,
+                group_size=group_size,
+                sampling=sampling,
+                draws=draws,
+                version=version,
+                progress=progress,
+            )
+            if asked is not None:
+                groups = check_groups(asked, groups, prompts, group_size, sampling)
+    finally:
+        source.on_group = None
+        policy.train(training)
+    generated = time.perf_counter()
+    if isinstance(rewards, RewardRunner):
+        early = {id(r) for group, _ in begun for r in group}
+        late = [r for r in _known(r for g in groups for r in g) if id(r) not in early]
+        scored = [r for group, _ in begun for r in group] + late
+        scores = rewards.gather([pending for _, pending in begun] + [rewards.submit([_sample(r) for r in late])])
+    else:
+        scored = _known(r for g in groups for r in g)
+        scores = list(rewards.score([_sample(r) for r in scored]))
+    for rollout, score in zip(scored, scores, strict=True):
+        _fill(rollout, score)
+    return groups, {"time/rollout_s": generated - start, "time/reward_s": time.perf_counter() - generated}
+
+
+def _answering(source: Generator) -> object | None:
+    """The source that keeps the contract of groups; None for partial rollouts, which ask for pieces of their own."""
+    answering = source.source if isinstance(source, Patient) else source
+    return None if isinstance(answering, PartialRollouts) else answering
+
+
+def _sample(rollout: Rollout) -> Sample:
+    return Sample(
+        id=f"{rollout.prompt.id}/{rollout.sample}",
+        prompt=rollout.prompt.text,
+        completion=rollout.text,
+        completion_ids=tuple(rollout.own_ids.tolist()),
+        columns={**rollout.prompt.columns, **of_conversation(rollout)},
+        truncated=rollout.truncated,
+    )
+
+
+def _known(rollouts: Iterable[Rollout]) -> list[Rollout]:
+    """What can be scored: not a conversation whose environment failed, nor what brought its verdict with it."""
+    return [r for r in rollouts if not r.lost and not r.reward_statuses]
+
+
+def _fill(rollout: Rollout, score: SampleScore) -> None:
+    rollout.reward = score.reward
+    rollout.reward_parts = {name: part.reward for name, part in score.parts.items()}
+    rollout.reward_statuses = {name: str(part.status) for name, part in score.parts.items()}
+    rollout.missing = "; ".join(f"{name}: {p.detail}" for name, p in score.parts.items() if p.reward is None)
+
+
+def resample(
+    groups: Groups,
+    seconds: dict[str, float],
+    sample: Callable[[Sequence[int]], tuple[Groups, dict[str, float]]],
+    spare: Sequence[int],
+    shaping: Shaping,
+) -> None:
+    """Put groups that can teach something in the place of dead ones, in place, until ``spare`` prompts are used up.
+
+    DAPO's dynamic sampling (arXiv 2503.14476) with a budget: an iteration trains on as many groups as ever, and a dead
+    group for which no better one was found stays.
+
+    Args:
+        groups: this rank's scored groups.
+        seconds: times, added to; also gets ``reward/resampled_groups``, the groups replaced.
+        sample: scored groups for some prompts.
+        spare: prompts that may be sampled.
+        shaping: decides what is dead.
+    """
+    left, replaced = list(spare), 0
+    while left and (dead := [i for i, g in enumerate(groups) if is_dead(g, shaping)]):
+        now, left = left[: len(dead)], left[len(dead) :]
+        fresh, spent = sample(now)
+        mask_truncated([r for g in fresh for r in g], shaping)
+        for name, value in spent.items():
+            seconds[name] += value
+        alive = [g for g in fresh if not is_dead(g, shaping)]
+        for i, group in zip(dead, alive, strict=False):  # fewer may be alive than are needed
+            groups[i] = group
+        replaced += len(alive)
+    seconds["reward/resampled_groups"] = float(replaced)

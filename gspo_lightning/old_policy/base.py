@@ -1,0 +1,69 @@
+"""The old policy: the frozen snapshot that samples *and* that the ratio divides by, behind one interface."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.types import MicroBatch, MiniBatch
+
+__all__ = ["UNPREPARED", "OldPolicy"]
+
+UNPREPARED = "a micro-batch without old_logprobs reached training: prepare() was not called"
+
+
+class OldPolicy(nn.Module):
+    """The policy of the last refresh. ``refresh_every`` counts iterations (rollout batches)."""
+
+    def __init__(self, refresh_every: int = 1) -> None:
+        super().__init__()
+        if refresh_every < 1:
+            raise UserError("model.old_policy.refresh_every", f"is {refresh_every}; it must be at least 1")
+        self.refresh_every = refresh_every
+
+    @abstractmethod
+    def sampling_policy(self, policy: Policy) -> Policy:
+        """The weights that rollouts are sampled from."""
+
+    @abstractmethod
+    def refresh(self, policy: Policy, iteration: int) -> None:
+        """Called before each rollout: take a new snapshot if this iteration is due for one."""
+
+    @abstractmethod
+    def prepare(self, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
+        """Called once after each rollout, before the first update on it, with the mini-batches that need it."""
+
+    @abstractmethod
+    def evaluate(self, batch: MicroBatch, temperature: float) -> Tensor:
+        """Log-probabilities [N, T] of the snapshot for a micro-batch that has none yet."""
+
+    def logprobs(self, batch: MicroBatch, temperature: float, current: Tensor | None = None) -> Tensor:
+        """Old log-probabilities [N, T] of a micro-batch while it is trained on.
+
+        Args:
+            batch: N rows.
+            temperature: the one responses were sampled at.
+            current: the policy's own log-probabilities [N, T], given where no update has been made since the snapshot:
+                they are the old ones.
+        """
+        if current is not None:
+            old = current.detach()
+        elif batch.old_from_source and batch.behaviour_logprobs is not None:
+            return batch.behaviour_logprobs
+        else:
+            old = batch.old_logprobs if batch.old_logprobs is not None else self.evaluate(batch, temperature)
+        if batch.stale is not None and batch.behaviour_logprobs is not None:
+            old = torch.where(batch.stale, batch.behaviour_logprobs, old)
+        return old
+
+    def shard(self, policy: Policy, shard: Callable[..., Policy]) -> None:
+        """Called once with the policy before it is sharded: a form that keeps weights keeps them sharded, too."""
+
+    def due(self, iteration: int) -> bool:
+        """Whether a snapshot is taken before this iteration's rollout."""
+        return iteration % self.refresh_every == 0

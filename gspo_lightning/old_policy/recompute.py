@@ -1,0 +1,54 @@
+"""Log-probabilities of a rollout batch under a frozen policy, computed in the training layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import torch
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.routing import recording, scatter_routes
+from gspo_lightning.strategies.sharding import in_step
+from gspo_lightning.types import MicroBatch, MiniBatch
+
+__all__ = ["with_logprobs"]
+
+
+@torch.no_grad()
+def with_logprobs(name: str, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
+    """The mini-batches with the field ``name`` [N, T] of every micro-batch filled in: log-probabilities under a policy.
+
+    They are computed on the policy's device and stay with the micro-batch. So do the experts that its tokens went to,
+    where the policy's routers are watched and the rollout did not bring its own.
+
+    Raises:
+        UserError: the routes of the rollout are to be replayed, but it has none.
+    """
+    if not batches:
+        return []
+    device, routing = policy.device, policy.routing
+
+    def fill(part: MicroBatch) -> MicroBatch:
+        if routing is not None and routing.replay == "R3" and part.routes is None:
+            raise UserError(
+                "model.routing_replay",
+                "is R3, but the rollouts came without the experts that they were sampled with",
+                fix="use data.rollouts: GroupedSampler, or model.routing_replay: R2",
+            )
+        moved = part.to(device)
+        if routing is not None and routing.replay == "R2":
+            moved = replace(moved, routes=None)  # the sampler's
+        wanted = routing is not None and (part.routes is None or routing.replay == "R2")
+        with recording(routing if wanted else None) as tape:
+            found: dict[str, Any] = {name: policy(moved, temperature)[0]}
+        if tape is not None and routing is not None and tape.places is not None:
+            found["routes"] = scatter_routes(tape.stacked(), tape.places, moved, routing.experts)
+        return replace(part, **{key: value.to(part.input_ids.device) for key, value in found.items()})
+
+    filled = [fill(part) for part in in_step(policy, [p for b in batches for p in b.micro_batches], device)]
+    taken = iter(filled)
+    return [replace(batch, micro_batches=list(islice(taken, len(batch.micro_batches)))) for batch in batches]

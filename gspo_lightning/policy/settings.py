@@ -1,0 +1,61 @@
+"""Which model, in which form: the settings that build a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gspo_lightning.policy.lora import LoRA
+
+__all__ = ["DType", "Layout", "ModelSettings"]
+
+DType = Literal["float32", "bfloat16", "auto"]
+
+
+Layout = Literal["auto", "packed", "padded"]
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """How a model is loaded."""
+
+    name_or_path: str = "tiny-qwen3"
+    """Hub id, local folder in transformers format, or a built-in tiny model (``tiny-qwen3``, ``tiny-qwen3-moe``)."""
+    dtype: DType = "float32"
+    """Of the weights. float32 masters with ``trainer.precision: bf16-mixed`` is the rule; bf16 weights lose updates."""
+    attn_implementation: str | None = None
+    """``sdpa``, ``eager``, ``flash_attention_2`` ...; None lets transformers choose."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more compute."""
+    trust_remote_code: bool = False
+    """Run Python code that a model repository ships. Only for repositories you have read."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+    config_overrides: dict[str, Any] = field(default_factory=dict)
+    """Fields of the model's config to change before it is built (for example ``rope_theta``)."""
+    seed: int = 0
+    """Of freshly initialised weights (built-in tiny models)."""
+    layout: Layout = "auto"
+    """How rows go through the model: ``packed`` (a prompt once for all its responses, no padding), ``padded``, or
+    ``auto``: packed where a check on the model itself shows the same log-probabilities."""
+    experts_implementation: str | None = None
+    """How the experts of a mixture are multiplied: ``grouped_mm``, ``batched_mm`` or ``eager``; None takes
+    ``grouped_mm`` where the model can (1.6 times faster than ``eager`` on a CPU)."""
+    lora: LoRA | None = None
+    """Train low-rank adapters and keep the weights as they are; None trains all weights."""
+
+    @classmethod
+    def of_file(cls, written: Mapping[str, Any], trust_remote_code: bool) -> ModelSettings:
+        """What a checkpoint or a dump says of its model; whether code is trusted is not for a file to say.
+
+        Args:
+            written: all fields, as ``dataclasses.asdict`` gives them.
+            trust_remote_code: what the command line says.
+        """
+        return cls(**{**written, "trust_remote_code": trust_remote_code})
+
+    def __post_init__(self) -> None:
+        lora: Any = self.lora
+        if isinstance(lora, dict):  # from a checkpoint
+            object.__setattr__(self, "lora", LoRA(**lora))

@@ -1,0 +1,114 @@
+"""The report of runs as a page beside a picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.report.figure import draw
+from gspo_lightning.report.read import read_run
+from gspo_lightning.report.run import Run, labels
+from gspo_lightning.report.verdicts import verdicts
+from gspo_lightning.report.words import headline, table
+
+__all__ = ["PAGE", "PICTURE", "page", "write_report"]
+
+PICTURE, PAGE = "report.png", "report.md"
+
+
+def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
+    """Write ``report.png`` and ``report.md``; unfinished and killed runs are reported as far as they went.
+
+    Args:
+        run_dirs: one run folder, or several to draw side by side.
+        out: the folder to write into, made if missing.
+
+    Returns:
+        The path of the picture.
+
+    Raises:
+        UserError: a folder is not a run, or ``out`` cannot be written.
+    """
+    return write_runs(read_runs(run_dirs), out)
+
+
+def read_runs(run_dirs: Sequence[Path]) -> list[Run]:
+    unique = list({Path(d).resolve(): Path(d) for d in run_dirs}.values())
+    if not unique:
+        raise UserError("gspo report", "no run folder given", fix="gspo report runs/NAME/version_0")
+    runs = [read_run(folder) for folder in unique]
+    for run, label in zip(runs, labels(runs), strict=True):
+        run.label = label
+    return runs
+
+
+def write_runs(runs: Sequence[Run], out: Path) -> Path:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        unfinished = out / f".{PICTURE}.unfinished"
+        draw(runs).savefig(unfinished, format="png")
+        os.replace(unfinished, out / PICTURE)
+        unfinished = out / f".{PAGE}.unfinished"
+        unfinished.write_text(page(runs), encoding="utf-8")
+        os.replace(unfinished, out / PAGE)
+    except OSError as error:
+        raise UserError("--output", f"{out} cannot be written: {error}", fix="choose a folder with --output") from error
+    return out / PICTURE
+
+
+def page(runs: Sequence[Run]) -> str:
+    """The Markdown page."""
+    one = len(runs) == 1
+    title = f"{runs[0].objective}, seed {runs[0].seed}" if one else " / ".join(run.label for run in runs)
+    lines = [f"# {title}", ""]
+    for run in runs:
+        start = _sentence(headline(run)) if one else f"- **{run.label}**: {headline(run)}"
+        lines.append(f"{start}. Model {run.model}, {run.date}, `{run.folder}`.")
+    lines += ["", f"![curves]({PICTURE})", "", *_markdown_table(runs), "## Verdict", ""]
+    for run in runs:
+        lines += [] if one else [f"### {run.label}", ""]
+        found = verdicts(run)
+        lines += [f"- **{_sentence(v.topic)}: {v.word}.** {_sentence(v.sentence)}." for v in found] or [
+            "Nothing was logged."
+        ]
+        lines += ["", *(f"> {_cell(problem)}\n" for problem in run.problems)]
+    for run in runs:
+        lines += _examples(run, "" if one else f": {run.label}")
+    lines.append("What every number means: docs/metrics.md of gspo_lightning.")
+    return "\n".join(lines) + "\n"
+
+
+def _markdown_table(runs: Sequence[Run]) -> list[str]:
+    heads = ["before → after"] if len(runs) == 1 else [_cell(run.label) for run in runs]
+    lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---|" * len(runs)]
+    lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in table(runs)]
+    note = "An arrow goes from the first to the last iteration, or evaluation; other numbers are over the whole run."
+    return [*lines, "", note, ""]
+
+
+def _examples(run: Run, suffix: str) -> list[str]:
+    found = [e for e in run.summary.get("examples") or [] if isinstance(e, dict)]
+    if not found:
+        return []
+    names = ("prompt", "answer", "before", "after")
+    lines = [f"## Examples{suffix}", "", "| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    lines += ["| " + " | ".join(_code(str(e.get(name, ""))) for name in names) + " |" for e in found]
+    return [*lines, ""]
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _code(text: str, limit: int = 400) -> str:
+    """Model text as code, so that none of it is taken for Markdown."""
+    short = text if len(text) <= limit else text[: limit - 1] + "…"
+    return (
+        "`" + short.replace("`", "'").replace("|", "\\|").replace("\r", "").replace("\n", "⏎") + "`" if short else " "
+    )

@@ -1,0 +1,148 @@
+"""A run read from its folder: event file, summary, config and alarms."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.report.run import Run, Series, number
+
+__all__ = ["ALARMS", "CONFIG", "EVENTS", "SEARCH_DEPTH", "SEARCH_FOLDERS", "SUMMARY", "read_run"]
+
+EVENTS, SUMMARY, CONFIG, ALARMS = "events.out.tfevents.", "summary.json", "config.yaml", "alarms.json"
+
+
+SEARCH_DEPTH, SEARCH_FOLDERS = 4, 2000
+"""How far below a wrong folder run folders are looked for, in levels and in folders."""
+
+
+def read_run(folder: Path) -> Run:
+    """Everything that can be read of a run.
+
+    Raises:
+        UserError: the folder is not there, or has neither event files nor a summary; run folders below are named.
+    """
+    _check(folder)
+    run = Run(folder)
+    _read_events(run)
+    _read_json(run)
+    _read_config(run)
+    _read_alarms(run)
+    if run.updates > (number(run.summary.get("updates")) or math.inf):
+        run.problems.append(
+            f"{SUMMARY} was written at update {run.summary['updates']:.0f}, before the run went on; "
+            "numbers are from its events"
+        )
+        run.summary = {key: run.summary[key] for key in ("objective", "model", "seed") if key in run.summary}
+        run.finished = False
+    return run
+
+
+def _check(folder: Path) -> None:
+    if folder.is_file():
+        raise UserError("gspo report", f"{folder} is a file", fix=f"give its run folder: {folder.parent}")
+    if folder.is_dir() and (any(folder.glob(f"{EVENTS}*")) or (folder / SUMMARY).is_file()):
+        return
+    if folder.is_dir():
+        problem = f"{folder} is not a run folder: it has no {EVENTS}* file and no {SUMMARY}"
+        near = list(_runs_below(folder))
+    else:
+        problem = f"{folder} does not exist"
+        near = list(_runs_below(next(p for p in folder.absolute().parents if p.is_dir())))
+    near.sort(key=lambda p: (len(p.parts), -p.stat().st_mtime))
+    where = "below it" if folder.is_dir() else "nearby"
+    fix = f"run folders {where}: " + ", ".join(map(str, near[:5])) if near else None
+    raise UserError("gspo report", problem, fix=fix or f"there is none {where}; gspo fit makes run folders under runs/")
+
+
+def _runs_below(top: Path) -> Iterator[Path]:
+    for count, (name, folders, files) in enumerate(os.walk(top)):
+        here = Path(name)
+        if count >= SEARCH_FOLDERS:
+            return
+        deep = len(here.relative_to(top).parts) >= SEARCH_DEPTH
+        folders[:] = [] if deep else sorted(f for f in folders if not f.startswith("."))
+        if any(f.startswith(EVENTS) for f in files):
+            yield here
+
+
+def _read_events(run: Run) -> None:
+    accumulator = EventAccumulator(str(run.folder), size_guidance={"scalars": 0, "histograms": 1, "tensors": 1})
+    with _without_warnings():
+        try:
+            accumulator.Reload()
+        except Exception as error:  # a damaged file: what was read before the damage is there
+            run.problems.append(f"the event files could not be read to their end ({type(error).__name__}: {error})")
+    times: list[float] = []
+    for tag in accumulator.Tags()["scalars"]:
+        events = accumulator.Scalars(tag)
+        latest = {event.step: event.value for event in events}  # a resumed run may have logged a step twice
+        steps = sorted(latest)
+        run.scalars[tag] = Series(np.array(steps, dtype=np.int64), np.array([latest[s] for s in steps], dtype=float))
+        times += [events[0].wall_time, events[-1].wall_time]
+    if times:
+        run.started, run.last_event = min(times), max(times)
+    else:
+        run.problems.append("no scalars in the event files: the run stopped before its first update was written")
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Resumed runs overlap by design; the reader warns about every one of them."""
+    logger = logging.getLogger("tensorboard")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _read_json(run: Run) -> None:
+    path = run.folder / SUMMARY
+    if not path.is_file():
+        run.problems.append(f"no {SUMMARY}: the run has not finished, or it was stopped; numbers are from its events")
+        return
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        run.problems.append(f"{SUMMARY} is damaged ({error}); numbers are from the events")
+        return
+    if isinstance(content, dict):
+        run.summary, run.finished = content, True
+    else:
+        run.problems.append(f"{SUMMARY} holds a {type(content).__name__}, not a table of values")
+
+
+def _read_alarms(run: Run) -> None:
+    path = run.folder / ALARMS
+    if not path.is_file():
+        return  # no alarm, or a run from before there were any
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        run.alarms = [{**alarm, "since": int(alarm["since"]), "update": int(alarm["update"])} for alarm in content]
+    except (ValueError, TypeError, KeyError) as error:
+        run.problems.append(f"{ALARMS} is damaged ({error})")
+
+
+def _read_config(run: Run) -> None:
+    path = run.folder / CONFIG
+    if not path.is_file():
+        run.problems.append(f"no {CONFIG}")
+        return
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError) as error:
+        run.problems.append(f"{CONFIG} is damaged ({str(error).splitlines()[0]})")
+        return
+    run.config = content if isinstance(content, dict) else {}

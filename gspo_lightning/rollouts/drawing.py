@@ -1,0 +1,100 @@
+"""Draws: one uniform number per (row, position), a hash of what is drawn, turned into a token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from gspo_lightning.randomness import Purpose, stream, uniforms
+from gspo_lightning.types import SamplingParams
+
+__all__ = ["BELOW_ONE", "BLOCK", "Draws", "sample_tokens"]
+
+BLOCK = 64
+"""Tokens of the vocabulary that are looked at together when a token is drawn."""
+
+
+BELOW_ONE = 1 - 2.0**-40
+"""A product with it is smaller than the other factor in float64, whatever the rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The random numbers of one rollout: a uniform per (prompt id, sample k, token position), whatever the batching."""
+
+    base: int
+    iteration: int = field(default=0, kw_only=True)
+    """Of the run; part of ``base`` already."""
+
+    @classmethod
+    def of(cls, seed: int, purpose: Purpose, iteration: int) -> Draws:
+        """The draws of one iteration."""
+        return cls(stream(seed, purpose, iteration), iteration=iteration)
+
+    def uniform(self, prompt_ids: Tensor, samples: Tensor, positions: Tensor | int) -> Tensor:
+        """Float64 in [0, 1) for each element; ``positions`` count the tokens of a response from 0."""
+        return uniforms(self.base, prompt_ids, samples, positions)
+
+
+def sample_tokens(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+    """Draw one token per row by inverting the cumulative distribution, and its log-probability.
+
+    Args:
+        logits: [rows, V], any float dtype.
+        uniform: [rows] float64 in [0, 1); unused when greedy.
+        sampling: temperature, ``top_p``, ``top_k``.
+
+    Returns:
+        ``tokens`` [rows] int64 and ``logprobs`` [rows] float32 under the policy at the sampling temperature (at
+        temperature 1 when greedy). With top-p or top-k they are still the policy's own, not the truncated ones.
+    """
+    scores = logits.float()
+    if sampling.temperature not in (0.0, 1.0):
+        scores = scores / sampling.temperature
+    probabilities = torch.softmax(scores, dim=-1)
+    blocks, ends = _blocks(probabilities)
+    if sampling.temperature == 0:
+        tokens = scores.argmax(dim=-1)
+    elif sampling.neutral:
+        tokens = _invert(blocks, ends, uniform.to(logits.device))
+    else:
+        tokens = _invert(*_blocks(_truncate(probabilities, sampling)), uniform.to(logits.device))
+    tokens = tokens.clamp(max=logits.shape[-1] - 1)  # NaN is found where it matters, in the loss
+    chosen = probabilities.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).double()
+    return tokens, (chosen / ends[:, -1]).log().float()  # float32 probabilities add up to 1 only within 1e-5
+
+
+def _blocks(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """[rows, blocks, BLOCK] weights, and the running sums [rows, blocks] of whole blocks in float64."""
+    missing = -weights.shape[1] % BLOCK
+    blocks = (nn.functional.pad(weights, (0, missing)) if missing else weights).view(len(weights), -1, BLOCK)
+    return blocks, blocks.sum(-1).double().cumsum(-1)
+
+
+def _invert(blocks: Tensor, ends: Tensor, uniform: Tensor) -> Tensor:
+    """The first token whose cumulative weight exceeds ``uniform`` times the total: first its block, then the token.
+
+    Two levels read the vocabulary once. Running sums are float64: at V = 150,000 one in float32 is off by more than
+    rare tokens weigh. A token of weight 0 is never drawn.
+    """
+    target = (uniform.clamp(max=BELOW_ONE) * ends[:, -1]).unsqueeze(-1)
+    block = torch.searchsorted(ends, target, right=True).clamp(max=ends.shape[1] - 1)  # beyond the end only by NaN
+    end = ends.gather(1, block)
+    start = torch.where(block > 0, ends.gather(1, (block - 1).clamp(min=0)), 0.0)
+    inside = blocks[torch.arange(len(blocks), device=blocks.device), block.squeeze(-1)].double().cumsum(-1)
+    share = ((target - start) / (end - start)).clamp(max=BELOW_ONE)  # its own sum may differ in the last digits
+    place = torch.searchsorted(inside, share * inside[:, -1:], right=True).clamp(max=BLOCK - 1)
+    return (block * BLOCK + place).squeeze(-1)
+
+
+def _truncate(probabilities: Tensor, sampling: SamplingParams) -> Tensor:
+    if sampling.top_k > 0:
+        kept = probabilities.topk(min(sampling.top_k, probabilities.shape[-1]), dim=-1).values[:, -1:]
+        probabilities = torch.where(probabilities >= kept, probabilities, 0.0)
+    if sampling.top_p < 1.0:
+        ordered, index = probabilities.sort(dim=-1, descending=True)
+        outside = ordered.cumsum(dim=-1) - ordered > sampling.top_p * ordered.sum(dim=-1, keepdim=True)
+        probabilities = torch.zeros_like(probabilities).scatter(-1, index, ordered.masked_fill(outside, 0.0))
+    return probabilities

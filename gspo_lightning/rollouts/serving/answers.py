@@ -1,0 +1,76 @@
+"""What a server answers, checked before anything is trained on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.types import SamplingParams
+
+__all__ = ["LARGEST_LOGPROB", "Answer", "BadReplyError", "checked"]
+
+LARGEST_LOGPROB = 1e-3
+"""Nats: what rounding may put a log-probability above 0."""
+
+
+class BadReplyError(Exception):
+    """A server answered, but not what was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One response as it came: token ids and the log-probability of each (nats)."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+def checked(answer: Answer, reason: str, asked: Mapping[str, Any], vocabulary: int) -> Answer:
+    """The answer, if its tokens are the policy's, its log-probabilities are some, and it ends where it should.
+
+    Raises:
+        BadReplyError: it is not what was asked for.
+    """
+    ids, logprobs = answer.token_ids, answer.logprobs
+    if not all(0 <= i < vocabulary for i in ids):
+        raise BadReplyError(f"it sent the token id {max(ids, key=abs)}, but the policy's vocabulary has {vocabulary}")
+    if not all(isinstance(x, int | float) and math.isfinite(x) and x <= LARGEST_LOGPROB for x in logprobs):
+        raise BadReplyError(f"its log-probabilities are none: {shown(logprobs)}")
+    _check_end(ids, reason, asked)
+    return answer
+
+
+def _check_end(ids: Sequence[int], reason: str, asked: Mapping[str, Any]) -> None:
+    limit, stops = asked["max_tokens"], set(asked["stop_token_ids"])
+    if len(ids) > limit:
+        raise BadReplyError(f"it sent {len(ids)} tokens where at most {limit} were asked for")
+    if stops.intersection(ids[:-1]):
+        raise BadReplyError("it went on after an end token")
+    ended = ids[-1] in stops or (asked["stop"] and reason == "stop")
+    if not ended and len(ids) < limit:
+        raise BadReplyError(f"it stopped after {len(ids)} of {limit} tokens without an end (finish_reason: {reason})")
+
+
+def complete(ids: Sequence[int], before: Sequence[int], sampling: SamplingParams, policy: Policy) -> int | None:
+    """After how many tokens a response has ended, by the rule that all sources share; None: it has not."""
+
+    def has_stop(count: int) -> bool:
+        text = policy.tokenizer.decode([*before, *ids[:count]], skip_special_tokens=True)
+        return any(stop in text for stop in sampling.stop_strings)
+
+    if not sampling.stop_strings or not has_stop(len(ids)):
+        return len(ids) if ids[-1] in sampling.stop_token_ids else None
+    low, high = 1, len(ids)  # once a text contains a stop string, it always does
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if has_stop(middle) else (middle + 1, high)
+    return low
+
+
+def shown(value: Any) -> str:
+    """As it is written, cut where it is long."""
+    text = repr(value)
+    return f"{text[:97]}..." if len(text) > 100 else text

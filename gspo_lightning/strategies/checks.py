@@ -1,0 +1,73 @@
+"""Strategies and optimizers that cannot mean here what they mean elsewhere are refused."""
+
+from __future__ import annotations
+
+import torch
+from lightning.pytorch.strategies import FSDPStrategy as LightningFSDP
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+)
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.strategies.layers import Sharding
+from gspo_lightning.strategies.sharding import is_sharded
+
+__all__ = ["check_optimizer", "check_strategy"]
+
+_ENGINES = {"DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy", "XLAFSDPStrategy"}
+"""By name: importing them would need what they need."""
+
+
+def check_strategy(strategy: object) -> None:
+    """Refuse Lightning's own sharding strategies, which gather weights only inside a forward pass, strategies with an
+    engine of their own, and processes that are not started from the command line.
+
+    Raises:
+        UserError: it is one of them, or its name.
+    """
+    name = strategy if isinstance(strategy, str) else f"Lightning's {type(strategy).__name__}"
+    named = isinstance(strategy, str) and strategy.startswith("fsdp")
+    if named or (isinstance(strategy, LightningFSDP | ModelParallelStrategy) and not isinstance(strategy, Sharding)):
+        raise UserError(
+            "trainer.strategy",
+            f"{name} cannot sample from sharded weights",
+            fix="add --config configs/fsdp2.yaml (class_path: gspo_lightning.strategies.FSDP2Strategy), or fsdp.yaml",
+        )
+    engine = isinstance(strategy, str) and strategy.startswith(("deepspeed", "xla"))
+    if engine or {kind.__name__ for kind in type(strategy).__mro__} & _ENGINES:
+        raise UserError(
+            "trainer.strategy",
+            f"{name} has a backward pass and an optimizer step of its own, which this package does not drive",
+            fix="use ddp, or configs/fsdp2.yaml where a rank cannot hold the whole optimizer state",
+        )
+    start = getattr(strategy, "_start_method", "popen")
+    if start != "popen":
+        raise UserError(
+            "trainer.strategy",
+            f"starts its processes by {start!r}: reward workers and prompts are in this process and cannot follow",
+            fix="use ddp, which starts every rank from the command line",
+        )
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, policy: nn.Module) -> None:
+    """Refuse on shards: bitsandbytes, whose 8-bit state belongs to blocks of whole tensors, and with FSDP1 an optimizer
+    that keeps no state, because torch would not find the state it expects when it resumes.
+
+    Raises:
+        UserError: the policy is sharded and the optimizer is one of these.
+    """
+    stateless = isinstance(optimizer, torch.optim.SGD) and not any(g["momentum"] for g in optimizer.param_groups)
+    if stateless and isinstance(policy, FullyShardedDataParallel):
+        raise UserError(
+            "model.optimizer",
+            "SGD without momentum keeps no state, and a checkpoint of FSDPStrategy without any cannot be resumed",
+            fix="use torch.optim.AdamW or a momentum above 0, or FSDP2Strategy (configs/fsdp2.yaml)",
+        )
+    if is_sharded(policy) and type(optimizer).__module__.startswith("bitsandbytes"):
+        raise UserError(
+            "model.optimizer",
+            f"{type(optimizer).__name__} of bitsandbytes cannot step or save sharded weights",
+            fix="use torch.optim.AdamW (every rank keeps only its share of the state), or strategy: ddp",
+        )

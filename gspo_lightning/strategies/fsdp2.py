@@ -1,0 +1,79 @@
+"""FSDP2: every parameter is sharded by itself (``fully_shard``)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
+
+from gspo_lightning.distributed import fail_together
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.strategies.layers import Sharding, compute_dtype, decoder_layers
+from gspo_lightning.strategies.sharding import Gathering
+
+__all__ = ["FSDP2Strategy"]
+
+
+class FSDP2Strategy(Sharding, ModelParallelStrategy):
+    """Fully sharded data parallel by ``torch.distributed.fsdp.fully_shard`` (FSDP2).
+
+    Args:
+        cpu_offload: keep shards and optimizer state in the main memory.
+        save_distributed_checkpoint: each rank writes its shards, to a folder; false: rank 0 writes one file.
+        reshard_after_forward: drop a layer's parameters after its forward pass and gather them again for the backward
+            pass; false needs the memory of all parameters and saves a third of the communication.
+        rollouts: ``gathered``: sample from a plain copy of all parameters in the dtype that computes, every rank at its
+            own pace; ``lockstep``: from the shards, layer by layer, where that copy does not fit. All ranks then wait
+            for the longest response at every step.
+        timeout_minutes: after which a collective that some rank does not join fails; a rollout may take this long.
+    """
+
+    def __init__(
+        self,
+        cpu_offload: bool = False,
+        save_distributed_checkpoint: bool = True,
+        reshard_after_forward: bool = True,
+        rollouts: Literal["gathered", "lockstep"] = "gathered",
+        timeout_minutes: float = 30.0,
+    ) -> None:
+        super().__init__(
+            save_distributed_checkpoint=save_distributed_checkpoint, timeout=timedelta(minutes=timeout_minutes)
+        )
+        self.cpu_offload, self.reshard_after_forward = cpu_offload, reshard_after_forward
+        self.rollouts = rollouts
+
+    def _setup_distributed(self) -> None:
+        super()._setup_distributed()
+        self._data_parallel_size, self._tensor_parallel_size = self.world_size, 1
+
+    def shard(self, policy: Policy, offload: bool = False) -> Policy:
+        """Shard a policy in place; ``offload`` as in :meth:`FSDPStrategy.shard`."""
+        dtype = compute_dtype(str(self.precision_plugin.precision))
+        policy.gathering = Gathering(policy, self.root_device, dtype, lockstep=self.rollouts == "lockstep")
+        options: dict[str, Any] = {
+            "mesh": self.device_mesh["data_parallel"],
+            "mp_policy": MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False),
+        }
+        if (self.cpu_offload or offload) and self.root_device.type != "cpu":
+            options["offload_policy"] = CPUOffloadPolicy()
+        for layer in decoder_layers(policy):
+            fully_shard(layer, reshard_after_forward=self.reshard_after_forward, **options)
+        fully_shard(policy, **options)
+        return policy
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+        """See :meth:`Sharding.save_checkpoint`; as one file like that of a single process, if so chosen."""
+        if self._save_distributed_checkpoint:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        with fail_together():
+            if self.is_global_zero:
+                self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options=storage_options)

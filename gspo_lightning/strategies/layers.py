@@ -1,0 +1,107 @@
+"""What both forms of FSDP need to know: the layers of a decoder, the compute dtype, precision under shards."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.precision import FSDPPrecision
+from torch import nn
+from torch.distributed.fsdp import (
+    MixedPrecision,
+)
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.resume import save_folder
+
+__all__ = ["ShardedPrecision", "compute_dtype", "decoder_layers"]
+
+
+def decoder_layers(policy: Policy) -> list[nn.Module]:
+    """The layers that are sharded each for itself: gathered just before they compute and dropped right after.
+
+    Raises:
+        UserError: the model has none that transformers marks, or an expert of a mixture is a module of its own.
+    """
+    name = type(policy.model).__name__
+    layers = [m for m in policy.model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        raise UserError(
+            "trainer.strategy",
+            f"cannot shard {name}: it has no layers that transformers marks",
+            fix="use strategy: ddp",
+        )
+    for path, module in policy.model.named_modules():
+        if path.endswith("experts") and isinstance(module, nn.ModuleList):
+            raise UserError(
+                "trainer.strategy",
+                f"cannot shard {name}: the {len(module)} experts of {path} are separate modules, and ranks whose "
+                "tokens choose other experts would wait for each other for ever",
+                fix="use a model class with fused experts (transformers 5: Qwen3-MoE, Mixtral ...), or strategy: ddp",
+            )
+    return layers
+
+
+def compute_dtype(precision: str) -> torch.dtype | None:
+    """Of parameters in forward passes; None keeps each parameter's own."""
+    return torch.bfloat16 if precision == "bf16-mixed" else None
+
+
+class ShardedPrecision(FSDPPrecision):
+    """Lightning's, but gradients are reduced in float32, autocast is on the device that trains, and inputs stay.
+
+    Lightning's rounds every float of a batch, advantages and old log-probabilities included.
+    """
+
+    device = "cuda"
+
+    @property
+    def mixed_precision_config(self) -> MixedPrecision:
+        """Of every wrapped module."""
+        return MixedPrecision(
+            param_dtype=compute_dtype(self.precision),
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,
+            cast_root_forward_inputs=False,
+        )
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        """As it is: ``model.dtype`` decides."""
+        return module
+
+    def convert_input(self, data: Any) -> Any:
+        """As it is."""
+        return data
+
+    def convert_output(self, data: Any) -> Any:
+        """As it is."""
+        return data
+
+    def forward_context(self) -> contextlib.AbstractContextManager[Any]:
+        """Autocast with bf16-mixed."""
+        if self.precision != "bf16-mixed":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device, dtype=torch.bfloat16, cache_enabled=False)
+
+
+class Sharding:
+    """What both strategies share."""
+
+    reduces_each = True
+    """Whether every micro-batch reduces its gradients: so a rank never holds more than its shard of them."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
+        """Write a folder beside the target, swap it in, and write its manifest last.
+
+        Raises:
+            NonFiniteError: a weight or an optimizer state is not finite.
+            InfrastructureError: it cannot be written.
+        """
+        path = Path(self.broadcast(filepath))  # type: ignore[attr-defined]
+        write = functools.partial(super().save_checkpoint, checkpoint)  # type: ignore[misc]
+        save_folder(path, checkpoint, write, (storage_options or {}).get("score"))

@@ -1,0 +1,120 @@
+"""An update written down: everything it saw, so that it can be done again without the run (``gspo replay``)."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.errors import UserError, first_line
+from gspo_lightning.objectives import Objective
+from gspo_lightning.old_policy.base import OldPolicy
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.resume import atomic_file
+from gspo_lightning.strategies.sharding import full_weights, in_step, is_sharded
+from gspo_lightning.types import MiniBatch
+
+__all__ = ["Dump", "make_dump"]
+
+
+@dataclasses.dataclass
+class Dump:
+    """Everything that one update saw: it can be done again without the run (``gspo replay``)."""
+
+    update: int
+    """Number of the update, from 1."""
+    values: dict[str, float]
+    """What was measured: loss, gradient norm, largest ratio."""
+    mini_batch: MiniBatch
+    """This rank's rows: token ids, old log-probabilities, advantages."""
+    logprobs: list[Tensor]
+    """Log-probabilities [N, T] of each micro-batch under the weights before the update."""
+    segments: list[Tensor | None]
+    """[N, T] segment numbers of each micro-batch, for objectives over given segments."""
+    rewards: dict[str, Any]
+    """``{"<prompt>/<sample>": [hash of its token ids, reward or None]}`` of this rank's rollout batch."""
+    rng: dict[str, int]
+    """``seed`` and ``iteration``: every draw is a function of these."""
+    model: ModelSettings
+    objective: dict[str, Any]
+    """Dotted class and settings."""
+    temperature: float
+    weights: dict[str, Tensor]
+    longest: int = 0
+    """Tokens that a row of the run could have: some rotary embeddings depend on it. 0: not written down."""
+    """The policy before the update."""
+    router_aux_loss_coef: float = 0.0
+    """Weight of the routers' load-balancing loss."""
+
+    def write(self, folder: Path, rank: int) -> Path:
+        """Write to ``folder``; tensors and primitives only.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = folder / f"update-{self.update:08d}{f'-rank{rank}' if rank else ''}.pt"
+        content = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        content |= {"mini_batch": self.mini_batch.state_dict(), "model": dataclasses.asdict(self.model)}
+        with atomic_file(path) as file:
+            torch.save(content, cast(BinaryIO, file))
+        return path
+
+    @classmethod
+    def read(cls, path: Path, trust_remote_code: bool = False) -> Dump:
+        """The inverse of :meth:`write`; runs no code from the file, nor does it decide whether a model's code is run.
+
+        Raises:
+            UserError: it is no dump.
+        """
+        try:
+            content = torch.load(path, weights_only=True, map_location="cpu")
+            content["mini_batch"] = MiniBatch.from_state_dict(content["mini_batch"])
+            content["model"] = ModelSettings.of_file(content["model"], trust_remote_code)
+            return cls(**content)
+        except Exception as error:  # whatever a foreign or torn file makes torch raise
+            cause = first_line(error)
+            raise UserError("DUMP", f"{path} cannot be read: {cause}") from error
+
+
+@torch.no_grad()
+def make_dump(
+    batch: MiniBatch,
+    policy: Policy,
+    old_policy: OldPolicy,
+    objective: Objective,
+    temperature: float,
+    *,
+    on_policy: bool = False,
+    **rest: Any,
+) -> Dump:
+    """A dump of an update that has not happened; ``rest`` are the fields that are known already."""
+    logprobs, parts = [], []
+    for part in in_step(policy, batch.micro_batches, policy.device):
+        current = policy(part, temperature)[0]
+        old = old_policy.logprobs(part, temperature, current if on_policy else None)
+        logprobs.append(current.cpu())
+        routes = part.routes if policy.routing is not None and policy.routing.replay != "off" else None
+        parts.append(dataclasses.replace(part, old_logprobs=old, routes=routes).to("cpu"))
+    parts, logprobs = parts[: len(batch.micro_batches)], logprobs[: len(batch.micro_batches)]
+    kind, known = type(objective), dataclasses.fields(objective)
+    settings = {f.name: getattr(objective, f.name) for f in known if f.init}
+    described = {"class": f"{kind.__module__}.{kind.__qualname__}", "settings": settings}
+    return Dump(
+        mini_batch=dataclasses.replace(batch, micro_batches=parts),
+        logprobs=logprobs,
+        objective=described,
+        temperature=temperature,
+        weights=_weights(policy),
+        **rest,
+    )
+
+
+def _weights(policy: Policy) -> dict[str, Tensor]:
+    """Of the transformers model, whole, on the CPU."""
+    if is_sharded(policy):
+        return {name: value.cpu() for name, value in full_weights(policy, policy.device)}
+    return {name: value.detach().cpu().clone() for name, value in policy.model.state_dict().items()}

@@ -1,0 +1,55 @@
+"""Routers of mixtures of experts over a whole mini-batch: their load-balancing loss, and how far choices have moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gspo_lightning.distributed import all_sum
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.routing import LoadBalance, expert_load, recording, routing_sums
+from gspo_lightning.types import MicroBatch
+
+__all__ = ["changed_routes", "load_balance"]
+
+
+@torch.no_grad()
+def load_balance(
+    coef: float, policy: Policy, micro_batches: Sequence[MicroBatch], temperature: float
+) -> LoadBalance | None:
+    """What the load-balancing loss needs to know of a mini-batch: one more forward pass over it. None with ``coef`` 0.
+
+    Args:
+        coef: weight of the loss.
+        policy: is trained.
+        micro_batches: this rank's, on its device, as many as every other rank has.
+        temperature: the one responses were sampled at.
+    """
+    if coef == 0 or policy.routing is None:
+        return None
+    load = torch.zeros(policy.routing.experts + 1, dtype=torch.float64, device=policy.device)
+    for part in micro_batches:
+        with recording(policy.routing) as tape:
+            policy(part, temperature)
+        if tape is not None:
+            load += expert_load(tape, part, policy.routing, policy.packed)
+    return LoadBalance(coef, all_sum(load))
+
+
+@torch.no_grad()
+def changed_routes(part: MicroBatch, policy: Policy, temperature: float) -> float:
+    """The share of (token, layer) choices of a micro-batch that differ from its ``routes``, over all ranks.
+
+    One more forward pass; call it on every rank. 0 where there is nothing to compare.
+    """
+    with recording(policy.routing) as tape:
+        policy(part, temperature)
+    if tape is None or policy.routing is None:
+        return 0.0
+    sums, _ = routing_sums(tape, part, policy.routing)
+    nothing = torch.zeros((), device=part.input_ids.device)
+    changed, count = all_sum(
+        torch.stack([x.double() for x in sums.get("changed_choices", (nothing, nothing))])
+    ).tolist()
+    return changed / count if count else 0.0
