@@ -10,7 +10,7 @@ VLLM_PYTHON ?=
 VLLM_HOME ?= $(HOME)/.cache/gspo_lightning
 TEST_PROCESSES ?= 2
 BIN := $(VENV)/bin
-SANDBOX_TESTS := tests/rewards/hostile $(patsubst %,tests/rewards/test_%.py,sandbox_parts code_honest code_cheats rewards_code)
+SANDBOX_TESTS := tests/sandbox tests/rewards/code
 
 .PHONY: help install sandbox bench-install bench gpu-check quickstart test test-quick test-long test-sandbox test-trl test-vllm \
   audit mutants check format lint types doctest constraints clean
@@ -81,7 +81,7 @@ test-sandbox: install sandbox
 	GSPO_TESTS_EXPECT=bubblewrap $(BIN)/python -m pytest $(SANDBOX_TESTS)
 
 test-trl: bench-install
-	GSPO_TESTS_EXPECT=trl $(BIN)/python -m pytest tests/objectives/test_objectives_against_trl.py tests/test_benchmarks.py
+	GSPO_TESTS_EXPECT=trl $(BIN)/python -m pytest tests/objectives/test_against_trl.py tests/benchmarks/test_benchmarks.py
 
 # vLLM pins versions of its own, so it has an environment of its own; VLLM_PYTHON=... takes one that is there
 test-vllm:

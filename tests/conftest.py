@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerFast
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from gspo_lightning.types import Prompt
-from tests.leftovers import describe, end_group_and_ranks, threads_left
-from tests.order import SEED_VARIABLE, in_order, shuffled
+from tests.support.leftovers import describe, end_group_and_ranks, threads_left
+from tests.support.order import SEED_VARIABLE, in_order, shuffled
 
 torch.set_num_threads(1)
 

@@ -6,14 +6,14 @@ import ast
 import functools
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-ROOT = Path(__file__).parents[1]
+from tests import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PACKAGE, EVERYWHERE = ("gspo_lightning",), ("gspo_lightning", "tests", "benchmarks", "tools", "examples")
 MODULES = {"pytest-xdist": "xdist"}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / "gspo_lightning"
+from tests import ROOT
+
+PACKAGE = ROOT / "gspo_lightning"
 READ_ELSEWHERE = {
     "strict_loading": "Lightning's, when it loads a checkpoint",
     "save_config_callback": "LightningCLI's",

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from gspo_lightning.cli import main
-from tests.training.runs import share_cold_start
+from tests import ROOT
+from tests.runs.runs import share_cold_start
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import torch
@@ -17,20 +16,14 @@ from transformers import (
 
 from gspo_lightning.errors import UserError, did_you_mean, first_line
 from gspo_lightning.policy.hub import check_reachable
+from gspo_lightning.policy.loading_lock import LOADING
 from gspo_lightning.policy.lora import add_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import checkpoint_contexts
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import TINY_CONTEXT, TINY_MODELS, build_tiny_model, character_tokenizer
 
-__all__ = ["LOADING", "check_name", "context_length", "load_config", "load_policy", "load_tokenizer"]
-
-LOADING = threading.Lock()
-"""To be held while a model is made or loaded.
-
-``from_pretrained`` of transformers replaces ``PreTrainedModel.tie_weights`` while it runs. Two loads whose beginnings
-and ends cross leave it replaced: every later model of that process would silently lose its tied output head.
-"""
+__all__ = ["check_name", "context_length", "load_config", "load_policy", "load_tokenizer"]
 
 
 def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:

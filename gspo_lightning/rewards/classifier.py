@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from gspo_lightning.errors import UserError, did_you_mean, first_line
-from gspo_lightning.policy.loading import LOADING
+from gspo_lightning.policy.loading_lock import LOADING
 from gspo_lightning.rewards.base import Reward
 from gspo_lightning.rewards.types import Sample, Score
 

@@ -15,6 +15,7 @@ from gspo_lightning import cli
 from gspo_lightning.commands.score import build_reward, main
 from gspo_lightning.errors import UserError
 from gspo_lightning.rewards import ExactMatch, FunctionReward
+from tests import ROOT
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_plug_ins(files: tuple[Path, Path], tmp_path: Path) -> None:
 
 def test_the_shipped_example(files: tuple[Path, Path]) -> None:
     write(files[0], {"id": 1, "completion": "x" * 25})
-    plugin = Path(__file__).parents[2] / "plugins" / "brevity.py"
+    plugin = ROOT / "plugins" / "brevity.py"
     found = run(files, "--reward", 'Brevity:{"max_characters": 100}', "--plugins", str(plugin))
     assert found[0]["reward"] == 0.75
 

@@ -17,7 +17,7 @@ from gspo_lightning.metrics import parameters
 from gspo_lightning.metrics.meter import UpdateMeter
 from gspo_lightning.metrics.parameters import ParameterMeter
 from gspo_lightning.strategies.sharding import is_sharded
-from tests.training.processes import in_processes
+from tests.runs.processes import in_processes
 
 
 def model() -> nn.Sequential:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from gspo_lightning.metrics.table import METRICS, lookup, main, markdown
+from tests import ROOT
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCUMENT = ROOT / "docs" / "metrics.md"
 LOGGED = """
 reward/mean reward/std reward/parts/correct reward/dead_groups reward/missing response/length response/terminated
 response/truncated ratio/mean ratio/std ratio/log_sequence_mean ratio/log_sequence_std ratio/outside_band ratio/clamped

@@ -13,7 +13,7 @@ import pytest
 from gspo_lightning.cli import main
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts import PromptFile
-from tests.training import runs
+from tests.runs import runs
 
 SECRET = "Xylophone"
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import served
 
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.process import LocalServer
-from tests.training import runs
+from tests.real_vllm import served
+from tests.runs import runs
 
 
 @pytest.fixture(scope="session")

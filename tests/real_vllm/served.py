@@ -27,7 +27,7 @@ from gspo_lightning.rollouts.serving import guard
 from gspo_lightning.rollouts.serving.process import LocalServer, command, free_port
 from gspo_lightning.rollouts.vllm.server import CPU_DEFAULTS, CPU_ENVIRONMENT, DEFAULTS
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
-from tests.training import runs
+from tests.runs import runs
 
 VLLM = [
     pytest.mark.vllm,

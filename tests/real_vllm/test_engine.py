@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import served
 import torch
 
 from gspo_lightning.errors import UserError
@@ -18,7 +17,8 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.rollouts import Beginning, VLLMEngine
 from gspo_lightning.types import FinishReason, Prompt, SamplingParams
-from tests.training import runs
+from tests.real_vllm import served
+from tests.runs import runs
 
 pytestmark = served.VLLM
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from contextlib import closing
 
-import served
-
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import VLLMServer
 from gspo_lightning.types import Prompt
+from tests.real_vllm import served
 
 pytestmark = served.VLLM
 

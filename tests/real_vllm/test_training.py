@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import served
 
 from gspo_lightning.rollouts.serving.client import Client
 from gspo_lightning.rollouts.serving.process import LocalServer
 from gspo_lightning.rollouts.vllm import server
-from tests.training import runs
+from tests.real_vllm import served
+from tests.runs import runs
 
 pytestmark = served.VLLM
 GROUP, PROMPTS, UPDATES = 4, 8, 2

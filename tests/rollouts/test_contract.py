@@ -5,12 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-import model_families
 import pytest
 import torch
-from model_families import WINDOW
-from replayed import Replayed
-from through_http import ThroughHTTP
 from transformers import PreTrainedTokenizerFast
 
 from gspo_lightning.packing.batches import make_micro_batch
@@ -18,6 +14,10 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource, TransformersGenerate
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
+from tests.rollouts.replayed import Replayed
+from tests.rollouts.through_http import ThroughHTTP
+from tests.support import model_families
+from tests.support.model_families import WINDOW
 
 DRAWS = Draws.of(0, Purpose.TRAIN_SAMPLING, 2)
 STOPS = (1, 5, 9, 20)

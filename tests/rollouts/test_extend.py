@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-import model_families
 import pytest
 import torch
 
@@ -14,6 +13,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Beginning, Draws, GroupedSampler, RolloutSource, TransformersGenerate
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
+from tests.support import model_families
 
 DRAWS = Draws.of(0, Purpose.TRAIN_SAMPLING, 2)
 SAMPLING = SamplingParams(14, stop_token_ids=(1, 5, 9, 20))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 
-import model_families
 import pytest
 import torch
 
@@ -14,6 +13,7 @@ from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.rollouts.partial import PartialRollouts
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
+from tests.support import model_families
 
 DRAWS = Draws.of(0, Purpose.TRAIN_SAMPLING, 2)
 SAMPLING = SamplingParams(24, stop_token_ids=(1, 5, 9))

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import model_families
 import pytest
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from gspo_lightning.rollouts.sampler.decoding import PaddedDecoder, SharedDecode
 from gspo_lightning.rollouts.verify import boundaries, verify_decoding
 from gspo_lightning.training.trainer import GSPOConfig, GSPOTrainer
 from gspo_lightning.types import Prompt, SamplingParams
+from tests.support import model_families
 from tools.models import tiny
 
 LONGEST = 40

@@ -21,8 +21,8 @@ from tools.mutants.run import run_all
 
 COVER = {
     "gspo_lightning/objectives/*.py": "tests/objectives",
-    "gspo_lightning/advantages/within_groups.py": "tests/test_advantages.py",
-    "gspo_lightning/policy/logprobs.py": "tests/test_logprobs.py",
+    "gspo_lightning/advantages/within_groups.py": "tests/advantages/test_within_groups.py",
+    "gspo_lightning/policy/logprobs.py": "tests/policy/test_logprobs.py",
 }
 """Glob of source files -> the unit tests that cover them (comma-separated)."""
 ACCEPTED = Path(__file__).parent.with_name("accepted_mutants.toml")

@@ -11,7 +11,7 @@ from types import CodeType
 from typing import Any
 
 NOT_RUN = (
-    "tests/objectives/test_objectives_against_trl.py",  # needs an extra; the rest has to be enough
+    "tests/objectives/test_against_trl.py",  # needs an extra; the rest has to be enough
     "test_imports_without_lightning_or_transformers",  # another process: it would see the unchanged source
 )
 

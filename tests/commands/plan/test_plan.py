@@ -1,0 +1,202 @@
+"""What `gspo plan` prints is what a run will need: by hand, by counting, and beside measured memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from transformers import Qwen3Config
+
+from benchmarks.plan import CASES, compare
+from gspo_lightning.cli import main
+from gspo_lightning.commands.plan import memory
+from gspo_lightning.commands.plan.devices import CARDS, GIB, Device, device_of
+from gspo_lightning.commands.plan.job import Job
+from gspo_lightning.commands.plan.memory import (
+    SAMPLING,
+    STEPPING,
+    TRAINING,
+    counts_of,
+    kv_bytes,
+    memory_of,
+    optimizer_bytes,
+)
+from gspo_lightning.commands.plan.models import config_of
+from gspo_lightning.commands.plan.work import equation, work_of
+from gspo_lightning.policy.settings import ModelSettings
+from tests.runs.runs import QUICKSTART
+
+CPU = Device("CPU", 1 << 40, cpu=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Only a config.json: 2 layers, 1.4 million parameters. One for all: what was counted for it is remembered."""
+    folder = tmp_path_factory.mktemp("model")
+    config = Qwen3Config(
+        hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+        intermediate_size=256, vocab_size=4096, max_position_embeddings=2048,
+    )  # fmt: skip
+    config.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def job(folder: Path) -> Job:
+    return Job(
+        model=ModelSettings(str(folder)), optimizer="torch.optim.AdamW", precision="32-true", strategy="single",
+        shards_weights=True, cpu_offload=False, world=1, old_policy="CachedLogProbs", reference=False, prompts=16,
+        group_size=4, minibatches=4, epochs=1, budget=512, max_prompt=20, max_response=100, iterations=10,
+        packed=False, source="GroupedSampler", max_rows=32,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("Qwen/Qwen3-1.7B", 1.72), ("Qwen/Qwen3-30B-A3B", 30.53), ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1.78)],
+)
+def test_known_models_have_the_parameters_of_their_cards(name: str, billions: float) -> None:
+    assert counts_of(ModelSettings(name)).total / 1e9 == pytest.approx(billions, abs=0.005)
+
+
+def test_active_parameters_of_a_mixture() -> None:
+    active = counts_of(ModelSettings("Qwen/Qwen3-30B-A3B")).active + 2048 * 151936  # cards count the embedding, too
+    assert active / 1e9 == pytest.approx(3.35, abs=0.01)
+
+
+def test_states_by_hand(job: Job) -> None:
+    attention = 128 * 128 + 2 * 128 * 64 + 128 * 128 + 2 * 32  # query, key, value, output, norms of heads
+    layer = attention + 3 * 128 * 256 + 2 * 128
+    total = 2 * layer + 2 * 4096 * 128 + 128
+    assert counts_of(job.model).total == total
+    items = memory_of(job, CPU).items
+    assert items["weights"][SAMPLING] == items["gradients"][STEPPING] == 4 * total
+    assert items["optimizer state"][TRAINING] == 8 * total
+    assert items["keys and values"][SAMPLING] == 3 * (2 * 2 * 32 * 4) * 32 * 120  # 2 layers, and one that is copied
+    assert items["old log-probabilities"][TRAINING] == 64 * 100 * 4
+
+
+def test_packed_cache_keeps_prompts_once(job: Job) -> None:
+    packed = dataclasses.replace(job, packed=True)
+    assert kv_bytes(packed, config_of(job.model), 32) == 3 * 512 * (8 * 20 + 32 * 128)  # 100 tokens take 128 places
+
+
+def test_small_models_are_copied_to_decode(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = dataclasses.replace(job, packed=True)
+    total = 4 * counts_of(job.model).total
+    assert memory_of(packed, CPU).items["weights, transposed"] == {SAMPLING: total}
+    assert "weights, transposed" not in memory_of(job, CPU).items
+    assert "weights, transposed" not in memory_of(dataclasses.replace(packed, precision="bf16-mixed"), CPU).items
+    monkeypatch.setattr(memory, "LARGEST", total - 1)
+    assert "weights, transposed" not in memory_of(packed, CPU).items
+
+
+def test_eight_bit_state(job: Job) -> None:
+    counts = counts_of(job.model)
+    assert counts.small == 2 * (2 * 32 + 2 * 128) + 128  # the norms
+    large = counts.total - counts.small
+    assert optimizer_bytes("bitsandbytes.optim.AdamW8bit", counts, 4) == round(
+        2 * (large * 1.015625 + 4 * counts.small)
+    )
+    paged = memory_of(dataclasses.replace(job, optimizer="bitsandbytes.optim.PagedAdamW8bit"), CPU)
+    assert paged.host["optimizer state"] == optimizer_bytes("bitsandbytes.optim.PagedAdamW8bit", counts, 4)
+    assert "optimizer state" not in paged.items
+
+
+def test_sharding_divides_states_and_gathers_layers(job: Job) -> None:
+    whole = memory_of(job, CPU).items
+    shards = memory_of(dataclasses.replace(job, strategy="fsdp", world=4), CPU).items
+    for item in ("weights", "gradients", "optimizer state"):
+        assert shards[item][TRAINING] == pytest.approx(whole[item][TRAINING] / 4, abs=1)
+    assert shards["gathered weights"][SAMPLING] == whole["weights"][SAMPLING]
+
+
+def test_checkpointing_and_smaller_micro_batches_keep_less(job: Job) -> None:
+    def activations(changed: Job) -> int:
+        return memory_of(changed, CPU).items["activations"][TRAINING]
+
+    assert job.rows_at_once == 4
+    assert activations(dataclasses.replace(job, budget=240)) == pytest.approx(activations(job) / 2, rel=0.02)
+    assert activations(job.with_model(gradient_checkpointing=True)) < activations(job) / 4
+
+
+def test_equation(job: Job) -> None:
+    text = equation(dataclasses.replace(job, world=2, epochs=2))
+    assert "16 prompts x 4 responses = 64 rollouts = 4 mini-batches x 16 sequences = 2 ranks x 8" in text
+    assert "up to 2 micro-batches of 4 rows per rank" in text
+    assert "4 mini-batches x 2 passes = 8 updates per iteration x 10 iterations = 80 updates" in text
+
+
+def test_work_by_hand(job: Job) -> None:
+    work = work_of(job, CPU)
+    assert (work.prompt_tokens, work.response_tokens) == (320, 6400)
+    active = counts_of(job.model).total - 4096 * 128
+    token = 2 * active + 2 * 2 * 128 * 120
+    assert work.sampling_flops == token * 6720
+    assert work.training_flops == 3 * token * 64 * 120
+    assert 0 < work.sampling_share < 1
+
+
+def test_devices() -> None:
+    assert device_of("h100", "gpu") is CARDS["H100"]
+    assert 23 * GIB < device_of("24GB", "gpu").memory < 24 * GIB
+    assert device_of(None, "cpu").cpu
+
+
+def test_quickstart_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    two = ["--trainer.strategy=ddp", "--trainer.devices=2", f"--config={QUICKSTART.with_name('moe.yaml')}"]
+    assert main(["plan", f"--config={QUICKSTART}", *two]) == 0
+    printed = capsys.readouterr().out
+    assert "gradient buckets (DDP)" in printed
+    assert "32 prompts x 8 responses = 256 rollouts = 4 mini-batches x 64 sequences = 2 ranks x 32" in printed
+    assert "fits:" in printed
+    assert "active per token" in printed
+
+
+def test_two_options_where_it_does_not_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["plan", f"--config={QUICKSTART}", f"--model.name_or_path={folder}", "--model.layout=padded"]
+    sizes = ["--data.max_response_tokens=480", "--data.max_tokens_per_micro_batch=8192"]
+    assert main([*argv, *sizes, "--device=0.3GB"]) == 1
+    printed = capsys.readouterr().out
+    assert "does not fit:" in printed
+    assert "option 1: model.gradient_checkpointing: true" in printed
+    assert "option 2: data.max_tokens_per_micro_batch: 4096" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "hint"),
+    [
+        (["--model.name_or_path=nobody/knows-this-model"], "model.name_or_path", "config.json"),
+        (["--data.max_response_tokens=4000", "--device=80GB"], "data.max_response_tokens", "512 positions"),
+        (["--device=huge"], "--device", "neither a size"),
+        (["--trainer.devices=3", "--trainer.strategy=ddp"], "data.prompts_per_rollout", "multiple of 12"),
+        (["--model.optimizer=torch.optim.LBFGS"], "model.optimizer", "not known"),
+    ],
+)
+def test_mistakes(arguments: list[str], field: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    roomy = ["--data.max_tokens_per_micro_batch=8192"]
+    assert main(["plan", f"--config={QUICKSTART}", *roomy, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {field}")
+    assert hint in error
+
+
+def test_what_would_need_splitting_a_sequence_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = Qwen3Config(
+        hidden_size=512, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=8, head_dim=64,
+        intermediate_size=2048, vocab_size=4096, max_position_embeddings=1 << 20,
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["max_position_embeddings"] == 1 << 20
+    argv = ["plan", f"--config={QUICKSTART}", f"--model.name_or_path={tmp_path}", "--model.layout=padded"]
+    sizes = ["--data.max_response_tokens=90000", "--data.max_tokens_per_micro_batch=90016", "--device=1GB"]
+    assert main([*argv, *sizes]) == 2
+    assert "no context or expert parallelism" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name == "packed, gradient checkpointing"], ids=lambda c: c.name)
+def test_planned_memory_is_what_is_measured(case: object) -> None:
+    planned, measured = compare(case)  # type: ignore[arg-type]
+    assert planned == pytest.approx(measured, rel=0.25)

@@ -1,0 +1,434 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from torch.utils.tensorboard import SummaryWriter
+
+from gspo_lightning.commands.report import main
+from gspo_lightning.errors import UserError
+from gspo_lightning.report.figure import draw
+from gspo_lightning.report.page import write_report
+from gspo_lightning.report.read import read_run
+from gspo_lightning.report.run import Run, Series, labels
+from gspo_lightning.report.style import lines_of, smooth, window
+from gspo_lightning.report.verdicts import verdicts
+from gspo_lightning.report.words import headline, table
+from tests.support.recorded_run import curves, write_run
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "quickstart" / "version_0")
+
+
+@pytest.fixture(scope="module")
+def other_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "grpo" / "version_0", objective="GRPO")
+
+
+def texts(figure: Figure) -> str:
+    """Everything written on a figure, without drawing it."""
+    found = [text.get_text() for text in figure.texts]
+    for axes in figure.axes:
+        found += [axes.get_title(loc="left"), axes.get_xlabel(), axes.get_ylabel(), *(t.get_text() for t in axes.texts)]
+    return "\n".join(found)
+
+
+def judged(run: Run) -> dict[str, str]:
+    return {v.topic: f"{v.word}: {v.sentence}" for v in verdicts(run)}
+
+
+def run_of(**scalars: list[float]) -> Run:
+    """A run of 4 updates per iteration; a tag's slash is written as two underscores."""
+    length = max(map(len, scalars.values()))
+    run = Run(Path("run"))
+    run.scalars["data/iteration"] = series(list(np.arange(length) // 4))
+    run.scalars |= {tag.replace("__", "/"): series(values) for tag, values in scalars.items()}
+    return run
+
+
+def series(values: list[float], first: int = 1) -> Series:
+    return Series(np.arange(first, first + len(values)), np.array(values, dtype=float))
+
+
+# the two files ---------------------------------------------------------------------------------------------------
+
+
+def test_one_run_is_reported_into_its_own_folder(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run_folder)]) == 0
+    out = capsys.readouterr().out
+    assert "0.24 → 0.97" in out
+    assert str(run_folder / "report.png") in out
+    picture = imread(run_folder / "report.png")
+    assert picture.shape[:2] == (1128, 1800)
+    assert (picture[..., :3].std(axis=2) > 0.1).mean() > 0.002, "curves are in colour"
+    page = (run_folder / "report.md").read_text()
+    assert "# GSPO, seed 1" in page
+    assert "| held-out accuracy | 0.24 → 0.97 |" in page
+    assert "**Learning: learned.**" in page
+    assert "![curves](report.png)" in page
+    assert "`7+5=2;2*3=6;6-4=2;#2`" in page
+    assert "`1*9\\|2+3:`" in page, "a bar in model text must not end a cell"
+    assert not list(run_folder.glob(".*unfinished"))
+
+
+def test_several_runs_go_side_by_side_into_the_parent_of_the_first(
+    run_folder: Path, other_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run_folder), str(other_folder)]) == 0
+    page = (run_folder.parent / "report.md").read_text()
+    assert "| | GSPO | GRPO |" in page
+    assert page.count("**Stability:") == 2
+    assert "GRPO" in capsys.readouterr().out
+
+
+def test_output_names_another_folder_and_a_run_given_twice_is_one(run_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b"
+    assert main([str(run_folder), f"{run_folder}/../version_0", "--output", str(out)]) == 0
+    assert sorted(p.name for p in out.iterdir()) == ["report.md", "report.png"]
+    assert "before → after" in (out / "report.md").read_text()
+
+
+def test_library_call_returns_the_picture_and_leaves_matplotlib_alone(run_folder: Path, tmp_path: Path) -> None:
+    before = dict(matplotlib.rcParams), matplotlib.get_backend(auto_select=False)
+    assert write_report([run_folder], tmp_path) == tmp_path / "report.png"
+    assert (dict(matplotlib.rcParams), matplotlib.get_backend(auto_select=False)) == before
+
+
+# the picture -----------------------------------------------------------------------------------------------------
+
+
+def test_picture_says_what_run_it_is_and_labels_every_axis(run_folder: Path) -> None:
+    figure = draw([read_run(run_folder)])
+    said = texts(figure)
+    for words in (
+        "GSPO  ·  seed 1  ·  tiny-qwen3  ·  20",
+        "before 0.24",
+        "after 0.97",
+        "median",
+        "clipping to 1 (dashed)",
+    ):
+        assert words in said
+    assert "not logged" not in said
+    assert all(axes.get_ylabel() for axes in figure.axes)
+    assert len(figure.axes) == 9
+
+
+def test_axes_start_at_zero_and_whole_fractions_end_at_one(run_folder: Path) -> None:
+    for axes in draw([read_run(run_folder)]).axes:
+        assert axes.get_ylim()[0] == 0, axes.get_title(loc="left")
+        if "Dead groups" in axes.get_title(loc="left"):
+            assert axes.get_ylim()[1] == pytest.approx(1.03)
+
+
+def test_runs_keep_one_colour_each_in_every_panel(run_folder: Path, other_folder: Path) -> None:
+    figure = draw([read_run(run_folder), read_run(other_folder)])
+    for axes in figure.axes:
+        colours = {line.get_color() for line in axes.lines if len(line.get_xdata()) > 2}
+        assert {"#0072B2", "#D55E00"} <= colours, axes.get_title(loc="left")
+
+
+def test_clip_fractions_two_orders_apart_share_a_logarithmic_axis(run_folder: Path, other_folder: Path) -> None:
+    figure = draw([read_run(run_folder), read_run(other_folder)])
+    (clipped,) = (a for a in figure.axes if a.get_title(loc="left") == "Clipped tokens")
+    assert clipped.get_yscale() == "log"
+    assert "log (no 0)" in clipped.get_ylabel()
+
+
+def test_missing_scalars_are_said_not_drawn(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", without=("policy/entropy", "optim/gradient_norm", "val/accuracy"))
+    said = texts(draw([read_run(folder)]))
+    assert said.count("not logged") == 2  # the third shares its panel; its legend says it
+
+
+def test_values_that_are_not_finite_are_left_out_and_said(tmp_path: Path) -> None:
+    broken = curves("GSPO", 1, 20)["optim/gradient_norm"].copy()
+    broken[49:] = np.nan
+    run = read_run(write_run(tmp_path / "run", changed={"optim/gradient_norm": broken}))
+    assert "not finite from update 50 on" in texts(draw([run]))
+    assert judged(run)["numbers"] == "not finite: optim/gradient_norm not finite from update 50 on"
+
+
+def test_rewards_outside_0_to_1_get_a_panel_of_their_own(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", changed={"reward/mean": curves("GSPO", 1, 20)["reward/mean"] * 3 - 2})
+    figure = draw([read_run(folder)])
+    assert len(figure.axes) == 10
+    assert figure.axes[0].get_ylim()[0] < -1
+
+
+def test_many_runs_are_drawn(run_folder: Path, other_folder: Path) -> None:
+    runs = [read_run(run_folder), read_run(other_folder)] * 5
+    figure = draw(runs)
+    assert len(figure.legends[0].get_texts()) == 10
+    assert max(a.get_position().y1 for a in figure.axes) < 0.86, "the legend has room"
+
+
+def test_many_runs_that_differ_in_their_seed_alone_have_one_colour_and_a_dash_each(tmp_path: Path) -> None:
+    kinds = [("GSPO", 1), ("GSPO", 2), ("GRPO", 1), ("GRPO", 2), ("GRPO", 3)]
+    runs = [read_run(write_run(tmp_path / f"{name}{seed}", objective=name, seed=seed)) for name, seed in kinds]
+    blue, red = lines_of(runs[:2])[0].colour, lines_of(runs[:2])[1].colour
+    assert [line.colour for line in lines_of(runs)] == [blue, blue, red, red, red]
+    assert [line.dash for line in lines_of(runs)] == ["-", "--", "-", "--", ":"]
+    assert "right edge" not in texts(draw(runs))  # where no values are
+    for run in runs:
+        run.config = {}  # nobody knows what they are
+    assert len({line.colour for line in lines_of(runs)}) == len(runs)
+
+
+def test_running_mean_is_blind_to_the_saw_tooth_and_ends_at_the_last_iteration() -> None:
+    saw = np.tile([0.0, 1.0, 2.0, 3.0], 5)
+    assert smooth(saw, 4).tolist() == pytest.approx([1.5] * 20)
+    rising = np.repeat([0.0, 1.0, 5.0], 4)
+    means = smooth(rising, 4)
+    assert (means[0], means[-1]) == (0.0, 5.0)
+    assert smooth(np.array([7.0]), 1).tolist() == [7.0]
+
+
+def test_window_is_whole_iterations_and_about_a_twentieth() -> None:
+    assert window(run_of(loss=[0.0] * 80), 80) == 4
+    assert window(run_of(loss=[0.0] * 800), 800) == 40
+    assert window(run_of(loss=[0.0] * 2), 2) == 2
+    assert window(Run(Path("x")), 100) == 5
+
+
+# the words -------------------------------------------------------------------------------------------------------
+
+
+def test_before_and_after_are_means_of_the_first_and_last_iteration() -> None:
+    run = run_of(response__length=[1, 2, 3, 2, 9, 9, 9, 9, 20, 22, 22, 20])
+    assert run.first_and_last("response/length") == (2.0, 21.0)
+    assert {name: cells[0] for name, cells in table([run])}["response length (tokens)"] == "2 → 21"
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "word"),
+    [
+        ([0.24, 0.9, 0.98], "learned:"),
+        ([0.24, 0.25], "no change:"),
+        ([0.5, 0.3], "unlearned:"),
+        ([0.24, 0.9, 0.5], "learned, then fell back:"),
+    ],
+)
+def test_learning_verdict(accuracies: list[float], word: str) -> None:
+    run = run_of(loss=[0.0] * 60)
+    run.scalars["val/accuracy"] = Series(np.arange(len(accuracies)) * 20, np.array(accuracies))
+    sentence = judged(run)["learning"]
+    assert sentence.startswith(word)
+    assert f"{accuracies[0]:.2f} → {accuracies[-1]:.2f} in 60 updates" in sentence
+
+
+def test_a_fall_from_the_best_names_it() -> None:
+    run = run_of(loss=[0.0] * 60)
+    run.scalars["val/accuracy"] = Series(np.array([0, 20, 40]), np.array([0.24, 0.9, 0.5]))
+    assert judged(run)["learning"].endswith("its best was 0.90 after 20")
+
+
+@pytest.mark.parametrize(("largest", "word"), [(9.0, "steady"), (15.0, "restless"), (40.0, "spikes")])
+def test_stability_verdict_compares_the_largest_gradient_norm_with_the_median(largest: float, word: str) -> None:
+    run = run_of(optim__gradient_norm=[1.0] * 10 + [largest] + [1.0] * 9)
+    assert judged(run)["stability"].startswith(
+        f"{word}: largest gradient norm {largest:g} = {largest:.1f} x the median"
+    )
+    assert "at update 11" in judged(run)["stability"]
+
+
+def test_clip_verdict_knows_the_level_of_the_objective() -> None:
+    many, few = [0.4] * 8, [0.001] * 8
+    assert judged(run_of(clip__tokens=many, clip__sequences=many))["clipping"].startswith("usual: 40%")
+    assert judged(run_of(clip__tokens=many))["clipping"].startswith("heavy: 40%")
+    assert judged(run_of(clip__tokens=few))["clipping"].startswith("usual: 0.1%")
+    assert judged(run_of(clip__tokens=[0.0] * 8))["clipping"].startswith("never: 0%")
+
+
+def test_dead_groups_are_success_when_the_reward_is_high_and_a_problem_when_it_is_low() -> None:
+    dead = [0.1] * 4 + [0.9] * 4
+    solved = judged(run_of(reward__dead_groups=dead, reward__mean=[0.2] * 4 + [0.95] * 4))["dead groups"]
+    hard = judged(run_of(reward__dead_groups=dead, reward__mean=[0.2] * 4 + [0.05] * 4))["dead groups"]
+    assert "most prompts are solved" in solved
+    assert "teach nothing" in hard
+
+
+def test_entropy_that_rises_without_reward_is_called_dissolving() -> None:
+    run = run_of(policy__entropy=[0.2] * 4 + [2.0] * 4, reward__mean=[0.5] * 4 + [0.1] * 4)
+    assert "dissolving" in judged(run)["entropy"]
+
+
+def test_truncation_is_advised_on() -> None:
+    run = run_of(response__length=[8.0] * 4 + [30.0] * 4, response__truncated=[0.0] * 4 + [0.4] * 4)
+    assert judged(run)["length"].startswith("longer, often cut: 8.0 → 30.0 tokens")
+    assert "max_response_tokens" in judged(run)["length"]
+
+
+def test_noise_is_mentioned_only_when_it_is_large_against_the_clip_range() -> None:
+    run = run_of(noise__sampler_sequence_gap=[1e-3] * 4)
+    run.config = {"model": {"objective": {"init_args": {"clip_low": 3e-4, "clip_high": 4e-4}}}}
+    assert "0.001 nats per token and sequence, against a clip range of 0.0003" in judged(run)["noise"]
+    quiet = run_of(noise__sampler_sequence_gap=[1e-7] * 4)
+    quiet.config = run.config
+    assert "noise" not in judged(quiet)
+
+
+def test_labels_are_the_shortest_that_tell_runs_apart(run_folder: Path, other_folder: Path, tmp_path: Path) -> None:
+    gspo, grpo = read_run(run_folder), read_run(other_folder)
+    second = read_run(write_run(tmp_path / "s" / "version_0", seed=2, iterations=1))
+    assert labels([gspo]) == ["GSPO"]
+    assert labels([gspo, grpo]) == ["GSPO", "GRPO"]
+    assert labels([gspo, grpo, second]) == ["GSPO, seed 1", "GRPO, seed 1", "GSPO, seed 2"]
+    again = read_run(write_run(tmp_path / "s" / "version_1", seed=2, iterations=1))
+    assert labels([second, again]) == ["GSPO, version_0", "GSPO, version_1"]
+
+
+def write_alarms(folder: Path, *names: str, since: int = 30) -> None:
+    found = [
+        {"signature": name, "since": since, "update": since + 6, "what": "seen", "action": "warned", "dump": ""}
+        for name in names
+    ]
+    (folder / "alarms.json").write_text(json.dumps(found))
+
+
+def test_alarms_are_in_the_verdict_the_table_and_on_every_panel(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    write_alarms(folder, "entropy_collapse", "length_collapse")
+    run = read_run(folder)
+    assert judged(run)["collapse"] == (
+        "recognised: entropy collapse since update 30 (seen; warned at 36); "
+        "length collapse since update 30 (seen; warned at 36)"
+    )
+    assert {name: cells[0] for name, cells in table([run])}["alarms of collapse"] == "2"
+    figure = draw([run])
+    for axes in figure.axes:
+        assert [30, 30] in [list(line.get_xdata()) for line in axes.lines]
+    assert texts(figure).count("entropy collapse, length collapse") == 1
+
+
+def test_a_watched_run_without_alarms_says_so_and_an_unwatched_one_says_nothing(tmp_path: Path) -> None:
+    assert judged(run_of(collapse__alarms=[0.0] * 8))["collapse"].startswith("none:")
+    assert "collapse" not in judged(run_of(loss=[0.0] * 8))
+    folder = write_run(tmp_path / "run", iterations=1)
+    (folder / "alarms.json").write_text("[{}]")
+    assert "alarms.json is damaged" in " ".join(read_run(folder).problems)
+
+
+def test_a_fourth_row_shows_what_only_some_runs_log(tmp_path: Path, run_folder: Path) -> None:
+    more = {"moe/changed_choices": np.full(80, 0.1), "ratio/effective_sample_size": np.full(80, 0.99)}
+    more["staleness/max_age"] = np.full(80, 3.0)
+    run = read_run(write_run(tmp_path / "run", changed=more))
+    figure = draw([read_run(run_folder), run])
+    said = texts(figure)
+    assert "Expert choices changed per update" in said
+    assert "Effective sample size" in said
+    assert max(a.get_position().y1 for a in figure.axes) < 0.91
+    assert dict(table([run]))["staleness/max_age"] == ["3 → 3"]
+
+
+# damaged and foreign folders ----------------------------------------------------------------------------------------
+
+
+def damage() -> Iterator[tuple[str, str]]:
+    yield "events cut in the middle of a record", "cut"
+    yield "bytes after the last record", "garbage"
+    yield "one flipped byte", "flip"
+    yield "nothing in the event file", "empty"
+    yield "summary cut", "summary"
+    yield "config cut", "config"
+
+
+@pytest.mark.parametrize("kind", [kind for _, kind in damage()], ids=[name for name, _ in damage()])
+def test_a_damaged_run_is_reported_as_far_as_it_goes(kind: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", iterations=3, finished=kind in ("summary", "config"))
+    (events,) = folder.glob("events.*")
+    content = events.read_bytes()
+    if kind in ("summary", "config"):
+        target = folder / {"summary": "summary.json", "config": "config.yaml"}[kind]
+        target.write_text({"summary": '{"accuracy_before": 0.2', "config": "model: [unclosed"}[kind])
+    else:
+        flipped = bytearray(content)
+        flipped[len(content) // 2] ^= 255
+        events.write_bytes({"cut": content[:-7], "garbage": content + b"x" * 99, "flip": flipped, "empty": b""}[kind])
+    assert write_report([folder], folder).is_file()
+    assert "\n> " in (folder / "report.md").read_text()
+
+
+def test_a_killed_run_is_judged_by_its_events(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", finished=False, evaluations={0: 0.25, 40: 0.75})
+    run = read_run(folder)
+    assert (run.objective, run.seed, run.model) == ("GSPO", "1", "tiny-qwen3")
+    assert headline(run).startswith("held-out accuracy 0.25 → 0.75 (80 updates, 20 iterations")
+    assert "not finished, or stopped" in texts(draw([run]))
+
+
+def test_one_evaluation_is_not_taken_for_an_after(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", iterations=1, finished=False, evaluations={0: 0.25}))
+    assert headline(run).startswith("held-out accuracy 0.25 before, not evaluated after (4 updates, 1 iteration")
+    assert judged(run)["learning"].startswith("not evaluated")
+
+
+def test_a_resumed_run_shows_each_step_once_and_the_later_value(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for first, last, value in ((1, 30, 0.1), (20, 40, 0.9)):
+        writer = SummaryWriter(str(folder), filename_suffix=f".{first}")
+        for step in range(first, last + 1):
+            writer.add_scalar("reward/mean", value, step)
+        writer.close()
+        for path in folder.glob(f"*.{first}"):  # names are read in order of their time stamp
+            os.rename(path, path.with_name(f"events.out.tfevents.{1000 + first}.host"))
+    reward = read_run(folder).scalars["reward/mean"]
+    assert reward.steps.tolist() == list(range(1, 41))
+    assert reward.values.tolist() == pytest.approx([0.1] * 19 + [0.9] * 21)
+
+
+def test_a_summary_older_than_the_events_is_not_believed(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"updates": 40, "accuracy_after": 0.5}))
+    run = read_run(folder)
+    assert run.accuracy()[1] == pytest.approx(0.97, abs=0.01)
+    assert "written at update 40" in run.problems[0]
+
+
+def test_a_run_without_events_but_with_a_summary_is_reported(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    next(folder.glob("events.*")).unlink()
+    write_report([folder], folder)
+    assert "| held-out accuracy | 0.24 → 0.97 |" in (folder / "report.md").read_text()
+
+
+def test_a_folder_that_is_no_run_names_what_is_missing_and_the_runs_below(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "runs" / "quickstart" / "version_3", iterations=1)
+    with pytest.raises(UserError, match=r"no events\.out\.tfevents\.\* file and no summary\.json") as caught:
+        main([str(tmp_path / "runs")])
+    assert str(folder) in str(caught.value)
+    assert not list((tmp_path / "runs").glob("report.*"))
+
+
+def test_a_folder_that_does_not_exist_names_the_runs_nearby(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "version_0", iterations=1)
+    with pytest.raises(UserError, match="does not exist") as caught:
+        main([str(tmp_path / "version_1")])
+    assert str(folder) in str(caught.value)
+
+
+def test_a_file_is_answered_with_its_folder(run_folder: Path) -> None:
+    with pytest.raises(UserError, match="is a file") as caught:
+        main([str(run_folder / "config.yaml")])
+    assert caught.value.fix is not None
+    assert str(run_folder) in caught.value.fix
+
+
+def test_an_output_that_cannot_be_written_is_a_mistake_of_the_user(run_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        write_report([run_folder], tmp_path / "file")
+
+
+def test_no_run_at_all_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no run folder given"):
+        write_report([], tmp_path)

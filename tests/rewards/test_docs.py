@@ -1,0 +1,92 @@
+"""docs/rewards.md: its plug-ins are real, its commands run, its table names what is registered."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gspo_lightning import cli
+from gspo_lightning.prompts import LogicTask, PromptFile
+from gspo_lightning.registry import components, import_plugins
+from gspo_lightning.rewards import RewardRunner, Sample
+from tests import ROOT
+
+DOCS = (ROOT / "docs" / "rewards.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every file that the page shows; once, because a plug-in may not be defined in two places."""
+    folder = tmp_path_factory.mktemp("docs")
+    for name, block in re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```", DOCS, flags=re.DOTALL):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(block)
+    return folder
+
+
+@pytest.fixture
+def folder(files: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, as the working directory."""
+    monkeypatch.chdir(files)
+    return files
+
+
+def test_every_built_in_reward_is_in_the_table() -> None:
+    import gspo_lightning.rewards as room
+
+    built_in = {n for n, c in components("rewards").items() if c.__module__.startswith("gspo_lightning.")}
+    assert built_in <= set(re.findall(r"^\| `(\w+)` \|", DOCS, flags=re.MULTILINE))
+    assert built_in <= set(room.__all__)
+
+
+def test_plug_ins_of_the_page_do_what_they_say(folder: Path) -> None:
+    import_plugins([folder / "plugins" / "last_line.py", folder / "plugins" / "together.py"])
+    known = components("rewards")
+    samples = [
+        Sample("0", "", "so\nYes please", columns={"answer": "Yes please"}),
+        Sample("1", "", "YES PLEASE", columns={"answer": "Yes please"}),
+        Sample("2", "", "no", columns={"answer": "Yes please"}),
+        Sample("3", "", " ", columns={"answer": "Yes please"}),
+        Sample("4", "", "no", columns={"answer": ""}),
+    ]
+    parts = {name: known[name]() for name in ("LastLine", "Unlike", "Asks")}
+    with RewardRunner(parts, num_workers=1) as runner:
+        runner.check(samples[0].columns)
+        scores = runner.score(samples)
+    found = {name: [score.parts[name].reward for score in scores] for name in parts}
+    assert found["LastLine"] == [1.0, 0.5, 0.0, 0.0, None]
+    assert str(scores[3].parts["LastLine"].status) == "model_error"
+    assert found["Unlike"] == pytest.approx([0.8, 0.8, 0.6, 0.8, 0.6])
+    assert found["Asks"] == [1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_puzzles_can_be_written_to_a_file(folder: Path) -> None:
+    (block,) = [b for b in re.findall(r"```python\n(.*?)```", DOCS, flags=re.DOTALL) if "zebra.jsonl" in b]
+    exec(compile(block, "rewards.md", "exec"), {"__name__": "docs"})
+    records = PromptFile(str(folder / "zebra.jsonl")).records()
+    assert [{**r} for r in records] == LogicTask("zebra", size=20).records()
+
+
+def test_commands_of_the_page_run(folder: Path) -> None:
+    rewards = []
+    for block in re.findall(r"```bash\n(.*?)```", DOCS, flags=re.DOTALL):
+        for line in block.splitlines():
+            assert cli.main(shlex.split(line)[1:]) == 0
+            rewards.append([json.loads(row)["reward"] for row in (folder / "scores.jsonl").read_text().splitlines()])
+    assert rewards == [[0.0, 0.0, None], [1.0, 0.0, None]]
+
+
+def test_yaml_of_the_page_parses_as_configs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", DOCS, flags=re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        (folder / "example.yaml").write_text(block)
+        quickstart = ROOT / "configs" / "quickstart.yaml"
+        assert cli.main(["fit", f"--config={quickstart}", "--config=example.yaml", "--print_config"]) == 0
+        shown = yaml.safe_load(capsys.readouterr().out)
+        assert shown["data"]["rewards"].keys() == yaml.safe_load(block)["data"]["rewards"].keys()

@@ -1,0 +1,86 @@
+"""Small real runs through ``main(argv)``, shared by the tests of this folder."""
+
+from __future__ import annotations
+
+from tests import ROOT
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from gspo_lightning.cli import main
+from gspo_lightning.commands.export import sharded_weights
+
+QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+FEW_PROMPTS = "--data.train.size=512"
+SMALL = [
+    FEW_PROMPTS, '--trainer.callbacks=[{"class_path": "RunSummary", "init_args": {"report": false}}]',
+    "--data.prompts_per_rollout=8", "--data.group_size=4", "--data.minibatches_per_rollout=2",
+    "--data.max_response_tokens=12", "--data.reward_workers=1", "--trainer.max_epochs=2",
+    "--trainer.check_val_every_n_epoch=2", "--data.evaluation.limit=16",
+]  # fmt: skip
+"""The quickstart, but a second instead of a minute, and no picture; where learning is not the subject."""
+UNTAUGHT = [
+    "--model.cold_start=null",
+    f"--plugins={Path(__file__).with_name('graded.py')}",
+    '--data.rewards={"graded": "Graded"}',
+]
+"""No cold start, and a reward that moves a model which cannot do anything yet."""
+
+
+def fit(root: Path, *arguments: str, small: bool = True, config: Path = QUICKSTART, code: int = 0) -> Path:
+    """``gspo fit`` in this process; returns the newest run folder. ``code`` is the expected exit code."""
+    options = [option for option in SMALL if small and (option != FEW_PROMPTS or config == QUICKSTART)]
+    argv = ["fit", f"--config={config}", *options, f"--trainer.default_root_dir={root}", *arguments]
+    assert main(argv) == code
+    runs = sorted((root / config.stem).glob("version_*"), key=lambda p: int(p.name.split("_")[1]))
+    return runs[-1] if runs else root
+
+
+def share_cold_start(made: Path, root: Path) -> None:
+    """Let a run find the cold starts that other runs made, and find its own among them."""
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "cold_start").symlink_to(made / "cold_start")
+
+
+def checkpoint(run: Path) -> dict[str, Any]:
+    """The last checkpoint, loaded without unpickling code."""
+    loaded: dict[str, Any] = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True, map_location="cpu")
+    return loaded
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    """The policy's weights of the last checkpoint, which may be a folder of shards."""
+    last = run / "checkpoints" / "last.ckpt"
+    if last.is_dir():
+        return sharded_weights(last)
+    return {k: v for k, v in checkpoint(run)["state_dict"].items() if k.startswith("policy.")}
+
+
+def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Over all weights; the names must agree."""
+    assert a.keys() == b.keys()
+    return max(float((a[k] - b[k]).abs().max()) for k in a)
+
+
+def events(run: Path) -> EventAccumulator:
+    """The whole event folder, read back."""
+    reader = EventAccumulator(str(run), size_guidance={"scalars": 0, "histograms": 0, "tensors": 0})
+    reader.Reload()
+    return reader
+
+
+def scalars(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """Every scalar tag that does not measure time, as (step, value)."""
+    reader = events(run)
+    tags = [t for t in reader.Tags()["scalars"] if not t.startswith(("time/", "throughput/"))]
+    return {t: [(e.step, e.value) for e in reader.Scalars(t)] for t in tags}
+
+
+def summary(run: Path) -> dict[str, Any]:
+    """``summary.json``."""
+    content: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return content

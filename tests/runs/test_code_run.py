@@ -1,0 +1,23 @@
+"""The promise of configs/code.yaml: with programs run in the sandbox for a reward, the tiny model learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.runs import runs
+
+CODE = runs.ROOT / "configs" / "code.yaml"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("iterations", [5, pytest.param(10, marks=pytest.mark.long)])  # 10 is what ships
+def test_the_policy_learns_to_write_programs_that_pass(iterations: int, taught: Path) -> None:
+    run = runs.fit(taught, f"--trainer.max_epochs={iterations}", small=False, config=CODE)
+    summary = runs.summary(run)
+    assert summary["iterations"] == iterations
+    assert summary["accuracy_before"] <= 0.4
+    assert summary["accuracy_after"] >= 0.9
+    assert {v for _, v in runs.scalars(run)["reward/missing"]} == {0.0}
+    assert all("(" in example["after"] for example in summary["examples"])

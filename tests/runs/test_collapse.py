@@ -1,0 +1,247 @@
+"""Collapse provoked in real runs of a taught model: which alarm rings, how soon, and what is done about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gspo_lightning.cli import main
+from gspo_lightning.objectives import GSPO
+from gspo_lightning.training.data import PromptDataModule
+from gspo_lightning.update.dump import Dump
+from tests.runs import runs
+
+AT = 3
+"""The iteration before whose rollout something goes wrong, from 0."""
+SIZE = [
+    "--data.prompts_per_rollout=32", "--data.group_size=4", "--data.minibatches_per_rollout=2",
+    "--data.reward_workers=1", "--data.max_response_tokens=24", "--data.val=null", "--trainer.num_sanity_val_steps=0",
+    "--trainer.enable_progress_bar=false", "--model.optimizer=torch.optim.AdamW", "--model.optimizer.lr=1e-5",
+]  # fmt: skip
+OPTIONS = [*runs.UNTAUGHT, "--data.val=null", "--trainer.num_sanity_val_steps=0"]
+
+
+def collapse(**arguments: Any) -> str:
+    """The callback as one argument; no picture is drawn."""
+    summary = {"class_path": "RunSummary", "init_args": {"report": False}}
+    return "--trainer.callbacks=" + json.dumps([{"class_path": "Collapse", "init_args": arguments}, summary])
+
+
+def inject(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], None]) -> None:
+    """Do something to the module before the rollout of iteration :data:`AT`."""
+    original = PromptDataModule.roll_out
+
+    def roll_out(self: PromptDataModule, iteration: int) -> Any:
+        if iteration == AT:
+            with torch.no_grad():
+                change(self._module)
+        return original(self, iteration)
+
+    monkeypatch.setattr(PromptDataModule, "roll_out", roll_out)
+
+
+def head(module: Any) -> torch.Tensor:
+    weight: torch.Tensor = module.policy.model.get_output_embeddings().weight
+    return weight
+
+
+def sure_and_wrong(module: Any) -> None:
+    digits = module.tokenizer("0123456789", add_special_tokens=False)["input_ids"]
+    head(module)[digits] = head(module)[digits].roll(1, dims=0)
+    head(module).mul_(50.0)
+
+
+def flatten(module: Any) -> None:
+    head(module).mul_(0.1)
+
+
+def never_end(module: Any) -> None:
+    head(module)[[1, 2]] = head(module)[[2, 1]]  # <eos> is as likely as <unk> was
+
+
+def cut_short(module: Any) -> None:
+    module.data.max_response_tokens = 2
+
+
+def race(module: Any) -> None:
+    module.trainer.optimizers[0].param_groups[0]["lr"] = 0.1
+
+
+def pay_for_repetition(module: Any) -> None:
+    module.data.runner.weights = {"correct": 0.0, "echo": 1.0}
+    module.trainer.optimizers[0].param_groups[0]["lr"] = 1e-2
+
+
+def unlearn(module: Any) -> None:
+    for p in module.policy.parameters():
+        p.mul_(0.3)
+
+
+def loud(module: Any) -> None:
+    module.objective = Loud()
+
+
+class Loud(GSPO):
+    """Gradients a thousand times too large."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().__call__(*args, **kwargs)
+        out.loss = out.loss * 1000
+        return out
+
+
+ECHO = [
+    f"--plugins={Path(__file__).with_name('graded.py')}", '--data.rewards={"correct": "ExactMatch", "echo": "Echo"}',
+    '--data.reward_weights={"correct": 1, "echo": 0}', "--model.objective=GRPO", "--data.minibatches_per_rollout=8",
+]  # fmt: skip
+"""A second reward that pays nothing at first."""
+PROVOKED: dict[str, tuple[Callable[[Any], None], set[str]]] = {
+    "certain": (sure_and_wrong, {"entropy_collapse"}),
+    "dissolved": (flatten, {"entropy_explosion", "reward_collapse", "dead_group_flood"}),
+    "endless": (never_end, {"length_runaway", "reward_collapse", "dead_group_flood"}),
+    "cut": (cut_short, {"length_collapse", "reward_collapse"}),
+    "racing": (race, {"ratio_explosion"}),
+    "loud": (loud, {"gradient_spikes"}),
+    "echoing": (pay_for_repetition, {"repetition"}),
+}
+
+
+def alarms(run: Path) -> list[dict[str, Any]]:
+    file = run / "alarms.json"
+    found: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
+    return found
+
+
+QUICK = ("certain", "racing", "loud")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in PROVOKED]
+)
+def test_a_provoked_collapse_rings_within_five_iterations(
+    name: str, taught: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, expected = PROVOKED[name]
+    inject(monkeypatch, change)
+    options, per_iteration = (ECHO, 8) if name == "echoing" else ([], 2)
+    run = runs.fit(taught, *SIZE, *options, collapse(), f"--trainer.max_epochs={AT + 5}", small=False)
+    found = {a["signature"]: a for a in alarms(run)}
+    assert expected <= found.keys()
+    first = per_iteration * AT + 1
+    for signature in expected:
+        assert first <= found[signature]["since"] <= found[signature]["update"] <= first + per_iteration * 5 - 1
+    scalars = runs.scalars(run)["collapse/alarms"]
+    assert all(value == 0 for step, value in scalars if step < first)
+    assert max(value for _, value in scalars) >= 1
+
+
+def test_a_rollback_goes_on_from_before_the_collapse(
+    taught: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inject(monkeypatch, unlearn)
+    options = [*SIZE, collapse(action="rollback"), "--trainer.max_epochs=8"]
+    run = runs.fit(taught, *options, small=False)
+    first = 2 * AT + 1
+    assert f"rolled back (1 of at most 2): weights and optimizer are those of step-{first - 1:08d}.ckpt" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert {a["action"] for a in alarms(run)} == {"rolled back"}
+    scalars = runs.scalars(run)
+    recognised = min(a["update"] for a in alarms(run))
+    reward, rate, count = (dict(scalars[tag]) for tag in ("reward/mean", "optim/lr", "collapse/rollbacks"))
+    assert reward[recognised] < 0.1, "the collapse was real"
+    assert reward[recognised + 1] > 0.25, "and it is gone in the very next rollouts"
+    assert (rate[recognised], rate[recognised + 1]) == pytest.approx((1e-5, 5e-6))
+    assert (count[recognised], count[16]) == (0, 1)
+    assert [step for step, _ in scalars["reward/mean"]] == list(range(1, 17)), "the clock was not turned back"
+    assert not [a for a in alarms(run) if a["update"] > recognised]
+
+
+def test_rollbacks_are_bounded(
+    taught: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inject(monkeypatch, unlearn)
+    options = [*SIZE, collapse(action="rollback", max_rollbacks=0), "--trainer.max_epochs=8"]
+    runs.fit(taught, *options, small=False, code=1)
+    assert "stopped after 0 rollbacks: collapse: " in capsys.readouterr().err
+
+
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss of the third update is not finite."""
+    original, calls = GSPO.__call__, []
+
+    def poisoned(self: GSPO, *args: Any, **kwargs: Any) -> Any:
+        out = original(self, *args, **kwargs)
+        calls.append(1)
+        out.loss = out.loss * (float("nan") if len(calls) == 3 else 1.0)
+        return out
+
+    monkeypatch.setattr(GSPO, "__call__", poisoned)
+
+
+def test_a_skipped_nan_is_an_alarm_and_stop_leaves_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poison(monkeypatch)
+    run = runs.fit(tmp_path, *OPTIONS, "--model.on_nonfinite=skip", collapse(action="stop"), code=1)
+    assert "stopped: collapse: non finite since update 3, recognised at 3" in capsys.readouterr().err
+    (alarm,) = alarms(run)
+    assert (alarm["signature"], alarm["action"], alarm["since"]) == ("non_finite", "stopped", 3)
+    assert runs.checkpoint(run)["global_step"] == 2
+    assert Dump.read(run / alarm["dump"]).update == 3
+    texts = runs.events(run).Tensors("alarms/text_summary")
+    assert b"non_finite" in texts[-1].tensor_proto.string_val[0]
+
+
+def test_a_nan_that_stops_the_run_by_itself_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch)
+    run = runs.fit(tmp_path, *OPTIONS, code=1)
+    (alarm,) = alarms(run)
+    assert (alarm["signature"], alarm["update"], alarm["dump"]) == ("non_finite", 3, "dumps/update-00000003.pt")
+
+
+def test_watching_changes_nothing_and_a_resumed_run_raises_the_same_alarms(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ears_shut = {"repetition.level": 2.0, "dead_group_flood.dead": 2.0}
+    untaught = [*OPTIONS, "--data.prompts_per_rollout=4"]
+    thresholds = {"ratio_explosion.spread": 1e-9, "gradient_spikes.factor": 0.0}  # everything is alarming
+    watched = runs.fit(tmp_path / "a", *untaught, collapse(thresholds=thresholds), "--trainer.max_epochs=4")
+    calm = runs.fit(tmp_path / "b", *untaught, collapse(ignore=["gradient_spikes"], thresholds=ears_shut),
+                    "--trainer.max_epochs=4")  # fmt: skip
+    assert {a["signature"] for a in alarms(watched)} == {"ratio_explosion", "gradient_spikes"}
+    assert len(list((watched / "dumps").iterdir())) == 2
+    assert runs.largest_difference(runs.weights(watched), runs.weights(calm)) == 0.0
+    part = runs.fit(tmp_path / "c", *untaught, collapse(thresholds=thresholds), "--trainer.max_epochs=1")
+    assert not alarms(part), "the looks are there, the alarms are not yet"
+    runs.fit(tmp_path / "c", *untaught, collapse(thresholds=thresholds), "--trainer.max_epochs=4", "--ckpt_path=last")
+    assert alarms(part) == alarms(watched)
+    capsys.readouterr()
+    assert main(["replay", str(part / alarms(part)[0]["dump"])]) == 0
+    said = capsys.readouterr().out
+    recorded, again = (
+        dict(part.rsplit(" ", 1) for part in line.split(": ", 1)[1].split(", ")) for line in said.splitlines()[::3]
+    )
+    for name in ("loss", "optim/gradient_norm", "policy/entropy"):
+        assert float(again[name]) == pytest.approx(float(recorded[name]), rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"ignore": ["entropy"]}, "'entropy' is no signature; did you mean entropy_"),
+        ({"thresholds": {"repetition.levle": 0.5}}, "did you mean repetition.level"),
+        ({"lr_factor": 0.0}, "must be above 0"),
+        ({"max_rollbacks": -1}, "must be 0 or above"),
+    ],
+)
+def test_mistakes_name_the_field(
+    arguments: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs.fit(tmp_path, *OPTIONS, collapse(**arguments), code=2)
+    assert message in capsys.readouterr().err

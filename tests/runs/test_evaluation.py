@@ -1,0 +1,41 @@
+"""Evaluation is independent of training: its own temperature, samples and length; unbiased pass@k."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.runs import runs
+
+SAMPLED = [
+    "--data.evaluation.samples=4", "--data.evaluation.temperature=1.0", "--data.evaluation.pass_at=[1,4]",
+    "--data.evaluation.limit=64",
+]  # fmt: skip
+
+
+def test_avg_and_pass_at_k_are_logged(taught: Path) -> None:
+    scalars = runs.scalars(runs.fit(taught, *SAMPLED, "--trainer.max_epochs=1"))
+    average, best = scalars["val/accuracy"][0][1], scalars["val/pass@4"][0][1]
+    assert scalars["val/pass@1"][0][1] == pytest.approx(average)
+    assert average < best <= min(1.0, 4 * average)
+
+
+def test_evaluation_has_its_own_length(taught: Path) -> None:
+    run = runs.fit(taught, "--data.evaluation.max_response_tokens=1", "--trainer.max_epochs=1")
+    scalars = runs.scalars(run)
+    assert scalars["val/response_length"][0] == (0, 1.0)
+    assert scalars["response/length"][0][1] > 1.0
+
+
+def test_evaluation_never_changes_training(taught: Path, tmp_path: Path) -> None:
+    with_evaluation = runs.fit(taught, *SAMPLED, "--trainer.check_val_every_n_epoch=1")
+    runs.share_cold_start(taught, tmp_path / "without")
+    without = runs.fit(tmp_path / "without", "--data.val=null", "--trainer.num_sanity_val_steps=0")
+    assert runs.largest_difference(runs.weights(with_evaluation), runs.weights(without)) == 0.0
+
+
+def test_final_accuracy_is_that_of_the_final_policy(taught: Path) -> None:
+    run = runs.fit(taught, "--trainer.check_val_every_n_epoch=3")  # two iterations: no regular evaluation at the end
+    assert [step for step, _ in runs.scalars(run)["val/accuracy"]] == [0, 4]
+    assert runs.summary(run)["evaluated_at_update"] == 4

@@ -1,0 +1,79 @@
+"""An update depends neither on the cut into micro-batches, nor on the number of ranks, nor on the old policy's form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.runs import runs
+from tests.runs.processes import Command
+
+SGD = ["--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.5", "--trainer.gradient_clip_val=null"]
+"""Plain gradient descent: weights show gradients as they are (AdamW turns a float's rounding into a whole step)."""
+OPTIONS = [*runs.UNTAUGHT, *SGD, "--trainer.max_epochs=1", "--trainer.num_sanity_val_steps=0", "--data.val=null"]
+
+
+@pytest.mark.parametrize("objective", ["GSPO", "GRPO", "DAPO"])
+def test_update_does_not_depend_on_the_token_budget(tmp_path: Path, objective: str) -> None:
+    def run(budget: int) -> Path:
+        return runs.fit(
+            tmp_path / str(budget),
+            *OPTIONS,
+            f"--model.objective={objective}",
+            f"--data.max_tokens_per_micro_batch={budget}",
+        )
+
+    whole, cut = run(4096), run(40)
+    assert {v for _, v in runs.scalars(whole)["data/micro_batches"]} == {1.0}
+    assert min(v for _, v in runs.scalars(cut)["data/micro_batches"]) >= 6
+    assert runs.largest_difference(runs.weights(whole), runs.weights(cut)) < 2e-6
+    assert runs.largest_difference(runs.weights(whole), start_weights(tmp_path)) > 1e-3  # something was learnt at all
+
+
+def start_weights(tmp_path: Path) -> dict[str, object]:
+    return runs.weights(runs.fit(tmp_path / "start", *OPTIONS, "--model.optimizer.lr=0.0"))
+
+
+def test_old_policy_forms_train_bit_identically(tmp_path: Path) -> None:
+    options = [*runs.UNTAUGHT, "--trainer.max_epochs=2", "--data.max_tokens_per_micro_batch=100"]
+    cached = runs.fit(tmp_path / "cached", *options, "--model.old_policy=CachedLogProbs")
+    resident = runs.fit(tmp_path / "resident", *options, "--model.old_policy=ResidentSnapshot")
+    assert runs.largest_difference(runs.weights(cached), runs.weights(resident)) == 0.0
+    assert runs.scalars(cached) == runs.scalars(resident)
+
+
+def test_resident_snapshot_may_outlive_an_iteration(tmp_path: Path) -> None:
+    old = ["--model.old_policy=ResidentSnapshot", "--model.old_policy.refresh_every=2"]
+    run = runs.fit(tmp_path, *runs.UNTAUGHT, *old, "--trainer.max_epochs=3")
+    spread = dict(runs.scalars(run)["ratio/log_sequence_std"])
+    assert spread[1] == 0.0  # a fresh snapshot
+    assert spread[3] > 0.0  # the second iteration still divides by the first one's
+    assert spread[5] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("objective", "budget"),
+    [("GSPO", 4096), ("DAPO", 44)],  # a denominator of sequences; one of tokens, with uneven numbers of micro-batches
+)
+def test_two_ranks_do_the_update_of_one(tmp_path: Path, objective: str, budget: int) -> None:
+    chosen = [f"--model.objective={objective}", f"--data.max_tokens_per_micro_batch={budget}"]
+    one = runs.fit(tmp_path / "one", *OPTIONS, *chosen)
+    argv = [
+        "fit",
+        f"--config={runs.QUICKSTART}",
+        f"--config={runs.ROOT / 'configs' / 'ddp.yaml'}",
+        *runs.SMALL,
+        *OPTIONS,
+        *chosen,
+    ]
+    argv += ["--trainer.accelerator=cpu", "--trainer.devices=2", f"--trainer.default_root_dir={tmp_path / 'two'}"]
+    log = tmp_path / "log"
+    assert Command(argv, 2, log=log).start().wait() == [0, 0], log.read_text()
+    two = tmp_path / "two" / "quickstart" / "version_0"
+    assert runs.largest_difference(runs.weights(one), runs.weights(two)) < 2e-6
+    alone, together = runs.scalars(one), runs.scalars(two)
+    assert alone.keys() == together.keys()
+    for tag in alone.keys() - {"data/micro_batches"}:
+        for (_, a), (_, b) in zip(alone[tag], together[tag], strict=True):
+            assert a == pytest.approx(b, abs=2e-5), tag

@@ -1,0 +1,113 @@
+"""Configs of real models and data: they plan as they are, run at toy size, and pay the data's own answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gspo_lightning.cli import main
+from gspo_lightning.prompts.base import map_columns
+from gspo_lightning.registry import component
+from gspo_lightning.rewards import Reward
+from tests.runs import runs
+from tests.runs.test_configs import real_model  # noqa: F401 (a fixture)
+
+CONFIGS = runs.ROOT / "configs"
+MODELS = sorted(p.stem for p in (CONFIGS / "models").glob("*.yaml"))
+DEVICES = {name: "24GB" if name.endswith("24gb") else "80GB" for name in MODELS}
+SHARDED = ["--trainer.strategy=fsdp"]
+TOY = [
+    "--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.precision=32-true", "--data.prompts_per_rollout=4",
+    "--data.max_response_tokens=8", "--data.reward_workers=1", "--trainer.max_epochs=1", "--data.val=null",
+]  # fmt: skip
+BOX = r"so \boxed{%s}"
+PROGRAM = "```python\nprint(int(input()) + 1)\n```"
+RECORDS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "gsm8k": ({"question": "6*7?", "answer": "6*7=42\n#### 42"}, BOX % 42, BOX % 41),
+    "math": ({"problem": "6*7?", "solution": r"It is $\boxed{42}$.", "level": "1"}, BOX % 42, "42"),
+    "dapo17k": (
+        {"prompt": [{"role": "user", "content": "6*7?"}], "reward_model": {"ground_truth": "42", "style": "rule"}},
+        BOX % 42, BOX % 41,
+    ),
+    "taco": (
+        {"question": "Add one.", "input_output": json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})},
+        PROGRAM, "```python\nprint(1)\n```",
+    ),
+    "livecodebench": (
+        {
+            "question_content": "Add one.", "metadata": "{}",
+            "public_test_cases": json.dumps([{"input": "1", "output": "2", "testtype": "stdin"}]),
+        },
+        PROGRAM, "```python\nprint(1)\n```",
+    ),
+    "puzzles": (
+        {"question": "Reach 22 with 3, 5, 7.", "answer": "3 5 7 = 22", "family": "countdown"},
+        "<answer>3*5+7</answer>", "<answer>22</answer>",
+    ),
+}  # fmt: skip
+"""Overlay -> a record as the data set has it, a completion that is right, one that is not."""
+
+
+def read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(path.read_text())
+    return content
+
+
+def test_every_data_overlay_has_a_record_here() -> None:
+    assert {p.stem for p in (CONFIGS / "data").glob("*.yaml")} == set(RECORDS)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_the_reward_of_a_data_set_pays_its_own_answers(name: str) -> None:
+    data = read(CONFIGS / "data" / f"{name}.yaml")["data"]
+    record, right, wrong = RECORDS[name]
+    columns = map_columns(record, data["columns"])
+    chosen = data["rewards"]["correct"]
+    kind, options = (chosen, {}) if isinstance(chosen, str) else (chosen["class_path"], chosen["init_args"])
+    reward: Reward = component("rewards", kind)(**options)
+    reward.prepare()
+    more = {"family": columns["family"]} if "family" in columns else {}
+    assert columns["prompt"]
+    assert reward.score(right, answer=columns["answer"], **more).reward == 1.0
+    assert reward.score(wrong, answer=columns["answer"], **more).reward == 0.0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_config_fits_where_it_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    more = SHARDED if name in ("qwen3_4b", "qwen3_8b") else []
+    assert main(["plan", f"--config={CONFIGS / 'models' / name}.yaml", *more, f"--device={DEVICES[name]}"]) == 0
+    assert "fits:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_config_parses_with_every_data_overlay(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for overlay in RECORDS if name == MODELS[0] else ["gsm8k"]:
+        files = [f"--config={CONFIGS / 'models' / name}.yaml", f"--config={CONFIGS / 'data' / overlay}.yaml"]
+        assert main(["fit", *files, "--print_config"]) == 0
+        printed = yaml.safe_load(capsys.readouterr().out)
+        assert printed["data"]["train"] == read(CONFIGS / "data" / f"{overlay}.yaml")["data"]["train"]
+    if name.startswith("r1"):
+        assert printed["model"]["objective"]["init_args"]["clip_low"] == 0.002
+        assert printed["model"]["optimizer"]["init_args"]["lr"] == 1e-7
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long if n != MODELS[-1] else ()) for n in MODELS])
+def test_a_model_config_runs_at_toy_size(name: str, tmp_path: Path, real_model: Path) -> None:  # noqa: F811
+    rows = [{"question": f"{i}+{i}", "answer": f"#### {2 * i}"} for i in range(1, 9)]
+    data = tmp_path / "train.jsonl"
+    data.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    content = read(CONFIGS / "models" / f"{name}.yaml")
+    content["trainer"].pop("strategy", None)  # of several nodes, with servers beside them
+    content["trainer"].pop("num_nodes", None)
+    if content["data"].get("rollouts", {}).get("class_path") == "VLLMServer":
+        del content["data"]["rollouts"]
+    config = tmp_path / f"{name}.yaml"
+    config.write_text(yaml.safe_dump(content))
+    options = [*TOY, f"--model.name_or_path={real_model}", f"--data.train={data}"]
+    run = runs.fit(tmp_path, *options, config=config, small=False)
+    assert runs.summary(run)["updates"] == 4

@@ -1,0 +1,148 @@
+"""Collectives whose shape follows from what a rank happens to hold, with two real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gspo_lightning.advantages.shaping import (
+    CombineRewards,
+    Shaping,
+    TruncatedResponses,
+    assign_advantages,
+    mask_truncated,
+)
+from gspo_lightning.advantages.within_groups import GroupNormalised
+from gspo_lightning.errors import UserError
+from gspo_lightning.experience.collect import collect
+from gspo_lightning.metrics.rollouts import measure_rollouts
+from gspo_lightning.types import FinishReason, Prompt, Rollout
+from tests.runs.processes import SERVER
+
+CPU = torch.device("cpu")
+WORLD = 2
+
+
+def two_ranks(tmp_path: Path, task: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """``task(rank, *arguments)`` in two processes of one gloo group; its results by rank."""
+    results = SERVER.Queue()
+    store = f"file://{tmp_path / 'store'}"
+    processes = [SERVER.Process(target=_join, args=(rank, store, results, task, arguments)) for rank in range(WORLD)]
+    for process in processes:
+        process.start()
+    try:
+        found = dict(results.get(timeout=60) for _ in processes)
+    finally:
+        for process in processes:
+            process.join(20)
+            process.kill()
+    return [found[rank] for rank in range(WORLD)]
+
+
+def _join(rank: int, store: str, results: Any, task: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=20))
+    try:
+        found: Any = task(rank, *arguments)
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+    results.put((rank, found))
+    dist.destroy_process_group()
+
+
+def rollout(prompt: int, reward: float, kl: float, *, truncated: bool = False) -> Rollout:
+    ids, reason = torch.tensor([5, 6]), FinishReason.LENGTH if truncated else FinishReason.STOP
+    made = Rollout(Prompt(prompt, "p", (3,)), 0, ids, torch.zeros(2), torch.ones(2, dtype=torch.bool), reason, 0)
+    made.reward, made.reward_parts, made.kl_penalty = reward, {"a": reward, "b": 0.0}, kl
+    return made
+
+
+def group(rank: int) -> list[Rollout]:
+    """Of the second rank all responses were cut: masked ones have an empty mask, and so no KL."""
+    cut = rank == 1
+    rewards, kl = (1.0, 0.0, 1.0, 0.0), (0.3, 0.1, 0.2, 0.0)
+    return [rollout(rank, r, 0.0 if cut else nats, truncated=cut) for r, nats in zip(rewards, kl, strict=True)]
+
+
+def lost(prompt: int) -> Rollout:
+    """A conversation whose environment failed has no rewards at all."""
+    made = rollout(prompt, 0.0, 0.0)
+    made.reward, made.reward_parts, made.lost = None, {}, "gone"
+    return made
+
+
+def advantages_of(rank: int, shaping: Shaping, *, second_is_lost: bool = False) -> tuple[list[float], float]:
+    mine = [lost(1) for _ in range(4)] if second_is_lost and rank == 1 else group(rank)
+    mask_truncated(mine, shaping)
+    dead = assign_advantages([mine], GroupNormalised(), shaping, CPU)
+    return [r.advantage for r in mine], dead
+
+
+@pytest.mark.parametrize("truncated", ["mask", "penalise", "keep"])
+@pytest.mark.parametrize("combine", ["normalised_separately", "weighted_sum"])
+def test_ranks_of_which_one_has_only_truncated_responses(
+    tmp_path: Path, truncated: TruncatedResponses, combine: CombineRewards
+) -> None:
+    """As if one process held both groups."""
+    shaping = Shaping(truncated=truncated, combine=combine)
+    groups = [group(0), group(1)]
+    mask_truncated([r for g in groups for r in g], shaping)
+    dead = assign_advantages(groups, GroupNormalised(), shaping, CPU)
+    wanted = [([r.advantage for r in g], dead) for g in groups]
+    assert two_ranks(tmp_path, advantages_of, shaping) == wanted
+    assert any(a != 0 for a in wanted[0][0])
+
+
+@pytest.mark.parametrize("rewards", [(), ("a", "b")])
+def test_ranks_of_which_one_has_lost_all_its_conversations(tmp_path: Path, rewards: tuple[str, ...]) -> None:
+    shaping = Shaping(combine="normalised_separately", rewards=rewards)
+    groups = [group(0), [lost(1) for _ in range(4)]]
+    dead = assign_advantages(groups, GroupNormalised(), shaping, CPU)
+    wanted = [([r.advantage for r in g], dead) for g in groups]
+    found = two_ranks(tmp_path, _with_a_loss, shaping)
+    assert [x[:2] for x in found] == wanted
+    assert wanted[1] == ([0.0] * 4, 0.5)
+    metrics = found[0][2]
+    assert metrics == found[1][2]
+    assert metrics["reward/missing"] == 0.5
+    assert metrics["reward/parts/a"] == 0.5
+    assert metrics["reward/parts/b"] == 0.0
+
+
+def _with_a_loss(rank: int, shaping: Shaping) -> tuple[list[float], float, dict[str, float]]:
+    mine = [lost(1) for _ in range(4)] if rank == 1 else group(0)
+    found, dead = advantages_of(rank, shaping, second_is_lost=True)
+    return found, dead, measure_rollouts(mine, CPU)
+
+
+def _collected(rank: int, silent: int) -> str:
+    """What a rank says to a batch in which ``silent`` ranks have no reward at all."""
+    mine = group(rank)
+    for i, r in enumerate(mine):
+        if rank < silent:
+            r.reward, r.missing = None, "a: the judge is asleep" if i else f"a: rank {rank} has no judge"
+    try:
+        found = collect(
+            [mine], {"time/rollout_s": 1.0}, advantages=GroupNormalised(), shaping=Shaping(), mini_batches=1,
+            max_tokens=99, iteration=3, device=CPU,
+        )  # fmt: skip
+    except UserError as error:
+        return str(error)
+    return str(found.metrics["reward/missing"])
+
+
+def test_an_iteration_without_any_reward_stops_every_rank_with_all_reasons(tmp_path: Path) -> None:
+    first, second = two_ranks(tmp_path, _collected, 2)
+    assert first == second
+    assert "no response of iteration 3 has a reward" in first
+    assert "6 x a: the judge is asleep, 1 x a: rank 0 has no judge, 1 x a: rank 1 has no judge" in first
+
+
+def test_a_rank_without_any_reward_goes_on_with_the_other(tmp_path: Path) -> None:
+    assert two_ranks(tmp_path, _collected, 1) == ["0.5", "0.5"]

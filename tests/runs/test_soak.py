@@ -1,0 +1,62 @@
+"""Two thousand iterations of the smallest config: nothing grows."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gspo_lightning.experience.loader import ExperienceLoader
+from tests.runs import runs
+
+SMALLEST = [
+    *runs.UNTAUGHT, "--data.val=null", "--trainer.num_sanity_val_steps=0", "--data.prompts_per_rollout=2",
+    "--data.group_size=2", "--data.minibatches_per_rollout=1", "--data.max_response_tokens=2",
+    '--trainer.callbacks=[{"class_path": "LastCheckpoint", "init_args": {"every_n_iterations": 100}}]',
+]  # fmt: skip
+
+
+def status() -> tuple[float, int, int, int]:
+    """Resident MiB, threads, file descriptors, child processes of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+    memory = pages * resource.getpagesize() / 2**20
+    return memory, threading.active_count(), len(os.listdir("/proc/self/fd")), len(children)
+
+
+@pytest.mark.long
+def test_nothing_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
+    seen: list[tuple[float, int, int, int]] = []
+    clock: list[float] = []
+    original = ExperienceLoader.mark_trained
+
+    def measured(self: ExperienceLoader) -> None:
+        original(self)
+        if self.iteration % 20 == 19:
+            seen.append(status())
+            clock.append(time.process_time())
+
+    monkeypatch.setattr(ExperienceLoader, "mark_trained", measured)
+    runs.fit(tmp_path, *SMALLEST, f"--trainer.max_epochs={os.environ.get('GSPO_SOAK', '2000')}")
+    settled = torch.tensor([s[0] for s in seen[len(seen) // 4 :]], dtype=torch.float64)
+    place = torch.arange(len(settled), dtype=torch.float64) * 20
+    centred = place - place.mean()
+    slope = float((centred * settled).sum() / (centred**2).sum()) * 1000
+    spans = torch.tensor(clock).diff()
+    early, late = float(spans[: len(spans) // 4].median()), float(spans[-(len(spans) // 4) :].median())
+    report = (
+        f"{len(seen) * 20} iterations: {slope:+.2f} MiB per 1000 iterations (at {settled[0]:.0f} MiB), threads "
+        f"{seen[0][1]} -> {seen[-1][1]}, descriptors {seen[0][2]} -> {seen[-1][2]}, processes {seen[0][3]} -> "
+        f"{seen[-1][3]}, {early / 20 * 1000:.0f} -> {late / 20 * 1000:.0f} ms of CPU per iteration"
+    )
+    record_property("soak", report)
+    print(report)
+    assert slope < 5.0, report
+    for before, after in zip(seen[1][1:], seen[-1][1:], strict=True):
+        assert after <= before, report
