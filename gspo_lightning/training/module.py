@@ -62,7 +62,7 @@ from gspo_lightning.update.optimizers import fuse, warn_if_weights_stand_still
 from gspo_lightning.update.router_loss import changed_routes, load_balance
 from gspo_lightning.update.schedules import schedule, step_plateaus
 
-__all__ = ["GSPOModule"]
+__all__ = ["GSPOModule", "learner"]
 
 
 class GSPOModule(LightningModule):
@@ -577,3 +577,15 @@ class GSPOModule(LightningModule):
     def forward(self, *_: Any, **__: Any) -> Any:
         """Not used: call ``module.policy``."""
         raise UserError("GSPOModule", "has no forward of its own", fix="call module.policy(micro_batch, temperature)")
+
+
+def learner(pl_module: LightningModule) -> GSPOModule:
+    """The module that a callback was called with, as what it is.
+
+    Raises:
+        UserError: another LightningModule is trained.
+    """
+    if not isinstance(pl_module, GSPOModule):
+        name = type(pl_module).__name__
+        raise UserError("trainer.callbacks", f"one of them works with a GSPOModule, but {name} is trained")
+    return pl_module
