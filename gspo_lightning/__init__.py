@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gspo_lightning.training.data import PromptDataModule
     from gspo_lightning.training.module import GSPOModule
-    from gspo_lightning.training.trainer import GSPOConfig, GSPOTrainer
+    from gspo_lightning.training.trainer import GSPOTrainer
+    from gspo_lightning.training.trainer_config import GSPOConfig
 
 __version__ = "0.1.0"
 __all__ = ["GSPOConfig", "GSPOModule", "GSPOTrainer", "PromptDataModule", "__version__"]
 
 _LAZY = {
-    "GSPOConfig": "gspo_lightning.training.trainer",
+    "GSPOConfig": "gspo_lightning.training.trainer_config",
     "GSPOModule": "gspo_lightning.training.module",
     "GSPOTrainer": "gspo_lightning.training.trainer",
     "PromptDataModule": "gspo_lightning.training.data",

@@ -139,7 +139,7 @@ class LastCheckpoint(Checkpoint):
         self.save(trainer)
 
     def _due(self, trainer: Trainer, module: LightningModule) -> bool:
-        updates = module.data.updates_per_iteration * self.every_n_iterations
+        updates = module.data.settings.updates_per_iteration * self.every_n_iterations
         return trainer.global_step > 0 and trainer.global_step % updates == 0
 
     def save(self, trainer: Trainer) -> Path:
@@ -148,7 +148,7 @@ class LastCheckpoint(Checkpoint):
         if trainer.global_step == self._saved:
             return path
         module = trainer.lightning_module
-        score = {**module.last_evaluation, **module.last_update}.get(self.best_by)
+        score = {**module.evaluator.last, **module.last_update}.get(self.best_by)
         trainer.save_checkpoint(path, weights_only=False, storage_options={"score": score})
         self._saved = trainer.global_step
         if trainer.is_global_zero:

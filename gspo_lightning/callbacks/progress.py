@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm.auto import tqdm
 
-from gspo_lightning.experience.loader import iterations
+from gspo_lightning.training.trainer_checks import iterations
 
 __all__ = ["RunProgress"]
 
@@ -32,7 +32,7 @@ class RunProgress(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar where a resumed run stands."""
-        updates = pl_module.data.updates_per_iteration
+        updates = pl_module.data.settings.updates_per_iteration
         whole = iterations(trainer, updates)
         total = None if whole is None else whole * updates
         if total is not None and trainer.max_steps >= 0:
@@ -71,7 +71,7 @@ class RunProgress(ProgressBar):
 
 def describe(module: Any) -> str:
     """``reward 0.91, held-out 0.87, clipped 41%, length 19.8`` from the latest numbers."""
-    update, evaluation = module.last_update, module.last_evaluation
+    update, evaluation = module.last_update, module.evaluator.last
     parts = [f"reward {update['reward/mean']:.2f}"] if "reward/mean" in update else []
     if "val/accuracy" in evaluation:
         parts.append(f"held-out {evaluation['val/accuracy']:.2f}")

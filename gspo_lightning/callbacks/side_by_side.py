@@ -116,7 +116,7 @@ class SideBySide(Callback):
                     policy=module.policy,
                     old_policy=module.old_policy,
                     objective=objective,
-                    temperature=module.data.temperature,
+                    temperature=module.data.settings.temperature,
                     denominator=denominator,
                     segments=module.segments(part),
                     sums=sums,

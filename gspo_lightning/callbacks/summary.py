@@ -48,7 +48,7 @@ class RunSummary(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the first evaluation: it is the one before the first update."""
         if trainer.state.fn == "fit" and not self._before:
-            self._before = {"accuracy": pl_module.last_evaluation.get("val/accuracy"), "answers": _answers(pl_module)}
+            self._before = {"accuracy": pl_module.evaluator.last.get("val/accuracy"), "answers": _answers(pl_module)}
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Remember how many tokens were clipped."""
@@ -59,8 +59,8 @@ class RunSummary(Callback):
         """The accuracy after training is the final policy's, whatever the interval between evaluations."""
         if (
             pl_module.data.val is not None
-            and pl_module.evaluations[-1:] != []
-            and (pl_module.evaluations[-1][0] != trainer.global_step)
+            and pl_module.evaluator.history[-1:] != []
+            and (pl_module.evaluator.history[-1][0] != trainer.global_step)
         ):
             pl_module.evaluate()
 
@@ -91,15 +91,15 @@ class RunSummary(Callback):
         changed = sorted(examples, key=lambda e: e["before"] == e["after"])
         return {
             "accuracy_before": self._before.get("accuracy"),
-            "accuracy_after": module.last_evaluation.get("val/accuracy"),
-            "evaluated_at_update": module.evaluations[-1][0] if module.evaluations else None,
+            "accuracy_after": module.evaluator.last.get("val/accuracy"),
+            "evaluated_at_update": module.evaluator.history[-1][0] if module.evaluator.history else None,
             "iterations": module.data.loader.iteration + 1,
             "updates": trainer.global_step,
             "seconds": round(time.monotonic() - self._start, 2),
             "objective": type(module.objective).__name__,
             "objective_settings": repr(module.objective),
             "model": module.settings.name_or_path,
-            "seed": module.data.seed,
+            "seed": module.data.settings.seed,
             "clip_fraction_tokens": sum(self._clipped) / len(self._clipped) if self._clipped else None,
             "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
             "last_update": module.last_update,
@@ -111,7 +111,7 @@ class RunSummary(Callback):
 def _answers(module: LightningModule) -> dict[str, dict[str, str]]:
     return {
         r.prompt.text: {"completion": r.transcript, "answer": str(r.prompt.columns.get("answer", ""))}
-        for r in module.evaluation_metrics.examples[:16]
+        for r in module.evaluator.examples[:16]
     }
 
 

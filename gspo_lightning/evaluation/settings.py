@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.types import SamplingParams
 
 __all__ = ["Evaluation"]
 
@@ -29,3 +33,35 @@ class Evaluation:
     """Prompts answered at a time."""
     accuracy_reward: str | None = None
     """Name of the reward that decides what is correct (a value of at least 1); None takes the first one."""
+
+    def check(self, rewards: Iterable[str]) -> None:
+        """Values in their ranges, and a reward that is one of these.
+
+        Raises:
+            UserError: they are not.
+        """
+        if self.samples < 1:
+            raise UserError("data.evaluation.samples", f"is {self.samples}; it must be at least 1")
+        if self.temperature < 0:
+            raise UserError("data.evaluation.temperature", f"is {self.temperature}; it must be 0 (greedy) or above")
+        if self.samples > 1 and self.temperature == 0:
+            raise UserError(
+                "data.evaluation.samples",
+                f"is {self.samples}, but greedy decoding gives the same response every time",
+                fix="set data.evaluation.temperature above 0, or samples: 1",
+            )
+        for k in self.pass_at:
+            if not 1 <= k <= self.samples:
+                raise UserError("data.evaluation.pass_at", f"pass@{k} needs between 1 and samples = {self.samples}")
+        if (name := self.accuracy_reward) is not None and name not in rewards:
+            raise UserError("data.evaluation.accuracy_reward", f"{name!r} is no reward; {did_you_mean(name, rewards)}")
+
+    def sampling(self, training: SamplingParams) -> SamplingParams:
+        """How held-out prompts are answered, with the stops of training rollouts."""
+        return replace(
+            training,
+            max_response_tokens=self.max_response_tokens or training.max_response_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+        )

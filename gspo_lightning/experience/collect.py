@@ -1,4 +1,4 @@
-"""One RL iteration's data: prompts -> rollouts -> rewards -> advantages -> mini-batches, and how long each took."""
+"""What one iteration leaves behind: mini-batches to train on, and what was measured on the way."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from typing import Any
 
 import torch
 
-from gspo_lightning.advantages.base import Advantages
-from gspo_lightning.advantages.shaping import Shaping, assign_advantages
 from gspo_lightning.distributed import all_gathered, all_sum
 from gspo_lightning.errors import UserError, counted
 from gspo_lightning.experience.respond import Groups
 from gspo_lightning.metrics.responses import Distributions, distribution_scalars, extremes, measure_distributions
 from gspo_lightning.metrics.rollouts import measure_rollouts
-from gspo_lightning.packing.batches import make_mini_batches
 from gspo_lightning.types import MiniBatch, Rollout
 
-__all__ = ["Experience", "collect", "row_hash"]
+__all__ = ["Experience", "collect", "measure_rewards", "row_hash"]
 
 
 @dataclass(slots=True)
@@ -56,31 +53,14 @@ class Experience:
         )
 
 
-def collect(
-    groups: Groups,
-    seconds: Mapping[str, float],
-    *,
-    advantages: Advantages,
-    shaping: Shaping,
-    mini_batches: int,
-    max_tokens: int,
-    iteration: int,
-    device: torch.device,
-    packed: bool = False,
-    version: int | None = None,
-    examples: int = 8,
-    distributions: bool = True,
-) -> Experience:
-    """Scored groups of this rank, in the order they were dealt, to an :class:`Experience`.
-
-    ``distributions`` also keeps what was measured of each response.
+def measure_rewards(groups: Groups, iteration: int, device: torch.device) -> dict[str, float]:
+    """Statistics of rewards and responses over all ranks, under their tags.
 
     Raises:
         UserError: no response of any rank has a reward.
     """
     rollouts = [r for g in groups for r in g]
-    dead = assign_advantages(groups, advantages, shaping, device)
-    metrics = measure_rollouts(rollouts, device) | dict(seconds)
+    metrics = measure_rollouts(rollouts, device)
     if metrics["reward/missing"] == 1:
         reasons = counted(all_gathered(r.lost or r.missing for r in rollouts))
         raise UserError(
@@ -88,21 +68,47 @@ def collect(
             f"no response of iteration {iteration} has a reward, so there is nothing to learn from: {reasons}",
             fix="correct the reward or what it depends on, then go on with --ckpt_path last",
         )
+    return metrics
+
+
+def collect(
+    groups: Groups,
+    batches: list[MiniBatch],
+    metrics: Mapping[str, float],
+    *,
+    device: torch.device,
+    distributions: bool = True,
+    examples: int = 8,
+) -> Experience:
+    """What an iteration leaves behind.
+
+    Args:
+        groups: this rank's, with rewards and advantages.
+        batches: made of them.
+        metrics: of the iteration, so far; with ``time/rollout_s``.
+        device: of the collectives.
+        distributions: also keep what was measured of each response.
+        examples: responses that are kept to look at.
+    """
+    rollouts = [r for g in groups for r in g]
     spread = measure_distributions(rollouts, device) if distributions else {}
-    metrics |= distribution_scalars(spread) if spread else {}
-    metrics["reward/dead_groups"] = dead
-    metrics["data/iteration"] = float(iteration)
-    generated = sum(r.length for r in rollouts)
-    tokens = float(all_sum(torch.tensor(generated, dtype=torch.float64, device=device)))
-    metrics["throughput/generated_tokens_per_s"] = tokens / max(seconds["time/rollout_s"], 1e-9)
-    batches = make_mini_batches(
-        groups, mini_batches=mini_batches, max_tokens=max_tokens, iteration=iteration, packed=packed, version=version
-    )
+    generated = all_sum(torch.tensor(sum(r.length for r in rollouts), dtype=torch.float64, device=device))
+    speed = float(generated) / max(metrics["time/rollout_s"], 1e-9)
     shown = [_example(r) for g in groups for r in g[:2]][:examples]
     if distributions:
         shown += [_example(r, name) for name, r in extremes(rollouts).items()]
-    rewards = {f"{r.prompt.id}/{r.sample}": [row_hash(r.prompt.token_ids, r.token_ids), r.reward] for r in rollouts}
-    return Experience(batches, metrics, shown, rewards, spread)
+    return Experience(
+        batches,
+        {
+            **metrics,
+            **(distribution_scalars(spread) if spread else {}),
+            "data/iteration": float(batches[0].iteration),
+            "throughput/generated_tokens_per_s": speed,
+        },
+        shown,
+        {f"{r.prompt.id}/{r.sample}": [row_hash(r.prompt.token_ids, r.token_ids), r.reward] for r in rollouts},
+        spread,
+    )
 
 
 def row_hash(prompt: Sequence[int], response: torch.Tensor) -> str:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gspo_lightning.errors import UserError
 from gspo_lightning.experience.collect import Experience
 from gspo_lightning.randomness import Purpose, permutation, stream
 from gspo_lightning.types import MiniBatch, Prompt
 
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-
-
-__all__ = ["ExperienceLoader", "PromptLoader", "iterations"]
+__all__ = ["ExperienceLoader", "PromptLoader", "part_of"]
 
 
 class PromptLoader:
@@ -89,16 +85,23 @@ class ExperienceLoader:
         self.experience = Experience.from_state_dict(state["experience"])
 
 
-def iterations(trainer: Trainer, updates: int) -> int | None:
-    """How many iterations a run has by ``max_epochs`` and ``max_steps``; None if neither ends it.
+def part_of(ranks: Sequence[Mapping[str, Any]], rank: int, world: int) -> Mapping[str, Any]:
+    """A rank's part of what the ranks of a checkpoint saved.
 
     Args:
-        trainer: of the run.
-        updates: of an iteration.
+        ranks: :meth:`ExperienceLoader.position` of each, in order; with ``partial`` where responses were cut.
+        rank: asks.
+        world: ranks of this run.
+
+    Raises:
+        UserError: the number of ranks changed in the middle of an iteration.
     """
-    limits = []
-    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-        limits.append(trainer.max_epochs)
-    if trainer.max_steps >= 0:
-        limits.append(math.ceil(trainer.max_steps / updates))
-    return min(limits, default=None)
+    spent = all(s["trained"] >= len(s["experience"]["mini_batches"]) * s["epochs"] for s in ranks)
+    spent = spent and not any(s.get("partial", {}).get("groups") for s in ranks)
+    if len(ranks) != world and not spent:
+        raise UserError(
+            "trainer.devices",
+            f"the checkpoint was written by {len(ranks)} ranks in the middle of an iteration, this run has {world}",
+            fix=f"resume with {len(ranks)} ranks, or from a checkpoint at the end of an iteration",
+        )
+    return ranks[min(rank, len(ranks) - 1)]

@@ -1,14 +1,16 @@
-"""Prompts to scored groups: a source answers, workers judge while it goes on, dead groups are sampled again."""
+"""Prompts to scored groups: a source answers, and workers judge one group while it goes on with the next."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gspo_lightning.advantages.shaping import Shaping, is_dead, mask_truncated
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards import RewardRunner, Sample, SampleScore
 from gspo_lightning.rewards.workers.runner import Pending
 from gspo_lightning.rollouts import Draws
@@ -19,9 +21,10 @@ from gspo_lightning.rollouts.recording.records import of_conversation
 from gspo_lightning.rollouts.retrying import Patient
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
-__all__ = ["Groups", "Scorer", "resample", "respond"]
+__all__ = ["Groups", "Responder", "Scorer", "respond"]
 
 Groups = list[list[Rollout]]
+"""P groups of G responses each."""
 
 
 class Scorer(Protocol):
@@ -29,6 +32,54 @@ class Scorer(Protocol):
 
     def score(self, samples: Sequence[Sample]) -> Sequence[SampleScore]:
         """One verdict per sample, in order."""
+
+
+@dataclass(slots=True)
+class Responder:
+    """A rollout source with whoever judges what it says, asked one question at a time.
+
+    Args:
+        source: answers.
+        rewards: judge the answers.
+        group_size: responses per prompt.
+        seed: of the run.
+        purpose: of the draws: the same iteration draws other numbers for an evaluation than for training.
+        context: entered once around each rollout (autocast).
+        lock: shared by those who share the source.
+    """
+
+    source: Generator
+    rewards: Scorer
+    group_size: int
+    seed: int
+    purpose: Purpose
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(
+        self,
+        policy: Policy,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        *,
+        iteration: int,
+        version: int,
+        progress: Progress | None = None,
+    ) -> tuple[Groups, dict[str, float]]:
+        """:func:`respond` with the draws of an iteration."""
+        with self.lock:
+            return respond(
+                self.source,
+                policy,
+                prompts,
+                self.rewards,
+                group_size=self.group_size,
+                sampling=sampling,
+                draws=Draws.of(self.seed, self.purpose, iteration),
+                version=version,
+                context=self.context,
+                progress=progress,
+            )
 
 
 def respond(
@@ -124,36 +175,3 @@ def _fill(rollout: Rollout, score: SampleScore) -> None:
     rollout.reward_parts = {name: part.reward for name, part in score.parts.items()}
     rollout.reward_statuses = {name: str(part.status) for name, part in score.parts.items()}
     rollout.missing = "; ".join(f"{name}: {p.detail}" for name, p in score.parts.items() if p.reward is None)
-
-
-def resample(
-    groups: Groups,
-    seconds: dict[str, float],
-    sample: Callable[[Sequence[int]], tuple[Groups, dict[str, float]]],
-    spare: Sequence[int],
-    shaping: Shaping,
-) -> None:
-    """Put groups that can teach something in the place of dead ones, in place, until ``spare`` prompts are used up.
-
-    DAPO's dynamic sampling (arXiv 2503.14476) with a budget: an iteration trains on as many groups as ever, and a dead
-    group for which no better one was found stays.
-
-    Args:
-        groups: this rank's scored groups.
-        seconds: times, added to; also gets ``reward/resampled_groups``, the groups replaced.
-        sample: scored groups for some prompts.
-        spare: prompts that may be sampled.
-        shaping: decides what is dead.
-    """
-    left, replaced = list(spare), 0
-    while left and (dead := [i for i, g in enumerate(groups) if is_dead(g, shaping)]):
-        now, left = left[: len(dead)], left[len(dead) :]
-        fresh, spent = sample(now)
-        mask_truncated([r for g in fresh for r in g], shaping)
-        for name, value in spent.items():
-            seconds[name] += value
-        alive = [g for g in fresh if not is_dead(g, shaping)]
-        for i, group in zip(dead, alive, strict=False):  # fewer may be alive than are needed
-            groups[i] = group
-        replaced += len(alive)
-    seconds["reward/resampled_groups"] = float(replaced)

@@ -8,6 +8,7 @@ mini-batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -16,7 +17,15 @@ from torch import Tensor
 from gspo_lightning.errors import UserError
 from gspo_lightning.types import MicroBatch, MiniBatch, Rollout
 
-__all__ = ["cut_micro_batches", "filler", "make_micro_batch", "make_mini_batches"]
+__all__ = [
+    "batches_of",
+    "cut_groups",
+    "cut_micro_batches",
+    "filler",
+    "make_micro_batch",
+    "make_mini_batches",
+    "with_advantages",
+]
 
 
 def make_mini_batches(
@@ -45,23 +54,51 @@ def make_mini_batches(
     Raises:
         UserError: P is not a multiple of ``mini_batches``.
     """
+    ordered = [groups[i] for i in (order if order is not None else range(len(groups)))]
+    rows = cut_groups(ordered, mini_batches=mini_batches, max_tokens=max_tokens, packed=packed)
+    return batches_of(rows, iteration=iteration, first_index=first_index, version=version)
+
+
+def cut_groups(
+    groups: Sequence[Sequence[Rollout]], *, mini_batches: int, max_tokens: int, packed: bool = False
+) -> list[list[list[Rollout]]]:
+    """Which rollouts stand in which micro-batch of which mini-batch; see :func:`make_mini_batches`.
+
+    Raises:
+        UserError: P is not a multiple of ``mini_batches``.
+    """
     if len(groups) % mini_batches:
         raise UserError(
             "data.minibatches_per_rollout",
             f"{len(groups)} groups per rank cannot be cut into {mini_batches} equal mini-batches of whole groups",
             fix="make prompts_per_rollout a multiple of minibatches_per_rollout times the number of ranks",
         )
-    ordered = [groups[i] for i in (order if order is not None else range(len(groups)))]
     size = len(groups) // mini_batches
+    dealt = [list(chain.from_iterable(groups[i * size : (i + 1) * size])) for i in range(mini_batches)]
+    return [_cut(rollouts, max_tokens, packed) for rollouts in dealt]
+
+
+def batches_of(
+    rows: Sequence[Sequence[Sequence[Rollout]]], *, iteration: int = 0, first_index: int = 0, version: int | None = None
+) -> list[MiniBatch]:
+    """The mini-batches of rollouts that are cut already (:func:`cut_groups`)."""
     return [
-        MiniBatch(
-            cut_micro_batches(
-                list(chain.from_iterable(ordered[i * size : (i + 1) * size])), max_tokens, packed, version
-            ),
-            index=first_index + i,
-            iteration=iteration,
+        MiniBatch([make_micro_batch(part, version) for part in parts], index=first_index + i, iteration=iteration)
+        for i, parts in enumerate(rows)
+    ]
+
+
+def with_advantages(batches: Sequence[MiniBatch], rows: Sequence[Sequence[Sequence[Rollout]]]) -> list[MiniBatch]:
+    """The mini-batches with what their rollouts, :func:`batches_of` the same ``rows``, are worth by now."""
+    return [
+        replace(
+            batch,
+            micro_batches=[
+                replace(part, advantages=_advantages(own, part.response_mask.shape[1]))
+                for part, own in zip(batch.micro_batches, parts, strict=True)
+            ],
         )
-        for i in range(mini_batches)
+        for batch, parts in zip(batches, rows, strict=True)
     ]
 
 
@@ -80,6 +117,10 @@ def cut_micro_batches(
     Raises:
         UserError: a single row is longer than the budget: it could never be trained on.
     """
+    return [make_micro_batch(rows, version) for rows in _cut(rollouts, max_tokens, packed)]
+
+
+def _cut(rollouts: Sequence[Rollout], max_tokens: int, packed: bool) -> list[list[Rollout]]:
     longest = max(_length(r) for r in rollouts)
     if longest > max_tokens:
         raise UserError(
@@ -87,8 +128,7 @@ def cut_micro_batches(
             f"is {max_tokens}, but one sequence has {longest} tokens",
             fix=f"use at least max_prompt_tokens + max_response_tokens (here {longest} or more)",
         )
-    cuts = _cut_groups(rollouts, max_tokens) if packed else _cut_rows(rollouts, max_tokens)
-    return [make_micro_batch(cut, version) for cut in cuts]
+    return _cut_groups(rollouts, max_tokens) if packed else _cut_rows(rollouts, max_tokens)
 
 
 def _cut_rows(rollouts: Sequence[Rollout], max_tokens: int) -> list[list[Rollout]]:

@@ -1,10 +1,8 @@
-"""Prompts in, mini-batches out: the DataModule, and the experience loader with its exact state."""
+"""Prompts in, mini-batches out: the DataModule."""
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,39 +10,33 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from gspo_lightning.advantages.base import Advantages
-from gspo_lightning.advantages.shaping import CombineRewards, Shaping, TruncatedResponses, TurnCredit, mask_truncated
+from gspo_lightning.advantages.shaping import CombineRewards, Shaping, TruncatedResponses, TurnCredit
 from gspo_lightning.advantages.within_groups import GroupNormalised
-from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
-from gspo_lightning.errors import UserError
+from gspo_lightning.distributed import all_gather_objects, rank_and_world
 from gspo_lightning.evaluation.settings import Evaluation
-from gspo_lightning.experience.collect import Experience, collect
-from gspo_lightning.experience.loader import ExperienceLoader, PromptLoader, iterations
-from gspo_lightning.experience.respond import Groups, resample, respond
-from gspo_lightning.metrics.rollouts import measure_staleness
+from gspo_lightning.experience.collect import Experience
+from gspo_lightning.experience.iteration import Iteration, Sampled
+from gspo_lightning.experience.learner import Learner
+from gspo_lightning.experience.loader import ExperienceLoader, PromptLoader, part_of
+from gspo_lightning.experience.respond import Responder
+from gspo_lightning.experience.settings import ExperienceSettings
+from gspo_lightning.experience.sources import check_context, check_share, check_sources, has_environment
 from gspo_lightning.packing.memory import MemoryLimit
-from gspo_lightning.policy.loading import context_length
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.prompts import PromptSet, open_prompts, read_prompts
-from gspo_lightning.prompts.encode import encode_prompts
-from gspo_lightning.prompts.order import deal
+from gspo_lightning.prompts import PromptSet
+from gspo_lightning.prompts.order import PromptOrder
+from gspo_lightning.prompts.sets import PromptSets
 from gspo_lightning.prompts.specials import check_stop_strings
-from gspo_lightning.randomness import Purpose, permutation, stream
-from gspo_lightning.resume import fingerprint
+from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards import EnvironmentReward, Reward, RewardRunner
-from gspo_lightning.rollouts import Draws, EnvironmentRollouts, GroupedSampler, RolloutSource
+from gspo_lightning.rollouts import EnvironmentRollouts, GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.partial import PartialRollouts
-from gspo_lightning.rollouts.prefetcher import Ahead, Job
-from gspo_lightning.rollouts.recording.records import record, recording_file, write_records
+from gspo_lightning.rollouts.prefetcher import Ahead
 from gspo_lightning.rollouts.retrying import Patient
-from gspo_lightning.strategies.sharding import gathered
-from gspo_lightning.training import checks
-from gspo_lightning.types import MiniBatch, Prompt, Rollout, SamplingParams
+from gspo_lightning.types import MiniBatch, SamplingParams
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
     from transformers import PreTrainedTokenizerBase
-
-    from gspo_lightning.training.module import GSPOModule
 
 __all__ = ["PromptDataModule"]
 
@@ -113,6 +105,9 @@ class PromptDataModule(LightningDataModule):
         plugins: plug-ins that reward workers import; the command line sets it.
     """
 
+    respond_held_out: Responder
+    """Answers held-out prompts, once there is somebody who learns (:meth:`bind`)."""
+
     def __init__(
         self,
         train: PromptSet | str,
@@ -156,100 +151,129 @@ class PromptDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         self.train, self.val, self.test, self.predict = train, val, test, predict
-        self.columns = columns or {}
+        self.evaluation = evaluation
         self.rewards, self.reward_weights = rewards, reward_weights
         self.reward_workers, self.reward_deadline_s = reward_workers, reward_deadline_s
         self.rollouts = rollouts if rollouts is not None else GroupedSampler()
         self.rollout_retries, self.rollout_retry_s = rollout_retries, rollout_retry_s
-        self.record_rollouts = record_rollouts
-        self.advantages = advantages if advantages is not None else GroupNormalised()
-        self.group_size, self.prompts_per_rollout = group_size, prompts_per_rollout
-        self.minibatches_per_rollout, self.epochs_per_rollout = minibatches_per_rollout, epochs_per_rollout
-        self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
-        self.max_prompt_tokens, self.max_response_tokens = max_prompt_tokens, max_response_tokens
-        self.temperature = temperature
-        self.stop_strings, self.stop_token_ids = tuple(stop_strings or ()), tuple(stop_token_ids or ())
-        self.system_prompt, self.chat_template_kwargs = system_prompt, dict(chat_template_kwargs or {})
-        self.evaluation, self.seed = evaluation, seed
-        self.plugins = (plugins,) if isinstance(plugins, str) else tuple(plugins or ())
         self.turn_credit = turn_credit
-        self.environment_rewards = [name for name, reward in rewards.items() if isinstance(reward, EnvironmentReward)]
-        turn_reward = next(iter(self.environment_rewards), None) if turn_credit == "turn" else None
-        names = () if getattr(self.rollouts, "rewards", "score") == "recorded" else tuple(rewards)
-        self.shaping = Shaping(
-            truncated_responses, truncation_penalty, combine_rewards, reward_weights or {}, turn_reward, names
+        self.plugins = (plugins,) if isinstance(plugins, str) else tuple(plugins or ())
+        paid = [name for name, reward in rewards.items() if isinstance(reward, EnvironmentReward)]
+        self.settings = ExperienceSettings(
+            group_size=group_size,
+            prompts_per_rollout=prompts_per_rollout,
+            minibatches_per_rollout=minibatches_per_rollout,
+            epochs_per_rollout=epochs_per_rollout,
+            max_tokens_per_micro_batch=max_tokens_per_micro_batch,
+            max_prompt_tokens=max_prompt_tokens,
+            max_response_tokens=max_response_tokens,
+            temperature=temperature,
+            stop_strings=tuple(stop_strings or ()),
+            stop_token_ids=tuple(stop_token_ids or ()),
+            resample_dead_groups=resample_dead_groups,
+            kl_in_reward=kl_in_reward,
+            prompts_in_flight=prompts_in_flight,
+            max_carry=max_carry,
+            max_staleness=max_staleness,
+            record_rollouts=record_rollouts,
+            advantages=advantages if advantages is not None else GroupNormalised(),
+            shaping=Shaping(
+                truncated_responses,
+                truncation_penalty,
+                combine_rewards,
+                reward_weights or {},
+                next(iter(paid), None) if turn_credit == "turn" else None,
+                () if getattr(self.rollouts, "rewards", "score") == "recorded" else tuple(rewards),
+            ),
+            seed=seed,
         )
+        check_sources(self.settings, self.rollouts, rewards, reward_weights or {}, turn_credit)
+        evaluation.check(rewards)
         if isinstance(self.rollouts, EnvironmentRollouts):
-            self.rollouts.system_prompt, self.rollouts.chat_template_kwargs = system_prompt, self.chat_template_kwargs
-        self.resample_dead_groups, self.kl_in_reward = resample_dead_groups, kl_in_reward
-        self.loader = ExperienceLoader(self.roll_out, minibatches_per_rollout, epochs_per_rollout, seed)
+            self.rollouts.system_prompt = system_prompt
+            self.rollouts.chat_template_kwargs = dict(chat_template_kwargs or {})
+        self.loader = ExperienceLoader(self._roll_out, minibatches_per_rollout, epochs_per_rollout, seed)
         self.memory = MemoryLimit(max_tokens_per_micro_batch)
-        self.prompts_in_flight, self.max_carry, self.max_staleness = prompts_in_flight, max_carry, max_staleness
         self.partial: PartialRollouts | None = None
-        self._ahead: Ahead[tuple[Groups, dict[str, float]]] | None = Ahead(max_staleness) if max_staleness else None
-        self._sampling = threading.Lock()  # a source answers one question at a time
+        self.iteration: Iteration | None = None
+        """What makes the next rollout batch, once there is somebody who learns (:meth:`bind`)."""
+        self._prefetcher: Ahead[Sampled] | None = Ahead(max_staleness) if max_staleness else None
+        self._asking = threading.Lock()  # a source answers one question at a time
         self._runner: RewardRunner | None = None
-        self._prompts: dict[str, list[Prompt]] = {}
-        checks.check_data_settings(self)
+        self._sets = PromptSets(
+            {"train": train, "val": val, "test": test or val, "predict": predict or val},
+            columns or {}, max_prompt_tokens, system_prompt, dict(chat_template_kwargs or {}),
+        )  # fmt: skip
 
-    # Lightning's hooks -------------------------------------------------------------------------------------------
+    # before a run ------------------------------------------------------------------------------------------------
 
-    def setup(self, stage: str) -> None:
-        """See :meth:`prepare`; the command line has called it already, before anything was written."""
-        self.prepare(stage, self._module, self.trainer)
-        if stage == "fit":
-            self._run_folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)
-            self.memory.folder = self._run_folder
-            self.memory.resume(self._run_folder)
-
-    def prepare(self, stage: str, module: GSPOModule, trainer: Trainer) -> None:
+    def prepare(self, stage: str, tokenizer: PreTrainedTokenizerBase, context: int | None, world: int) -> None:
         """Read the prompts, start the reward workers, and check everything that can be checked without the model.
 
+        Args:
+            stage: ``fit``, ``validate``, ``test`` or ``predict``.
+            tokenizer: of the model.
+            context: positions that the model was built for, if its config says so.
+            world: processes of this run.
+
         Raises:
-            UserError: see :mod:`gspo_lightning.training.checks`.
+            UserError: prompts, rewards or rollouts that cannot serve, and why.
         """
-        if stage == "fit":
-            checks.check_run(self, module, trainer)
-        check_stop_strings(self.stop_strings, module.tokenizer)
+        check_stop_strings(self.settings.stop_strings, tokenizer)
         for name in {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,)):
-            self._read(name, module.tokenizer)
-            if name in self._prompts and name != "train":
-                count = len(self._prompts[name][: self.evaluation.limit])
-                checks.check_share(f"data.{name}", count, trainer.world_size)
-        checks.check_context(self, context_length(module.settings))
+            prompts = self._sets.load(name, tokenizer)
+            if name in self._sets.read and name != "train":
+                check_share(f"data.{name}", len(prompts[: self.evaluation.limit]), world)
+        check_context(self.longest, context)
         if stage == "fit":
-            checks.check_prompts(self, self._prompts["train"])
-            if self.prompts_in_flight > self.prompts_per_rollout:
-                world = trainer.world_size
+            self.settings.check_prompts(len(self._sets.read["train"]))
+            if self.settings.partial:
                 self.partial = PartialRollouts(
-                    self._patient(self.rollouts),
-                    self._in_order,
-                    in_flight=self.prompts_in_flight // world,
-                    groups=self.prompts_per_rollout // world,
-                    max_carry=self.max_carry,
+                    self._retrying(self.rollouts),
+                    self._order.at,
+                    in_flight=self.settings.prompts_in_flight // world,
+                    groups=self.settings.prompts_per_rollout // world,
+                    max_carry=self.settings.max_carry,
                 )
         source = self.rollouts if stage == "fit" else self.rollouts.for_evaluation()
         source.open(self.longest)
         if self._runner is None:
             runner = self.runner  # the workers start now: their import time hides behind the model's
-            others = [(p.columns, p.text) for prompts in self._prompts.values() for p in _spread(prompts, OTHERS)]
-            conversation = checks.has_environment(self.rollouts)
-            for prompts in self._prompts.values():
-                runner.check(prompts[0].columns, prompts[0].text, others, conversation=conversation)
+            others = [(p.columns, p.text) for p in self._sets.examples(OTHERS)]
+            talks = has_environment(self.rollouts)
+            for first, *_ in self._sets.read.values():
+                runner.check(first.columns, first.text, others, conversation=talks)
 
-    @property
-    def longest(self) -> int:
-        """Tokens that a row of this run may have, prompt and response, in training or in an evaluation."""
-        return self.max_prompt_tokens + max(self.max_response_tokens, self.evaluation.max_response_tokens or 0)
+    def bind(self, learner: Learner, folder: Path) -> None:
+        """Roll out for this learner from now on; ``folder`` is the run's."""
+        settings, context = self.settings, learner.forward_context
+        self.respond_held_out = Responder(
+            self._retrying(self.rollouts.for_evaluation()), self.runner, self.evaluation.samples,
+            settings.seed, Purpose.EVAL_SAMPLING, context, self._asking,
+        )  # fmt: skip
+        if "train" not in self._sets.read:
+            return
+        source = self._retrying(self.rollouts) if self.partial is None else self.partial
+        respond = Responder(
+            source, self.runner, settings.group_size, settings.seed, Purpose.TRAIN_SAMPLING, context, self._asking
+        )
+        self.iteration = Iteration(
+            learner, settings, self._order, respond, lambda: self.token_budget,
+            partial=self.partial, prefetcher=self._prefetcher, folder=folder,
+        )  # fmt: skip
+        self.memory.folder = folder
+        self.memory.resume(folder)
 
     def fingerprints(self) -> dict[str, dict[str, Any]]:
         """Number and checksum of the prompts that were read, by name."""
-        return {name: fingerprint(prompts) for name, prompts in self._prompts.items()}
+        return self._sets.fingerprints()
+
+    # Lightning's hooks -------------------------------------------------------------------------------------------
 
     def teardown(self, stage: str) -> None:
         """Stop the reward workers and the rollout source."""
-        if self._ahead is not None:
-            self._ahead.close()
+        if self._prefetcher is not None:
+            self._prefetcher.close()
         if self._runner is not None:
             self._runner.close()
             self._runner = None
@@ -261,15 +285,15 @@ class PromptDataModule(LightningDataModule):
 
     def val_dataloader(self) -> PromptLoader:
         """This rank's share of the held-out prompts, in batches."""
-        return self._evaluation_batches("val")
+        return self._held_out("val")
 
     def test_dataloader(self) -> PromptLoader:
         """This rank's share of the test prompts, in batches."""
-        return self._evaluation_batches("test")
+        return self._held_out("test")
 
     def predict_dataloader(self) -> PromptLoader:
         """This rank's share of the prompts to answer, in batches."""
-        return self._evaluation_batches("predict")
+        return self._held_out("predict")
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Mini-batches move to the device; prompts are plain data and stay."""
@@ -288,20 +312,10 @@ class PromptDataModule(LightningDataModule):
         Raises:
             UserError: the number of ranks changed in the middle of an iteration.
         """
-        ranks = state_dict["ranks"]
-        rank, world = rank_and_world()
-        spent = all(s["trained"] >= len(s["experience"]["mini_batches"]) * s["epochs"] for s in ranks)
-        spent = spent and not any(s.get("partial", {}).get("groups") for s in ranks)
-        if len(ranks) != world and not spent:
-            raise UserError(
-                "trainer.devices",
-                f"the checkpoint was written by {len(ranks)} ranks in the middle of an iteration, this run has {world}",
-                fix=f"resume with {len(ranks)} ranks, or from a checkpoint at the end of an iteration",
-            )
-        mine = ranks[min(rank, len(ranks) - 1)]
+        mine = part_of(state_dict["ranks"], *rank_and_world())
         self.loader.go_to(mine)
         if self.partial is not None and "partial" in mine:
-            self.partial.load_state_dict(mine["partial"], {p.id: p for p in self._prompts["train"]})
+            self.partial.load_state_dict(mine["partial"], {p.id: p for p in self._sets.read["train"]})
 
     # what the module and the callbacks use -----------------------------------------------------------------------
 
@@ -319,8 +333,20 @@ class PromptDataModule(LightningDataModule):
             self._runner.start()
         return self._runner
 
-    def _patient(self, source: RolloutSource) -> RolloutSource:
-        return Patient(source, self.rollout_retries, self.rollout_retry_s)
+    @property
+    def longest(self) -> int:
+        """Tokens that a row of this run may have, prompt and response, in training or in an evaluation."""
+        settings, evaluation = self.settings, self.evaluation
+        return settings.max_prompt_tokens + max(settings.max_response_tokens, evaluation.max_response_tokens or 0)
+
+    def held_out_sampling(self, policy: Policy) -> SamplingParams:
+        """How held-out prompts are answered."""
+        return self.evaluation.sampling(self.settings.sampling(policy.eos_token_ids))
+
+    @property
+    def token_budget(self) -> int:
+        """Tokens of a micro-batch; less than configured where that did not fit, but never less than one sequence."""
+        return max(self.memory.budget, self.settings.max_prompt_tokens + self.settings.max_response_tokens)
 
     @property
     def accuracy_reward(self) -> str:
@@ -328,208 +354,19 @@ class PromptDataModule(LightningDataModule):
         return self.evaluation.accuracy_reward or next(iter(self.rewards))
 
     @property
-    def token_budget(self) -> int:
-        """Tokens of a micro-batch; less than configured where that did not fit, but never less than one sequence."""
-        return max(self.memory.budget, self.max_prompt_tokens + self.max_response_tokens)
-
-    @property
-    def updates_per_iteration(self) -> int:
-        """Optimizer steps per rollout batch."""
-        return self.minibatches_per_rollout * self.epochs_per_rollout
-
-    def sampling(self, stops: Sequence[int]) -> SamplingParams:
-        """How training rollouts are drawn; ``stops`` are the policy's end tokens."""
-        return SamplingParams(
-            self.max_response_tokens,
-            self.temperature,
-            stop_token_ids=tuple(sorted({*stops, *self.stop_token_ids})),
-            stop_strings=self.stop_strings,
+    def _order(self) -> PromptOrder:
+        settings = self.settings
+        return PromptOrder(
+            self._sets.read["train"], settings.prompts_per_rollout, settings.minibatches_per_rollout, settings.seed
         )
 
-    def evaluation_sampling(self, stops: Sequence[int]) -> SamplingParams:
-        """How held-out prompts are answered."""
-        chosen = self.evaluation
-        return dataclasses.replace(
-            self.sampling(stops),
-            max_response_tokens=chosen.max_response_tokens or self.max_response_tokens,
-            temperature=chosen.temperature,
-            top_p=chosen.top_p,
-            top_k=chosen.top_k,
-        )
+    def _roll_out(self, number: int) -> Experience:
+        if self.iteration is None:
+            raise RuntimeError("nobody learns from these rollouts yet: bind() was not called")
+        return self.iteration.run(number)
 
-    def answer(self, prompts: Sequence[Prompt]) -> Groups:
-        """Scored responses of the live policy to held-out prompts, ``evaluation.samples`` each."""
-        module = self._module
-        with self._sampling:
-            groups, _ = respond(
-                self._patient(self.rollouts.for_evaluation()),
-                module.evaluated_policy,
-                prompts,
-                self.runner,
-                group_size=self.evaluation.samples,
-                sampling=self.evaluation_sampling(module.policy.eos_token_ids),
-                draws=Draws.of(self.seed, Purpose.EVAL_SAMPLING, 0),
-                version=module.policy_version,
-                context=self.trainer.precision_plugin.forward_context,
-            )
-        return groups
+    def _retrying(self, source: RolloutSource) -> RolloutSource:
+        return Patient(source, self.rollout_retries, self.rollout_retry_s)
 
-    def roll_out(self, iteration: int) -> Experience:
-        """Everything that happens between two iterations; see :mod:`gspo_lightning.experience.collect`."""
-        module = self._module
-        old, context = module.old_policy, self.trainer.precision_plugin.forward_context
-        old.refresh(module.policy, iteration)
-        order = self._order(iteration)
-        sampling = self.sampling(module.policy.eos_token_ids)
-        sampled: list[Rollout] = []
-
-        def sample(indices: Sequence[int]) -> tuple[Groups, dict[str, float]]:
-            groups, seconds = self._sample(iteration, indices, sampler, module.global_step)
-            sampled.extend(r for g in groups for r in g)
-            return groups, seconds
-
-        with fail_together(), gathered(old.sampling_policy(module.policy)) as sampler:
-            if self._ahead is not None:
-                end = iterations(self.trainer, self.updates_per_iteration)
-                groups, seconds = self._ahead.take(iteration, end, self._job)
-                sampled.extend(r for g in groups for r in g)
-            else:
-                groups, seconds = sample(deal(order, self.minibatches_per_rollout))
-            mask_truncated([r for g in groups for r in g], self.shaping)
-            if self.resample_dead_groups:
-                resample(groups, seconds, sample, self._spare(iteration, order), self.shaping)
-            if self.record_rollouts:
-                file = recording_file(self._run_folder, iteration, rank_and_world()[0])
-                write_records(file, [record(rollout, sampling, iteration) for rollout in sampled])
-        if self.kl_in_reward and module.reference is not None:
-            with context():
-                module.reference.penalise(
-                    [r for g in groups for r in g],
-                    old.sampling_policy(module.policy),
-                    self.kl_in_reward,
-                    self.temperature,
-                    self.token_budget,
-                    module.device,
-                )
-        experience = collect(
-            groups,
-            seconds,
-            advantages=self.advantages,
-            shaping=self.shaping,
-            mini_batches=self.minibatches_per_rollout,
-            max_tokens=self.token_budget,
-            iteration=iteration,
-            device=module.device,
-            packed=module.policy.packed,
-            distributions=module.meter.level == "full",
-            version=module.global_step,
-        )
-        if self.partial is not None or self._ahead is not None:
-            rollouts = [r for g in groups for r in g]
-            experience.metrics |= measure_staleness(rollouts, module.global_step, module.device)
-        with context():
-            if self.partial is not None and not module.old_logprobs.from_source(experience.mini_batches):
-                with gathered(old.sampling_policy(module.policy)) as plain:  # ranks hold different numbers of responses
-                    self.partial.recompute(plain, self.temperature, module.global_step, self.token_budget)
-            batches = module.old_logprobs.fill(
-                old,
-                module.policy,
-                experience.mini_batches,
-                self.temperature,
-                first_is_free=self.epochs_per_rollout == 1 and old.due(iteration),
-            )
-            if module.reference is not None:
-                batches = module.reference.fill(batches, self.temperature, module.device)
-        return dataclasses.replace(experience, mini_batches=batches)
-
-    def _sample(
-        self,
-        iteration: int,
-        indices: Sequence[int],
-        policy: Policy,
-        version: int,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> tuple[Groups, dict[str, float]]:
-        """Scored groups for some training prompts, and the seconds it took."""
-        with self._sampling:
-            return respond(
-                self._patient(self.rollouts) if self.partial is None else self.partial,
-                policy,
-                [self._prompts["train"][i] for i in indices],
-                self.runner,
-                group_size=self.group_size,
-                sampling=self.sampling(policy.eos_token_ids),
-                draws=Draws.of(self.seed, Purpose.TRAIN_SAMPLING, iteration),
-                version=version,
-                context=self.trainer.precision_plugin.forward_context,
-                progress=progress,
-            )
-
-    def _job(self, iteration: int) -> Job[tuple[Groups, dict[str, float]]]:
-        """The rollouts of an iteration to come, with a copy of the weights of now."""
-        module = self._module
-        policy, version = module.policy.frozen_copy().eval(), module.global_step
-        indices = deal(self._order(iteration), self.minibatches_per_rollout)
-
-        def job(check: Callable[[], None]) -> tuple[Groups, dict[str, float]]:
-            return self._sample(iteration, indices, policy, version, lambda *_: check())
-
-        return job
-
-    def _in_order(self, place: int) -> Prompt:
-        """This rank's prompt at a place of the training order, for partial rollouts."""
-        share = self.prompts_per_rollout // rank_and_world()[1]
-        block, inside = divmod(place, share)
-        return self._prompts["train"][deal(self._order(block), self.minibatches_per_rollout)[inside]]
-
-    def _order(self, iteration: int) -> list[int]:
-        """Indices of the prompts of an iteration: a fresh permutation for every pass over the set.
-
-        What is left of a pass and does not fill a rollout batch is skipped, so no iteration sees a prompt twice.
-        """
-        per_pass = len(self._prompts["train"]) // self.prompts_per_rollout
-        number, place = divmod(iteration, per_pass)
-        order = permutation(stream(self.seed, Purpose.PROMPT_ORDER, number), len(self._prompts["train"]))
-        return order[place * self.prompts_per_rollout : (place + 1) * self.prompts_per_rollout].tolist()
-
-    def _spare(self, iteration: int, taken: Sequence[int]) -> list[int]:
-        """This rank's prompts to sample in place of dead groups, at most ``resample_dead_groups``."""
-        rank, world = rank_and_world()
-        order = permutation(stream(self.seed, Purpose.RESAMPLING, iteration), len(self._prompts["train"])).tolist()
-        used = set(taken)
-        return [i for i in order if i not in used][rank::world][: self.resample_dead_groups]
-
-    def _read(self, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
-        source = getattr(self, name) if name in ("train", "val") else getattr(self, name) or self.val
-        if source is None or name in self._prompts:
-            return
-        try:
-            records = read_prompts(open_prompts(source, self.columns))
-        except UserError as error:
-            raise UserError(f"data.{name}", error.problem, fix=error.fix) if error.field == "data" else error from None
-        self._prompts[name] = encode_prompts(
-            records,
-            tokenizer,
-            max_prompt_tokens=self.max_prompt_tokens,
-            system_prompt=self.system_prompt,
-            chat_template_kwargs=self.chat_template_kwargs,
-            field=f"data.{name}",
-        )
-
-    def _evaluation_batches(self, name: str) -> PromptLoader:
-        rank, world = rank_and_world()
-        mine = self._prompts.get(name, [])[: self.evaluation.limit][rank::world]
-        size = self.evaluation.batch_size
-        return PromptLoader([mine[i : i + size] for i in range(0, len(mine), size)])
-
-    @property
-    def _module(self) -> GSPOModule:
-        if self.trainer is None:
-            raise RuntimeError("the data module is not attached to a trainer yet")
-        module: GSPOModule = self.trainer.lightning_module
-        return module
-
-
-def _spread(prompts: Sequence[Prompt], count: int) -> Sequence[Prompt]:
-    """About so many of them, from all over the set."""
-    return prompts[:: max(1, len(prompts) // count)][:count]
+    def _held_out(self, name: str) -> PromptLoader:
+        return PromptLoader(self._sets.share(name, self.evaluation.limit, self.evaluation.batch_size))

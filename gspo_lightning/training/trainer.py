@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,27 +22,30 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gspo_lightning.advantages.base import Advantages
-from gspo_lightning.advantages.shaping import Shaping
 from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.distributed import rank_and_world
-from gspo_lightning.errors import UserError, check_number
-from gspo_lightning.experience.collect import Experience, collect
+from gspo_lightning.errors import UserError
+from gspo_lightning.experience.iteration import Iteration
 from gspo_lightning.experience.loader import ExperienceLoader
-from gspo_lightning.experience.respond import respond
+from gspo_lightning.experience.respond import Responder
+from gspo_lightning.experience.settings import ExperienceSettings
 from gspo_lightning.metrics.sums import MetricSums, ratio_percentiles
 from gspo_lightning.metrics.update import update_scalars
 from gspo_lightning.objectives import GSPO, Objective
+from gspo_lightning.old_policy.base import OldPolicy
 from gspo_lightning.old_policy.logprobs import OldLogProbs
+from gspo_lightning.old_policy.reference import ReferencePolicy
 from gspo_lightning.old_policy.snapshots import CachedLogProbs
 from gspo_lightning.policy.checks import check_head, check_model, choose_layout
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards import Sample, SampleScore
-from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource
+from gspo_lightning.rollouts import GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
-from gspo_lightning.types import MiniBatch, Prompt, SamplingParams
-from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
+from gspo_lightning.training.trainer_config import GSPOConfig
+from gspo_lightning.types import MiniBatch, Prompt
+from gspo_lightning.update.micro_batches import LossTerms, all_but_last_backward
 from gspo_lightning.update.optimizers import fuse
 
 __all__ = ["GSPOConfig", "GSPOTrainer", "RewardFunction"]
@@ -52,78 +54,6 @@ log = logging.getLogger(__name__)
 
 RewardFunction = Callable[[str, str], float]
 """``reward_function(query, response)``: a finite number, the higher the better."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GSPOConfig:
-    """Settings of :class:`GSPOTrainer`; each is checked when the config is made.
-
-    The scale of the clip range is free here. On the command line, where 0.2 is usually a mistake, it is not.
-
-    Raises:
-        UserError: a value outside its range; names field, value and rule.
-
-    >>> GSPOConfig(group_size=1)
-    Traceback (most recent call last):
-        ...
-    gspo_lightning.errors.UserError: group_size: is 1, but a response is compared with the others of its group
-      fix: use at least 2
-    """
-
-    learning_rate: float = 1e-6
-    """Of AdamW, constant, > 0. 1e-6 is usual for models of billions of parameters (the default of TRL and verl); tiny
-    models need 1e-4 or more."""
-    left_clip_range: float = 3e-4
-    """The ratio of a sequence is clipped below 1 - this where its advantage is negative, in [0, 1). The paper's."""
-    right_clip_range: float = 4e-4
-    """The ratio of a sequence is clipped above 1 + this where its advantage is positive, >= 0. The paper's."""
-    group_size: int = 4
-    """Responses per query, at least 2: a response is worth what it is better than its group. More means less noise."""
-    max_response_tokens: int = 256
-    """Longer responses are cut, and rewarded as they are."""
-    max_prompt_tokens: int | None = None
-    """Longer queries are refused, chat template included, never cut. None: what the model's context leaves."""
-    temperature: float = 1.0
-    """Of sampling and of every log-probability, > 0. At 1 the model itself is trained."""
-    minibatches: int = 1
-    """Optimizer steps per pass over the responses of a step; divides the queries, whose groups stay whole. With 1 (and
-    1 epoch) every ratio is 1 and nothing can be clipped; the paper uses 4."""
-    epochs: int = 1
-    """Passes over the responses of a step."""
-    gradient_clip: float | None = 1.0
-    """Largest gradient norm, > 0; None switches clipping off."""
-    weight_decay: float = 0.0
-    """Of AdamW, >= 0. 0: decay would pull on the policy also where the reward says nothing."""
-    max_tokens_per_micro_batch: int = 16384
-    """Tokens, padding included, that go through the model at once while training; memory only, never results."""
-    max_rows: int = 512
-    """Responses that are generated at the same time; memory only, never results."""
-    seed: int = 0
-    """Of everything that is drawn."""
-    device: str | torch.device | None = None
-    """Where to train; None: where the model is."""
-    use_chat_template: bool = True
-    """Queries become user messages if the tokenizer has a chat template; False: they are read as they are."""
-
-    def __post_init__(self) -> None:
-        names = ("group_size", "max_response_tokens", "minibatches", "epochs", "max_tokens_per_micro_batch", "max_rows")
-        for name in (*names, *(["max_prompt_tokens"] if self.max_prompt_tokens is not None else [])):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UserError(name, f"is {value!r}, but must be a whole number >= 1")
-        if self.group_size < GroupNormalised.min_group_size:
-            raise UserError(
-                "group_size",
-                f"is {self.group_size}, but a response is compared with the others of its group",
-                fix=f"use at least {GroupNormalised.min_group_size}",
-            )
-        check_number("learning_rate", self.learning_rate, low=0.0, open_low=True)
-        check_number("left_clip_range", self.left_clip_range, low=0.0, high=1.0, open_high=True)
-        check_number("right_clip_range", self.right_clip_range, low=0.0)
-        check_number("temperature", self.temperature, low=0.0, open_low=True)
-        check_number("weight_decay", self.weight_decay, low=0.0)
-        if self.gradient_clip is not None:
-            check_number("gradient_clip", self.gradient_clip, low=0.0, open_low=True)
 
 
 class GSPOTrainer:
@@ -185,7 +115,7 @@ class GSPOTrainer:
         )
         fuse(self.optimizer)
         self.objective: Objective = GSPO(self.config.left_clip_range, self.config.right_clip_range)
-        self.old_policy = CachedLogProbs()
+        self.old_policy: OldPolicy = CachedLogProbs()
         self.old_logprobs = OldLogProbs("auto", self.objective)
         self.advantages: Advantages = GroupNormalised()
         self.rollouts: RolloutSource = GroupedSampler(max_rows=self.config.max_rows)
@@ -194,7 +124,10 @@ class GSPOTrainer:
             verify_decoding(self.policy, self.rollouts, temperature=self.config.temperature, longest=longest)
         self.iteration = 0
         self.examples: list[dict[str, Any]] = []
-        self._updates = 0
+        self.reference: ReferencePolicy | None = None
+        self.version = 0
+        self.iterations: int | None = None
+        self.distributions = True
         self._reading_tokenizer = tokenizer
         if not self.config.use_chat_template and tokenizer.chat_template is not None:
             self._reading_tokenizer = copy.copy(tokenizer)  # the caller's keeps its template
@@ -223,18 +156,15 @@ class GSPOTrainer:
                 (in the last case: none in the update that is refused).
         """
         prompts = self._read(queries)
-        loader = ExperienceLoader(
-            functools.partial(self._roll_out, prompts, reward_function),
-            self.config.minibatches,
-            self.config.epochs,
-            self.config.seed,
-        )
+        config, iteration = self.config, self._iteration(prompts, reward_function)
+        loader = ExperienceLoader(iteration.run, config.minibatches, config.epochs, config.seed)
         loader.iteration = self.iteration - 1  # the one it rolls out next is this step's
         trained: list[MiniBatch] = []
         sums, norm, seconds = MetricSums(), 0.0, 0.0
         with _modes_restored(self.policy):
             self.policy.train()
             for batch in loader:
+                self.iteration = batch.iteration + 1
                 start = time.perf_counter()
                 norm += self._update(batch.to(self.policy.device), sums)
                 seconds += time.perf_counter() - start
@@ -253,6 +183,15 @@ class GSPOTrainer:
             "time/update_s": seconds / updates,
             "throughput/trained_tokens_per_s": tokens / max(seconds, 1e-9),
         }
+
+    @property
+    def device(self) -> torch.device:
+        """Of the policy."""
+        return self.policy.device
+
+    def forward_context(self) -> AbstractContextManager[None]:
+        """Nothing: the caller decides about autocast."""
+        return contextlib.nullcontext()
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Model, tokenizer and generation config in transformers format.
@@ -299,56 +238,30 @@ class GSPOTrainer:
             limits.append((context - response, f"the model's context - max_response_tokens = {context} - {response}"))
         return min(limits)
 
-    def _roll_out(self, prompts: Sequence[Prompt], reward_function: RewardFunction, iteration: int) -> Experience:
-        config, policy = self.config, self.policy
-        groups, seconds = respond(
-            self.rollouts,
-            policy,
-            prompts,
-            _Caller(reward_function),
+    def _iteration(self, prompts: list[Prompt], reward_function: RewardFunction) -> Iteration:
+        """The iteration of a step: as in ``gspo fit``, on these prompts and with the caller's rewards."""
+        config, limit = self.config, self._prompt_limit()[0]
+        settings = ExperienceSettings(
             group_size=config.group_size,
-            sampling=SamplingParams(
-                config.max_response_tokens, config.temperature, stop_token_ids=policy.eos_token_ids
-            ),
-            draws=Draws.of(config.seed, Purpose.TRAIN_SAMPLING, iteration),
-            version=self._updates,
-        )
-        experience = collect(
-            groups,
-            seconds,
+            prompts_per_rollout=len(prompts),
+            minibatches_per_rollout=config.minibatches,
+            epochs_per_rollout=config.epochs,
+            max_tokens_per_micro_batch=config.max_tokens_per_micro_batch,
+            max_prompt_tokens=limit,
+            max_response_tokens=config.max_response_tokens,
+            temperature=config.temperature,
             advantages=self.advantages,
-            shaping=Shaping(),
-            mini_batches=config.minibatches,
-            max_tokens=config.max_tokens_per_micro_batch,
-            iteration=iteration,
-            device=policy.device,
-            packed=policy.packed,
+            seed=config.seed,
         )
-        experience.mini_batches = self.old_logprobs.fill(
-            self.old_policy,
-            policy,
-            experience.mini_batches,
-            config.temperature,
-            first_is_free=config.epochs == 1,
-        )
-        self.iteration = iteration + 1
-        return experience
+        rewards = _Caller(reward_function)
+        respond = Responder(self.rollouts, rewards, config.group_size, config.seed, Purpose.TRAIN_SAMPLING)
+        return Iteration(self, settings, _Given(prompts), respond, lambda: config.max_tokens_per_micro_batch)
 
     def _update(self, batch: MiniBatch, sums: MetricSums) -> float:
         """One optimizer step on a mini-batch; returns the gradient norm before clipping."""
         self.optimizer.zero_grad(set_to_none=True)
-        denominator = mini_batch_count(self.objective, batch.micro_batches)
-        for part in batch.micro_batches:
-            micro_batch_loss(
-                part,
-                policy=self.policy,
-                old_policy=self.old_policy,
-                objective=self.objective,
-                temperature=self.config.temperature,
-                denominator=denominator,
-                sums=sums,
-                on_policy=batch.index == 0,
-            ).backward()
+        terms = LossTerms(self.policy, self.old_policy, self.objective, self.config.temperature)
+        all_but_last_backward(batch.micro_batches, terms, sums, on_policy=batch.index == 0).backward()
         parameters: list[Tensor] = self.optimizer.param_groups[0]["params"]
         clip = math.inf if self.config.gradient_clip is None else self.config.gradient_clip
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, clip))
@@ -361,8 +274,21 @@ class GSPOTrainer:
             )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)  # between steps the memory is the caller's
-        self._updates += 1
+        self.version += 1
         return norm
+
+
+class _Given:
+    """The caller's prompts, all of them in every iteration."""
+
+    def __init__(self, prompts: list[Prompt]) -> None:
+        self.prompts = prompts
+
+    def share(self, iteration: int) -> list[Prompt]:
+        return self.prompts
+
+    def spare(self, iteration: int, limit: int) -> list[Prompt]:
+        return []
 
 
 class _Caller:

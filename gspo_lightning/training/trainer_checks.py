@@ -26,15 +26,15 @@ from lightning.pytorch.callbacks import (
 
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.metrics.definitions.spec import FULL
+from gspo_lightning.metrics.sums import Level
 from gspo_lightning.metrics.table import METRICS, lookup
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
     from gspo_lightning.training.data import PromptDataModule
-    from gspo_lightning.training.module import GSPOModule
 
-__all__ = ["check_accumulation", "check_measured", "check_monitor", "check_trainer", "monitored"]
+__all__ = ["check_accumulation", "check_measured", "check_monitor", "check_trainer", "iterations", "monitored"]
 
 _REFUSED: tuple[tuple[type[Callback], str, str], ...] = (
     (
@@ -84,6 +84,21 @@ _HIGHER = ("reward/mean", "reward/parts/<name>", "val/accuracy", "val/pass@<k>",
 """Metrics of which more is better."""
 
 
+def iterations(trainer: Trainer, updates: int) -> int | None:
+    """How many iterations a run has by ``max_epochs`` and ``max_steps``; None if neither ends it.
+
+    Args:
+        trainer: of the run.
+        updates: of an iteration.
+    """
+    limits = []
+    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+        limits.append(trainer.max_epochs)
+    if trainer.max_steps >= 0:
+        limits.append(math.ceil(trainer.max_steps / updates))
+    return min(limits, default=None)
+
+
 def check_accumulation(trainer: Trainer) -> None:
     """One batch is one optimizer step; also asked before every update, because callbacks may change it.
 
@@ -98,8 +113,10 @@ def check_accumulation(trainer: Trainer) -> None:
         )
 
 
-def check_trainer(data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> None:
+def check_trainer(data: PromptDataModule, level: Level, trainer: Trainer) -> None:
     """Options and callbacks of Lightning's that would change what an iteration is, or do nothing.
+
+    ``level`` is ``model.metrics``.
 
     Raises:
         UserError: with what to use instead.
@@ -109,7 +126,7 @@ def check_trainer(data: PromptDataModule, module: GSPOModule, trainer: Trainer) 
     if not trainer.fast_dev_run:  # a handful of batches is what it is for
         _check_limits(data, trainer)
     for callback in trainer.callbacks:
-        _check_callback(callback, data, module, trainer)
+        _check_callback(callback, data, level)
 
 
 def _check_evaluations(trainer: Trainer) -> None:
@@ -136,10 +153,10 @@ def _check_limits(data: PromptDataModule, trainer: Trainer) -> None:
         raise UserError(
             "trainer.overfit_batches",
             f"is {trainer.overfit_batches}, but every iteration has prompts of its own: nothing would be repeated",
-            fix=f"give data.train just data.prompts_per_rollout = {data.prompts_per_rollout} prompts: "
+            fix=f"give data.train just data.prompts_per_rollout = {data.settings.prompts_per_rollout} prompts: "
             "every iteration then has the same ones",
         )
-    whole, limit = data.updates_per_iteration, trainer.limit_train_batches
+    whole, limit = data.settings.updates_per_iteration, trainer.limit_train_batches
     if not _is_all(limit) and (not isinstance(limit, int) or limit < whole):
         raise UserError(
             "trainer.limit_train_batches",
@@ -166,7 +183,7 @@ def _is_all(limit: float) -> bool:
     return isinstance(limit, float) and limit == 1.0
 
 
-def _check_callback(callback: Any, data: PromptDataModule, module: GSPOModule, trainer: Trainer) -> None:
+def _check_callback(callback: Any, data: PromptDataModule, level: Level) -> None:
     for kind, why, instead in _REFUSED:
         if isinstance(callback, kind):
             raise UserError("trainer.callbacks", f"{type(callback).__name__} {why}", fix=instead)
@@ -184,7 +201,7 @@ def _check_callback(callback: Any, data: PromptDataModule, module: GSPOModule, t
         )
     if isinstance(callback, EarlyStopping | ModelCheckpoint) and callback.monitor is not None:
         field = f"trainer.callbacks.{type(callback).__name__}"
-        check_monitor(field, callback.monitor, callback.mode, data, module.meter.level)
+        check_monitor(field, callback.monitor, callback.mode, data, level)
 
 
 def monitored(trainer: Trainer) -> set[str]:
@@ -193,7 +210,7 @@ def monitored(trainer: Trainer) -> set[str]:
     return {name for name in (*callbacks, *(c.monitor for c in trainer.lr_scheduler_configs)) if name is not None}
 
 
-def check_monitor(field: str, monitor: str, mode: str, data: PromptDataModule, level: str) -> None:
+def check_monitor(field: str, monitor: str, mode: str, data: PromptDataModule, level: Level) -> None:
     """What a callback or a schedule watches is measured in this run, and is watched the right way round.
 
     Args:

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.errors import UserError, first_line
-from gspo_lightning.objectives import Objective
-from gspo_lightning.old_policy.base import OldPolicy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.resume import atomic_file
 from gspo_lightning.strategies.sharding import full_weights, in_step, is_sharded
 from gspo_lightning.types import MiniBatch
+from gspo_lightning.update.micro_batches import LossTerms
 
 __all__ = ["Dump", "make_dump"]
 
@@ -81,34 +80,27 @@ class Dump:
 
 
 @torch.no_grad()
-def make_dump(
-    batch: MiniBatch,
-    policy: Policy,
-    old_policy: OldPolicy,
-    objective: Objective,
-    temperature: float,
-    *,
-    on_policy: bool = False,
-    **rest: Any,
-) -> Dump:
+def make_dump(batch: MiniBatch, terms: LossTerms, *, on_policy: bool = False, **rest: Any) -> Dump:
     """A dump of an update that has not happened; ``rest`` are the fields that are known already."""
-    logprobs, parts = [], []
+    policy, logprobs, parts = terms.policy, [], []
     for part in in_step(policy, batch.micro_batches, policy.device):
-        current = policy(part, temperature)[0]
-        old = old_policy.logprobs(part, temperature, current if on_policy else None)
+        current = policy(part, terms.temperature)[0]
+        old = terms.old_policy.logprobs(part, terms.temperature, current if on_policy else None)
         logprobs.append(current.cpu())
         routes = part.routes if policy.routing is not None and policy.routing.replay != "off" else None
         parts.append(dataclasses.replace(part, old_logprobs=old, routes=routes).to("cpu"))
     parts, logprobs = parts[: len(batch.micro_batches)], logprobs[: len(batch.micro_batches)]
-    kind, known = type(objective), dataclasses.fields(objective)
-    settings = {f.name: getattr(objective, f.name) for f in known if f.init}
+    kind, known = type(terms.objective), dataclasses.fields(terms.objective)
+    settings = {f.name: getattr(terms.objective, f.name) for f in known if f.init}
     described = {"class": f"{kind.__module__}.{kind.__qualname__}", "settings": settings}
     return Dump(
         mini_batch=dataclasses.replace(batch, micro_batches=parts),
         logprobs=logprobs,
+        segments=[terms.segments(part) for part in batch.micro_batches],
         objective=described,
-        temperature=temperature,
+        temperature=terms.temperature,
         weights=_weights(policy),
+        router_aux_loss_coef=terms.router_aux_loss_coef,
         **rest,
     )
 

@@ -11,7 +11,8 @@ from gspo_lightning.advantages.base import Advantages
 from gspo_lightning.advantages.shaping import CombineRewards, Shaping, assign_advantages, is_dead, mask_truncated
 from gspo_lightning.advantages.within_groups import BatchNormalised, GroupMean, GroupNormalised
 from gspo_lightning.errors import UserError
-from gspo_lightning.experience.respond import Groups, resample
+from gspo_lightning.experience.resample import resample
+from gspo_lightning.experience.respond import Groups
 from gspo_lightning.packing.batches import cut_micro_batches, filler, make_micro_batch
 from gspo_lightning.rewards import ExactMatch, Reward
 from gspo_lightning.rollouts.recording.recorded import Recorded
@@ -166,16 +167,15 @@ def test_resampling_replaces_dead_groups_and_stops_at_the_budget() -> None:
     asked: list[list[int]] = []
     supply = {10: dead, 11: alive, 12: dead}
 
-    def sample(indices: Sequence[int]) -> tuple[Groups, dict[str, float]]:
-        asked.append(list(indices))
-        return [list(supply[i]) for i in indices], {"time/rollout_s": 1.0}
+    def sample(prompts: Sequence[Prompt]) -> tuple[Groups, dict[str, float]]:
+        asked.append([p.id for p in prompts])
+        return [list(supply[p.id]) for p in prompts], {"time/rollout_s": 1.0}
 
     groups = [list(alive), list(dead), list(dead)]
-    seconds = {"time/rollout_s": 1.0}
-    resample(groups, seconds, sample, [10, 11, 12], Shaping())
+    seconds = resample(groups, sample, [Prompt(i, "p", (3,)) for i in (10, 11, 12)], Shaping())
     assert asked == [[10, 11], [12]]
     assert [is_dead(g, Shaping()) for g in groups] == [False, False, True]
-    assert seconds == {"time/rollout_s": 3.0, "reward/resampled_groups": 1.0}
+    assert seconds == {"time/rollout_s": 2.0, "reward/resampled_groups": 1.0}
 
 
 def test_negative_penalty_is_refused() -> None:
@@ -261,9 +261,9 @@ def test_advantages_of_turns_travel_to_the_tokens_of_a_micro_batch() -> None:
 def test_recorded_verdicts_name_their_rewards_themselves() -> None:
     rewards: dict[str, Reward] = {"b": ExactMatch(), "a": ExactMatch()}
     combined = {"rewards": rewards, "combine_rewards": "normalised_separately"}
-    assert PromptDataModule("x.jsonl", **combined).shaping.rewards == ("b", "a")  # type: ignore[arg-type]
+    assert PromptDataModule("x.jsonl", **combined).settings.shaping.rewards == ("b", "a")  # type: ignore[arg-type]
     source = Recorded("rollouts", rewards="recorded")
-    shaping = PromptDataModule("x.jsonl", rollouts=source, **combined).shaping  # type: ignore[arg-type]
+    shaping = PromptDataModule("x.jsonl", rollouts=source, **combined).settings.shaping  # type: ignore[arg-type]
     group = [rollout(1.0, other=1.0), rollout(0.0, other=0.0)]
     assign_advantages([group], GroupMean(), shaping, CPU)
     assert advantages(group) == pytest.approx([0.5**0.5, -(0.5**0.5)], rel=1e-5)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from gspo_lightning.cli import main
+from gspo_lightning.experience.iteration import Iteration
 from gspo_lightning.objectives import GSPO
-from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.update.dump import Dump
 from tests.runs import runs
 
@@ -34,15 +34,15 @@ def collapse(**arguments: Any) -> str:
 
 def inject(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], None]) -> None:
     """Do something to the module before the rollout of iteration :data:`AT`."""
-    original = PromptDataModule.roll_out
+    original = Iteration.run
 
-    def roll_out(self: PromptDataModule, iteration: int) -> Any:
-        if iteration == AT:
+    def run(self: Iteration, number: int) -> Any:
+        if number == AT:
             with torch.no_grad():
-                change(self._module)
-        return original(self, iteration)
+                change(self.learner)
+        return original(self, number)
 
-    monkeypatch.setattr(PromptDataModule, "roll_out", roll_out)
+    monkeypatch.setattr(Iteration, "run", run)
 
 
 def head(module: Any) -> torch.Tensor:

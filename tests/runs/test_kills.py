@@ -42,8 +42,8 @@ MOMENTS = [
     "gspo_lightning.training.cold_start:ColdStart._schedule:15",  # in it
     "gspo_lightning.policy.policy:Policy.save_pretrained:1",  # when it is written
     "gspo_lightning.training.data:PromptDataModule.prepare:1",  # the workers start
-    "gspo_lightning.training.module:GSPOModule.validation_step:1",  # the evaluation before the first update
-    "gspo_lightning.training.data:PromptDataModule.roll_out:1",  # the first rollout
+    "gspo_lightning.training.policy_module:PolicyModule.validation_step:1",  # the evaluation before the first update
+    "gspo_lightning.experience.iteration:Iteration.run:1",  # the first rollout
     "gspo_lightning.training.module:GSPOModule.optimizer_step:4",  # an update
     "gspo_lightning.experience.loader:ExperienceLoader.mark_trained:5",  # the weights have moved, the counters have not
     "gspo_lightning.callbacks.checkpoints:_save:2",  # a checkpoint is about to be written
@@ -51,9 +51,9 @@ MOMENTS = [
     "gspo_lightning.resume.manifest:Manifest.write:2",  # swapped in, without its manifest
     "gspo_lightning.callbacks.checkpoints:_link:2",  # complete, but not yet linked
     "gspo_lightning.callbacks.checkpoints:LastCheckpoint._prune:3",  # an old one should go
-    "gspo_lightning.training.module:GSPOModule.validation_step:2",  # an evaluation between two iterations
+    "gspo_lightning.training.policy_module:PolicyModule.validation_step:2",  # an evaluation between two iterations
     "gspo_lightning.callbacks.checkpoints:LastCheckpoint.on_validation_end:2",  # after it
-    "gspo_lightning.training.module:GSPOModule.evaluate:1",  # the evaluation at the end
+    "gspo_lightning.training.policy_module:PolicyModule.evaluate:1",  # the evaluation at the end
     "gspo_lightning.callbacks.summary:write_json:1",  # the very end
 ]
 

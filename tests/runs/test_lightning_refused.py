@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 
 from gspo_lightning.cli import main
 from gspo_lightning.errors import UserError
-from gspo_lightning.experience.loader import iterations
+from gspo_lightning.training.trainer_checks import iterations
 from gspo_lightning.strategies.checks import check_strategy
 from tests.runs import runs
 

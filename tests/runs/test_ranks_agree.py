@@ -20,8 +20,9 @@ from gspo_lightning.advantages.shaping import (
 )
 from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.errors import UserError
-from gspo_lightning.experience.collect import collect
+from gspo_lightning.experience.collect import collect, measure_rewards
 from gspo_lightning.metrics.rollouts import measure_rollouts
+from gspo_lightning.packing.batches import make_mini_batches
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 from tests.runs.processes import SERVER
 
@@ -128,13 +129,12 @@ def _collected(rank: int, silent: int) -> str:
         if rank < silent:
             r.reward, r.missing = None, "a: the judge is asleep" if i else f"a: rank {rank} has no judge"
     try:
-        found = collect(
-            [mine], {"time/rollout_s": 1.0}, advantages=GroupNormalised(), shaping=Shaping(), mini_batches=1,
-            max_tokens=99, iteration=3, device=CPU,
-        )  # fmt: skip
+        found = measure_rewards([mine], iteration=3, device=CPU)
+        batches = make_mini_batches([mine], mini_batches=1, max_tokens=99, iteration=3)
+        kept = collect([mine], batches, found | {"time/rollout_s": 1.0}, device=CPU)
     except UserError as error:
         return str(error)
-    return str(found.metrics["reward/missing"])
+    return str(kept.metrics["reward/missing"])
 
 
 def test_an_iteration_without_any_reward_stops_every_rank_with_all_reasons(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gspo_lightning.cli import main
-from gspo_lightning.training.data import ExperienceLoader
+from gspo_lightning.experience import respond
+from gspo_lightning.experience.loader import ExperienceLoader
 from tests.runs import runs
 
 OPTIONS = [*runs.UNTAUGHT, "--trainer.max_epochs=4", "--data.max_tokens_per_micro_batch=100"]
@@ -85,16 +86,14 @@ def test_a_run_that_max_steps_ends_goes_on_where_it_stopped(tmp_path: Path, undi
 def test_interrupt_during_a_rollout_then_resume(
     tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gspo_lightning.training import data
-
-    original = data.respond
+    original = respond.respond
 
     def interrupted(*args: object, **kwargs: object) -> object:
         if kwargs["group_size"] == 4 and kwargs["version"] == 4:
             raise KeyboardInterrupt
         return original(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(data, "respond", interrupted)
+    monkeypatch.setattr(respond, "respond", interrupted)
     run = runs.fit(tmp_path, *OPTIONS, code=130)
     monkeypatch.undo()
     runs.fit(tmp_path, *OPTIONS, "--ckpt_path=last")
@@ -107,7 +106,7 @@ def test_interrupt_before_the_first_update_saves_nothing(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gspo_lightning.training.data.PromptDataModule.roll_out", interrupted)
+    monkeypatch.setattr("gspo_lightning.experience.iteration.Iteration.run", interrupted)
     run = runs.fit(tmp_path, *OPTIONS, code=130)
     assert not (run / "checkpoints" / "last.ckpt").exists()
     assert "nothing was trained" in capsys.readouterr().err

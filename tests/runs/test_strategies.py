@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.resume import damage
 from gspo_lightning.strategies.checks import check_optimizer
 from gspo_lightning.training.module import GSPOModule
+from gspo_lightning.update.update import Update
 from tests.runs import runs
 from tests.runs.processes import Command
 from tests.runs.test_invariance import SGD
@@ -213,7 +215,7 @@ def test_shards_are_clipped_by_norm_and_by_value(sharded: str, algorithm: GradCl
     mine.view(-1)[:4].copy_(torch.tensor([3.0, -4.0, 0.5, 0.0]))
     module = GSPOModule()
     module.policy = layer  # type: ignore[assignment]
-    module._pending["optim/gradient_norm"] = 10.0  # the other rank has the rest
+    module._update = Update(Mock(), False, 0.0, {"optim/gradient_norm": 10.0})  # the other rank has the rest
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     module.configure_gradient_clipping(optimizer, gradient_clip_val=2.0, gradient_clip_algorithm=algorithm)
     clipped = [2.0, -2.0, 0.5, 0.0] if algorithm == "value" else [0.6, -0.8, 0.1, 0.0]

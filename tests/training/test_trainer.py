@@ -25,7 +25,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-import gspo_lightning.training.data
+import gspo_lightning.experience.iteration
 from gspo_lightning import GSPOConfig, GSPOModule, GSPOTrainer
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience.collect import collect
@@ -260,7 +260,7 @@ def test_a_step_is_an_iteration_of_the_lightning_module(
             start.append(copy.deepcopy(module.policy.model))
         return training_step(module, batch, batch_idx)
 
-    monkeypatch.setattr(gspo_lightning.training.data, "collect", recording_collect)
+    monkeypatch.setattr(gspo_lightning.experience.iteration, "collect", recording_collect)
     monkeypatch.setattr(GSPOModule, "training_step", recording_step)
     cut = ["--data.max_tokens_per_micro_batch=100", f"--data.epochs_per_rollout={epochs}", "--trainer.max_epochs=1"]
     run = runs.fit(tmp_path, *runs.UNTAUGHT, *cut, "--data.val=null", "--model.optimizer.lr=0.001")

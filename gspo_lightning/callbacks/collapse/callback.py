@@ -78,13 +78,13 @@ class Collapse(Callback):
         self._folder = run_folder(trainer)
         for signature in self.watch.signatures:
             if hasattr(signature, "prompts"):
-                signature.prompts = pl_module.data.prompts_per_rollout
+                signature.prompts = pl_module.data.settings.prompts_per_rollout
         pl_module.before_update.append(partial(self._look, trainer, pl_module))
         if self.action == "rollback":
             if last_checkpoint(trainer) is None:
                 raise UserError("Collapse.action", "is 'rollback', but this run keeps no checkpoints", fix="use 'stop'")
             pl_module.guard.choice = "skip"  # the weights will be put back: a NaN must not stop the run before that
-            pl_module.guard.max_skips += pl_module.data.updates_per_iteration * (self.max_rollbacks + 1)
+            pl_module.guard.max_skips += pl_module.data.settings.updates_per_iteration * (self.max_rollbacks + 1)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The weights have their final form now.
@@ -114,7 +114,7 @@ class Collapse(Callback):
         if self.action == "rollback" and (keeper := last_checkpoint(trainer)) is not None:
             if self.watch.quiet:
                 self._quiet = [*self._quiet, trainer.global_step][-16:]
-            due = keeper.every_n_iterations * pl_module.data.updates_per_iteration
+            due = keeper.every_n_iterations * pl_module.data.settings.updates_per_iteration
             keeper.protected = set([step for step in self._quiet if step % due == 0][-1:])
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -38,7 +38,7 @@ class Dashboard(Callback):
         charts = layout(
             routers=pl_module.policy.routing is not None,
             reference=pl_module.reference is not None,
-            staleness=data.partial is not None or data.max_staleness > 0,
+            staleness=data.partial is not None or data.settings.max_staleness > 0,
         )
         for writer in _writers(trainer):
             writer.add_custom_scalars(charts)

@@ -164,15 +164,15 @@ class TrainingCLI(LightningCLI):
         """Check everything that can be checked before Lightning creates loggers and folders."""
         self.model.weights_from_checkpoint = self.resumption.path is not None
         try:
-            self.datamodule.prepare(subcommand, self.model, self.trainer)
+            self.model.prepare(subcommand, self.datamodule, self.trainer)
             if subcommand == "fit":
-                self.model.provenance = self.resumption.check_prompts(self.datamodule.fingerprints())
+                self.model.run.provenance = self.resumption.check_prompts(self.datamodule.fingerprints())
             with warnings.catch_warnings():
                 if subcommand != "fit":  # what keeps, shows and watches a training has no part in an evaluation
                     warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")
                 super()._run_subcommand(subcommand)
             if subcommand in ("validate", "test") and self.trainer.is_global_zero:
-                callbacks.show_evaluation(self.model.last_evaluation)
+                callbacks.show_evaluation(self.model.evaluator.last)
         except MisconfigurationException as error:
             raise UserError("trainer", " ".join(str(error).split())) from error
         finally:

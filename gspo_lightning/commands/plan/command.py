@@ -12,7 +12,8 @@ from gspo_lightning.commands.plan.job import Job, job_of
 from gspo_lightning.commands.plan.memory import memory_of
 from gspo_lightning.commands.plan.models import config_of
 from gspo_lightning.commands.plan.show import show
-from gspo_lightning.training import checks
+from gspo_lightning.experience.sources import check_context
+from gspo_lightning.training.checks import check_precision
 
 __all__ = ["main"]
 
@@ -59,9 +60,9 @@ def plan(cli: TrainingCLI, device_word: str | None) -> bool:
     config = cli.config[cli.subcommand]
     device = device_of(device_word, str(config.trainer.accelerator))
     job = job_of(cli.model, cli.datamodule, config, packed=device.cpu)  # elsewhere it is tried: plan for more
-    checks.check_precision(str(config.trainer.precision))
-    checks.check_ranks(cli.datamodule, job.world)
-    checks.check_context(cli.datamodule, _positions(job))
+    check_precision(str(config.trainer.precision))
+    cli.datamodule.settings.check_ranks(job.world)
+    check_context(cli.datamodule.longest, _positions(job))
     memory = memory_of(job, device)
     fits = memory.peak <= device.memory
     show(job, device, memory, [] if fits else options_that_fit(job, device))

@@ -1,0 +1,83 @@
+"""Evaluations of a run: who answers held-out prompts, what is counted, and what was found so far."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import torch
+
+from gspo_lightning.evaluation.metrics import EvaluationMetrics
+from gspo_lightning.evaluation.settings import Evaluation
+from gspo_lightning.experience.respond import Groups, Responder
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.strategies.sharding import gathered
+from gspo_lightning.types import Prompt, Rollout, SamplingParams
+
+__all__ = ["Evaluator"]
+
+
+class Evaluator:
+    """Answers held-out prompts with one policy, gathered once for a whole evaluation, and counts what is correct."""
+
+    def __init__(self) -> None:
+        self.history: list[tuple[int, dict[str, float]]] = []
+        """(optimizer steps, ``val/<name>`` -> value) of every evaluation of the run."""
+        self._metrics = EvaluationMetrics()
+        self._policy: Policy | None = None
+        self._open = contextlib.ExitStack()
+
+    @property
+    def last(self) -> dict[str, float]:
+        """What the last evaluation found; nothing before the first one."""
+        return self.history[-1][1] if self.history else {}
+
+    @property
+    def examples(self) -> Sequence[Rollout]:
+        """The first answer to each prompt of the last evaluation on this rank."""
+        return self._metrics.examples
+
+    def open(self, policy: Policy) -> Policy:
+        """Gather whose answers are asked for, once: ranks have different numbers of prompts. Returns the plain policy.
+
+        A collective for sharded policies.
+        """
+        self._open = contextlib.ExitStack()
+        self._policy = self._open.enter_context(gathered(policy))
+        return self._policy
+
+    def start(self, settings: Evaluation, device: torch.device) -> None:
+        """Begin to count."""
+        self._metrics.start(settings, device)
+
+    def answer(self, prompts: Sequence[Prompt], respond: Responder, sampling: SamplingParams, version: int) -> Groups:
+        """Scored responses to some prompts.
+
+        Args:
+            prompts: this rank's next ones.
+            respond: samples and scores.
+            sampling: how.
+            version: optimizer steps behind the weights.
+        """
+        if self._policy is None:
+            raise RuntimeError("no policy is open for an evaluation")
+        return respond(self._policy, prompts, sampling, iteration=0, version=version)[0]
+
+    def count(self, groups: Groups, accuracy_reward: str) -> None:
+        """Count what is correct by this reward."""
+        self._metrics.update(groups, accuracy_reward)
+
+    def finish(self, step: int) -> dict[str, float]:
+        """What was found, over all ranks; remembered under ``step``, the optimizer steps so far.
+
+        Raises:
+            UserError: no prompt of any rank has all its scores.
+        """
+        self.close()
+        self.history.append((step, self._metrics.compute()))
+        return self.last
+
+    def close(self) -> None:
+        """Let go of the gathered weights."""
+        self._open.close()
+        self._policy = None

@@ -1,0 +1,183 @@
+"""One iteration of reinforcement learning: prompts in, mini-batches with advantages out. The story is :meth:`run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gspo_lightning.advantages.shaping import assign_advantages, mask_truncated
+from gspo_lightning.distributed import fail_together, rank_and_world
+from gspo_lightning.experience.collect import Experience, collect, measure_rewards
+from gspo_lightning.experience.learner import Learner
+from gspo_lightning.experience.resample import resample
+from gspo_lightning.experience.respond import Groups, Responder
+from gspo_lightning.experience.settings import ExperienceSettings
+from gspo_lightning.metrics.rollouts import measure_staleness
+from gspo_lightning.packing.batches import batches_of, cut_groups, with_advantages
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rollouts.partial import PartialRollouts
+from gspo_lightning.rollouts.prefetcher import Ahead, Job
+from gspo_lightning.rollouts.recording.records import record, recording_file, write_records
+from gspo_lightning.strategies.sharding import gathered
+from gspo_lightning.types import MiniBatch, Prompt, Rollout
+
+__all__ = ["Iteration", "Prompts", "Sampled"]
+
+Sampled = tuple[Groups, dict[str, float]]
+"""Scored groups, and the seconds it took to sample and to score them."""
+
+
+class Prompts(Protocol):
+    """The prompts of iterations, on this rank (:class:`gspo_lightning.prompts.order.PromptOrder`)."""
+
+    def share(self, iteration: int) -> list[Prompt]:
+        """Those to train on."""
+
+    def spare(self, iteration: int, limit: int) -> list[Prompt]:
+        """Others, to be sampled in place of dead groups."""
+
+
+@dataclass(slots=True)
+class Iteration:
+    """What ``gspo fit`` and :class:`gspo_lightning.GSPOTrainer` do between two rounds of updates.
+
+    Args:
+        learner: policy, old policy, and where training stands.
+        settings: how much is sampled, how, and into what it is cut.
+        prompts: of each iteration.
+        respond: samples and scores.
+        budget: tokens of a micro-batch, as much as memory has room for now.
+        partial: cuts responses that go on in the next iteration; None waits for all.
+        prefetcher: samples ahead of training; None samples and trains in turn.
+        folder: where rollouts are recorded.
+    """
+
+    learner: Learner
+    settings: ExperienceSettings
+    prompts: Prompts
+    respond: Responder
+    budget: Callable[[], int]
+    partial: PartialRollouts | None = None
+    prefetcher: Ahead[Sampled] | None = None
+    folder: Path | None = None
+
+    def run(self, number: int) -> Experience:
+        """Everything that happens between the updates of two iterations; all ranks together.
+
+        Raises:
+            UserError: no response has a reward, or the rollouts lack what training needs.
+            InfrastructureError: the rollout source, or the rewards, failed for good.
+        """
+        learner, settings = self.learner, self.settings
+        learner.old_policy.refresh(learner.policy, number)
+        prompts = self.prompts.share(number)
+        with fail_together(), gathered(learner.old_policy.sampling_policy(learner.policy)) as sampler:
+            groups, seconds = self._sample(number, prompts, sampler)
+            first = [r for g in groups for r in g]
+            fresh, more = self._resample(number, groups, sampler)
+            self._record(number, first + fresh)
+        metrics = measure_rewards(groups, number, learner.device) | _added(seconds, more) | self._staleness(groups)
+        rows = self._cut(groups)
+        batches = batches_of(rows, iteration=number, version=learner.version)
+        with learner.forward_context():
+            self._penalise(groups)
+            batches = self._old_logprobs(number, batches)
+            batches = self._reference_logprobs(batches)
+        metrics["reward/dead_groups"] = assign_advantages(groups, settings.advantages, settings.shaping, learner.device)
+        batches = with_advantages(batches, rows)
+        return collect(groups, batches, metrics, device=learner.device, distributions=learner.distributions)
+
+    def _sample(self, number: int, prompts: Sequence[Prompt], sampler: Policy) -> Sampled:
+        """Scored groups for this rank's prompts: now, or made while the last iteration was trained on."""
+        if self.prefetcher is not None:
+            groups, seconds = self.prefetcher.take(number, self.learner.iterations, self._job)
+        else:
+            groups, seconds = self._ask(number, prompts, sampler)
+        mask_truncated([r for g in groups for r in g], self.settings.shaping)
+        return groups, seconds
+
+    def _ask(
+        self,
+        number: int,
+        prompts: Sequence[Prompt],
+        sampler: Policy,
+        version: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Sampled:
+        sampling = self.settings.sampling(sampler.eos_token_ids)
+        version = self.learner.version if version is None else version
+        return self.respond(sampler, prompts, sampling, iteration=number, version=version, progress=progress)
+
+    def _job(self, number: int) -> Job[Sampled]:
+        """The rollouts of an iteration to come, with a copy of the weights of now."""
+        policy, version = self.learner.policy.frozen_copy().eval(), self.learner.version
+        prompts = self.prompts.share(number)
+
+        def job(check: Callable[[], None]) -> Sampled:
+            return self._ask(number, prompts, policy, version, lambda *_: check())
+
+        return job
+
+    def _resample(self, number: int, groups: Groups, sampler: Policy) -> tuple[list[Rollout], dict[str, float]]:
+        """All responses that were sampled to replace dead groups, and what that took."""
+        if not self.settings.resample_dead_groups:
+            return [], {}
+        sampled: list[Rollout] = []
+
+        def sample(prompts: Sequence[Prompt]) -> Sampled:
+            fresh, seconds = self._ask(number, prompts, sampler)
+            sampled.extend(r for g in fresh for r in g)
+            return fresh, seconds
+
+        spare = self.prompts.spare(number, self.settings.resample_dead_groups)
+        return sampled, resample(groups, sample, spare, self.settings.shaping)
+
+    def _record(self, number: int, sampled: Sequence[Rollout]) -> None:
+        if self.settings.record_rollouts and self.folder is not None:
+            sampling = self.settings.sampling(self.learner.policy.eos_token_ids)
+            file = recording_file(self.folder, number, rank_and_world()[0])
+            write_records(file, [record(rollout, sampling, number) for rollout in sampled])
+
+    def _staleness(self, groups: Groups) -> dict[str, float]:
+        """How old the weights were that sampled, where they need not be those of now."""
+        if self.partial is None and self.prefetcher is None:
+            return {}
+        return measure_staleness([r for g in groups for r in g], self.learner.version, self.learner.device)
+
+    def _cut(self, groups: Groups) -> list[list[list[Rollout]]]:
+        return cut_groups(
+            groups,
+            mini_batches=self.settings.minibatches_per_rollout,
+            max_tokens=self.budget(),
+            packed=self.learner.policy.packed,
+        )
+
+    def _penalise(self, groups: Groups) -> None:
+        """Subtract the KL to the reference from the rewards, where that is asked for."""
+        learner, coef = self.learner, self.settings.kl_in_reward
+        if coef and learner.reference is not None:
+            sampler = learner.old_policy.sampling_policy(learner.policy)
+            rollouts = [r for g in groups for r in g]
+            learner.reference.penalise(
+                rollouts, sampler, coef, self.settings.temperature, self.budget(), learner.device
+            )
+
+    def _old_logprobs(self, number: int, batches: Sequence[MiniBatch]) -> list[MiniBatch]:
+        """What ratios will divide by, as far as it has to be computed now."""
+        learner, old, temperature = self.learner, self.learner.old_policy, self.settings.temperature
+        if self.partial is not None and not learner.old_logprobs.from_source(batches):
+            with gathered(old.sampling_policy(learner.policy)) as plain:  # ranks hold different numbers of responses
+                self.partial.recompute(plain, temperature, learner.version, self.budget())
+        once = self.settings.epochs_per_rollout == 1 and old.due(number)
+        return learner.old_logprobs.fill(old, learner.policy, batches, temperature, first_is_free=once)
+
+    def _reference_logprobs(self, batches: list[MiniBatch]) -> list[MiniBatch]:
+        if self.learner.reference is None:
+            return batches
+        return self.learner.reference.fill(batches, self.settings.temperature, self.learner.device)
+
+
+def _added(seconds: dict[str, float], more: dict[str, float]) -> dict[str, float]:
+    return {name: seconds.get(name, 0.0) + more.get(name, 0.0) for name in {**seconds, **more}}

@@ -1,0 +1,44 @@
+"""Who learns, as an iteration sees it: what it needs of the module of ``gspo fit`` or of :class:`GSPOTrainer`."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from gspo_lightning.old_policy.base import OldPolicy
+from gspo_lightning.old_policy.logprobs import OldLogProbs
+from gspo_lightning.old_policy.reference import ReferencePolicy
+from gspo_lightning.policy.policy import Policy
+
+__all__ = ["Learner"]
+
+
+class Learner(Protocol):
+    """A policy with its old policy, and where training stands."""
+
+    policy: Policy
+    old_policy: OldPolicy
+    old_logprobs: OldLogProbs
+    reference: ReferencePolicy | None
+    """The frozen start of the run, where a KL term is measured to it."""
+
+    @property
+    def device(self) -> torch.device:
+        """Of the policy."""
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps behind the weights of now."""
+
+    @property
+    def iterations(self) -> int | None:
+        """That the run will have, if anybody knows."""
+
+    @property
+    def distributions(self) -> bool:
+        """Whether what is measured of single responses is kept."""
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """Entered around forward passes outside a training step (autocast)."""

@@ -1,0 +1,84 @@
+"""What a run trains, built: policy, optimizer and schedule, each checked before anything is sampled."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+
+from gspo_lightning.policy.checks import check_head, choose_layout
+from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.routing import Replay, routers_of
+from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.strategies.checks import check_optimizer
+from gspo_lightning.update.nonfinite import check_weights
+from gspo_lightning.update.optimizers import fuse, warn_if_weights_stand_still
+from gspo_lightning.update.schedules import schedule
+
+__all__ = ["build_optimizers", "build_policy"]
+
+
+def build_policy(
+    settings: ModelSettings,
+    *,
+    replay: Replay,
+    router_metrics: bool | None,
+    router_aux_loss_coef: float,
+    longest: int,
+    device: torch.device,
+) -> Policy:
+    """Load the policy, in train mode, and check its weights, its output head and how its rows can be laid out.
+
+    Args:
+        settings: which model, in which form.
+        replay: of the routers' choices.
+        router_metrics: whether routers are measured; None: where there are any.
+        router_aux_loss_coef: weight of the load-balancing loss.
+        longest: tokens that a row may have.
+        device: that will train.
+
+    Raises:
+        UserError: the model cannot be trained exactly, and why.
+    """
+    policy = load_policy(settings)
+    policy.train()
+    if policy.silenced.held:  # on purpose (gspo_lightning.policy.silence); Lightning would wonder
+        warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")
+    check_weights(policy, f"in {settings.name_or_path}")
+    check_head(policy)
+    policy.routing = routers_of(policy.backbone, replay, router_metrics, router_aux_loss_coef)
+    choose_layout(policy, settings.layout, longest, device)
+    return policy
+
+
+def build_optimizers(
+    policy: Policy,
+    optimizer: OptimizerCallable,
+    scheduler: LRSchedulerCallable | None,
+    check_monitor: Callable[[str, str], None],
+) -> Any:
+    """The optimizer over the policy's trainable parameters, and the scheduler stepped with it, as Lightning takes them.
+
+    Args:
+        policy: as it is trained, sharded or not.
+        optimizer: of parameters.
+        scheduler: of the optimizer; None keeps the learning rate constant.
+        check_monitor: called with the metric that a schedule watches, and its mode.
+
+    Raises:
+        UserError: an optimizer or a schedule that cannot work here.
+    """
+    made = optimizer([p for p in policy.parameters() if p.requires_grad])
+    check_optimizer(made, policy)
+    fuse(made)
+    warn_if_weights_stand_still(policy, made)
+    if scheduler is None:
+        return made
+    config = schedule(scheduler(made))
+    if "monitor" in config:
+        check_monitor(config["monitor"], config["scheduler"].mode)
+    return {"optimizer": made, "lr_scheduler": config}

@@ -1,0 +1,172 @@
+"""A policy in Lightning: which model it is, and how it is evaluated. What trains it is a subclass."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from transformers import PreTrainedTokenizerBase
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.evaluation.evaluator import Evaluator
+from gspo_lightning.experience.respond import Groups
+from gspo_lightning.policy.averaging import Average
+from gspo_lightning.policy.loading import load_tokenizer
+from gspo_lightning.policy.lora import only_adapters
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.rollouts.base import RolloutSource
+from gspo_lightning.rollouts.recording.records import record
+from gspo_lightning.rollouts.verify import verify_decoding
+from gspo_lightning.training.cold_start import ColdStart
+from gspo_lightning.training.data import PromptDataModule
+from gspo_lightning.types import Prompt
+from gspo_lightning.update.schedules import step_plateaus
+
+__all__ = ["PolicyModule"]
+
+
+class PolicyModule(LightningModule):
+    """All that ``gspo validate``, ``test`` and ``predict`` need of a module.
+
+    Args:
+        settings: of the model.
+        cold_start: supervised steps that make the model to start from; None starts from the model itself.
+    """
+
+    policy: Policy
+
+    def __init__(self, settings: ModelSettings, cold_start: ColdStart | None) -> None:
+        super().__init__()
+        self.settings, self.cold_start = settings, cold_start
+        self.evaluator = Evaluator()
+        self.average: Average | None = None
+        """Of the weights, where a callback asks for one: what is evaluated."""
+        self.weights_from_checkpoint = False
+        """Set where a checkpoint will be loaded: a cold start would only be overwritten."""
+        self.loaded_step = 0
+        """Optimizer steps behind the weights of a checkpoint that was loaded."""
+        self.strict_loading = settings.lora is None  # a checkpoint of adapters lacks what is frozen
+        self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._started: ModelSettings | None = None
+
+    @property
+    def data(self) -> PromptDataModule:
+        """The data module of the run."""
+        data: PromptDataModule = self.trainer.datamodule
+        return data
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Loaded on first use, before the model: prompts are checked while a mistake is still cheap."""
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self.settings)
+        return self._tokenizer
+
+    @property
+    def version(self) -> int:
+        """Optimizer steps behind the weights; Lightning counts none where it does not train."""
+        return int(self.global_step) or self.loaded_step
+
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return Path(self.trainer.log_dir or self.trainer.default_root_dir)
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """Autocast of this run, for forward passes outside a training step."""
+        context: AbstractContextManager[Any] = self.trainer.precision_plugin.forward_context()
+        return context
+
+    def start(self, *, from_the_start: bool = False) -> ModelSettings:
+        """The model to load: the configured one, or what its cold start has made of it.
+
+        Args:
+            from_the_start: the start is needed as it was, also where a checkpoint has newer weights.
+        """
+        if self._started is None:
+            loaded = self.weights_from_checkpoint and not from_the_start and self.settings.lora is None
+            if self.cold_start is None or loaded:
+                self._started = self.settings
+            else:
+                root = Path(self.trainer.default_root_dir)
+                self._started = self.cold_start.ensure(self.settings, root, self.data.longest)
+        return self._started
+
+    def verify(self, policy: Policy, source: RolloutSource) -> None:
+        """What samples computes what is trained; see :mod:`gspo_lightning.rollouts.verify`."""
+        temperature, longest = self.data.settings.temperature, self.data.longest
+        verify_decoding(policy, source, temperature=temperature, longest=longest, context=self.forward_context)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What is trained: with adapters nothing else, in every checkpoint and under every strategy."""
+        state: dict[str, Any] = super().state_dict(*args, **kwargs)
+        return state if self.settings.lora is None else only_adapters(state)
+
+    # evaluation --------------------------------------------------------------------------------------------------
+
+    def on_validation_epoch_start(self) -> None:
+        """Start counting."""
+        self.evaluator.start(self.data.evaluation, self.device)
+        self.on_predict_epoch_start()
+
+    def validation_step(self, batch: list[Prompt], batch_idx: int) -> None:
+        """Answer held-out prompts and count what is correct."""
+        self.evaluator.count(self._answer(batch), self.data.accuracy_reward)
+
+    def on_validation_epoch_end(self, to_callbacks: bool = True) -> None:
+        """Log under the number of updates so far; the evaluation before the first update is step 0."""
+        found = self.evaluator.finish(self.global_step)
+        if self.trainer.state.fn == "fit":
+            for logger in self.loggers:
+                logger.log_metrics(found, step=self.global_step)
+        if to_callbacks and not self.trainer.sanity_checking:  # Lightning refuses self.log there; others may monitor it
+            self.log_dict(found, logger=False)
+            step_plateaus(self.trainer.lr_scheduler_configs, found)
+
+    @torch.no_grad()
+    def evaluate(self) -> None:
+        """Evaluate now, outside Lightning's validation loop (at the end of a run, if the last one is stale)."""
+        self.on_validation_epoch_start()
+        for i, batch in enumerate(self.data.val_dataloader()):
+            self.validation_step(batch, i)
+        self.on_validation_epoch_end(to_callbacks=False)
+
+    def on_test_epoch_start(self) -> None:
+        """As in validation."""
+        self.on_validation_epoch_start()
+
+    def test_step(self, batch: list[Prompt], batch_idx: int) -> None:
+        """As in validation."""
+        self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        """As in validation."""
+        self.on_validation_epoch_end()
+
+    def on_predict_epoch_start(self) -> None:
+        """Gather once whose answers are asked for: ranks have different numbers of prompts."""
+        policy = self.policy if self.average is None else self.average.policy(self.policy)
+        self.verify(self.evaluator.open(policy), self.data.rollouts.for_evaluation())
+
+    def predict_step(self, batch: list[Prompt], batch_idx: int) -> list[dict[str, Any]]:
+        """Scored responses to the prompts of a batch as plain data, one group after another."""
+        sampling = self.data.held_out_sampling(self.policy)
+        return [record(rollout, sampling) for group in self._answer(batch) for rollout in group]
+
+    def on_predict_epoch_end(self) -> None:
+        """Let go of the gathered weights."""
+        self.evaluator.close()
+
+    def _answer(self, prompts: list[Prompt]) -> Groups:
+        return self.evaluator.answer(
+            prompts, self.data.respond_held_out, self.data.held_out_sampling(self.policy), self.version
+        )
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        """Not used: call ``module.policy``."""
+        name = type(self).__name__
+        raise UserError(name, "has no forward of its own", fix="call module.policy(micro_batch, temperature)")

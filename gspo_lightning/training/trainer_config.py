@@ -1,0 +1,84 @@
+"""The settings of :class:`gspo_lightning.GSPOTrainer`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gspo_lightning.advantages.within_groups import GroupNormalised
+from gspo_lightning.errors import UserError, check_number
+
+__all__ = ["GSPOConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GSPOConfig:
+    """Settings of :class:`GSPOTrainer`; each is checked when the config is made.
+
+    The scale of the clip range is free here. On the command line, where 0.2 is usually a mistake, it is not.
+
+    Raises:
+        UserError: a value outside its range; names field, value and rule.
+
+    >>> GSPOConfig(group_size=1)
+    Traceback (most recent call last):
+        ...
+    gspo_lightning.errors.UserError: group_size: is 1, but a response is compared with the others of its group
+      fix: use at least 2
+    """
+
+    learning_rate: float = 1e-6
+    """Of AdamW, constant, > 0. 1e-6 is usual for models of billions of parameters (the default of TRL and verl); tiny
+    models need 1e-4 or more."""
+    left_clip_range: float = 3e-4
+    """The ratio of a sequence is clipped below 1 - this where its advantage is negative, in [0, 1). The paper's."""
+    right_clip_range: float = 4e-4
+    """The ratio of a sequence is clipped above 1 + this where its advantage is positive, >= 0. The paper's."""
+    group_size: int = 4
+    """Responses per query, at least 2: a response is worth what it is better than its group. More means less noise."""
+    max_response_tokens: int = 256
+    """Longer responses are cut, and rewarded as they are."""
+    max_prompt_tokens: int | None = None
+    """Longer queries are refused, chat template included, never cut. None: what the model's context leaves."""
+    temperature: float = 1.0
+    """Of sampling and of every log-probability, > 0. At 1 the model itself is trained."""
+    minibatches: int = 1
+    """Optimizer steps per pass over the responses of a step; divides the queries, whose groups stay whole. With 1 (and
+    1 epoch) every ratio is 1 and nothing can be clipped; the paper uses 4."""
+    epochs: int = 1
+    """Passes over the responses of a step."""
+    gradient_clip: float | None = 1.0
+    """Largest gradient norm, > 0; None switches clipping off."""
+    weight_decay: float = 0.0
+    """Of AdamW, >= 0. 0: decay would pull on the policy also where the reward says nothing."""
+    max_tokens_per_micro_batch: int = 16384
+    """Tokens, padding included, that go through the model at once while training; memory only, never results."""
+    max_rows: int = 512
+    """Responses that are generated at the same time; memory only, never results."""
+    seed: int = 0
+    """Of everything that is drawn."""
+    device: str | torch.device | None = None
+    """Where to train; None: where the model is."""
+    use_chat_template: bool = True
+    """Queries become user messages if the tokenizer has a chat template; False: they are read as they are."""
+
+    def __post_init__(self) -> None:
+        names = ("group_size", "max_response_tokens", "minibatches", "epochs", "max_tokens_per_micro_batch", "max_rows")
+        for name in (*names, *(["max_prompt_tokens"] if self.max_prompt_tokens is not None else [])):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UserError(name, f"is {value!r}, but must be a whole number >= 1")
+        if self.group_size < GroupNormalised.min_group_size:
+            raise UserError(
+                "group_size",
+                f"is {self.group_size}, but a response is compared with the others of its group",
+                fix=f"use at least {GroupNormalised.min_group_size}",
+            )
+        check_number("learning_rate", self.learning_rate, low=0.0, open_low=True)
+        check_number("left_clip_range", self.left_clip_range, low=0.0, high=1.0, open_high=True)
+        check_number("right_clip_range", self.right_clip_range, low=0.0)
+        check_number("temperature", self.temperature, low=0.0, open_low=True)
+        check_number("weight_decay", self.weight_decay, low=0.0)
+        if self.gradient_clip is not None:
+            check_number("gradient_clip", self.gradient_clip, low=0.0, open_low=True)

@@ -1,0 +1,27 @@
+"""Clipping of gradients that are spread over ranks; plain ones are Lightning's business."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lightning.pytorch.utilities import GradClipAlgorithmType
+from torch import nn
+
+from gspo_lightning.strategies.sharding import clip_norm, clip_values
+
+__all__ = ["clip_gradients"]
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float, algorithm: str | None) -> None:
+    """In place, every rank its parts.
+
+    Args:
+        parameters: with gradients.
+        norm: of all gradients over all ranks.
+        limit: of that norm, or with ``value`` of each element's size.
+        algorithm: Lightning's word; None: ``norm``.
+    """
+    if algorithm == GradClipAlgorithmType.VALUE:  # an enum of texts: its str() is not its value
+        clip_values(parameters, limit)
+    else:
+        clip_norm(parameters, norm, limit)

@@ -1,0 +1,123 @@
+"""The micro-batches of a mini-batch: forward and backward of each, as if they were one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gspo_lightning.distributed import all_sum, largest, rank_and_world
+from gspo_lightning.metrics.sums import MetricSums
+from gspo_lightning.objectives import Objective
+from gspo_lightning.old_policy.base import OldPolicy
+from gspo_lightning.packing.batches import filler
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.strategies.sharding import without_sync as shards_without_sync
+from gspo_lightning.types import MicroBatch
+from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
+from gspo_lightning.update.router_loss import load_balance
+
+__all__ = ["LossTerms", "all_but_last_backward", "backward_here", "without_sync"]
+
+
+def _no_segments(_: MicroBatch) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerms:
+    """What the loss of a run is made of.
+
+    Args:
+        policy: is trained.
+        old_policy: knows the old log-probabilities.
+        objective: turns log-probabilities and advantages into a loss.
+        temperature: the one responses were sampled at, > 0.
+        segments: [N, T] segment numbers of a micro-batch, for objectives over given segments.
+        router_aux_loss_coef: weight of the routers' load-balancing loss.
+    """
+
+    policy: Policy
+    old_policy: OldPolicy
+    objective: Objective
+    temperature: float
+    segments: Callable[[MicroBatch], Tensor | None] = _no_segments
+    router_aux_loss_coef: float = 0.0
+
+
+def all_but_last_backward(
+    parts: Sequence[MicroBatch],
+    terms: LossTerms,
+    sums: MetricSums,
+    *,
+    on_policy: bool,
+    without_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Tensor:
+    """Forward and backward of every micro-batch but the last, whose loss is returned for the caller's backward.
+
+    Gradients do not depend on how the mini-batch was cut or on how many ranks hold it: every micro-batch is divided by
+    the denominator of the whole mini-batch over all ranks. DDP and FSDP average over ranks, so each is scaled to a sum.
+
+    Args:
+        parts: this rank's, on the policy's device; gradients are clear.
+        terms: of the loss.
+        sums: what is measured is added here.
+        on_policy: no update has been made since the snapshot of the old policy.
+        without_sync: entered around each backward whose gradients stay on this rank until the last one's are reduced.
+    """
+    device, world = parts[0].input_ids.device, rank_and_world()[1]
+    parts = in_number(parts, device)
+    denominator = all_sum(mini_batch_count(terms.objective, parts))
+    balance = load_balance(terms.router_aux_loss_coef, terms.policy, parts, terms.temperature)
+
+    def loss(part: MicroBatch) -> Tensor:
+        return world * micro_batch_loss(
+            part,
+            policy=terms.policy,
+            old_policy=terms.old_policy,
+            objective=terms.objective,
+            temperature=terms.temperature,
+            denominator=denominator,
+            segments=terms.segments(part),
+            sums=sums,
+            on_policy=on_policy,
+            balance=balance,
+        )
+
+    for part in parts[:-1]:
+        with without_sync():
+            loss(part).backward()
+    return loss(parts[-1])
+
+
+def in_number(parts: Sequence[MicroBatch], device: torch.device) -> list[MicroBatch]:
+    """The same number of micro-batches on every rank; the missing ones carry weight 0."""
+    return [*parts, *[filler(parts[-1])] * (largest(len(parts), device) - len(parts))]
+
+
+def backward_here(loss: Tensor) -> Tensor:
+    """Run backward now, where running out of memory can be answered; what is returned has nothing left to give."""
+    with torch.autocast(loss.device.type, enabled=False):
+        loss.backward()
+    return loss.detach().requires_grad_()
+
+
+@contextmanager
+def without_sync(strategy: Any, policy: Policy) -> Iterator[None]:
+    """Gradients of a backward pass in here stay on this rank; they are reduced with the last one's."""
+    wrapped = strategy.model
+    if isinstance(wrapped, nn.parallel.DistributedDataParallel):
+        wrapped.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            wrapped.require_backward_grad_sync = True
+    elif getattr(strategy, "reduces_each", False):
+        yield
+    else:
+        with shards_without_sync(policy):
+            yield
