@@ -52,6 +52,7 @@ class Iteration:
         partial: cuts responses that go on in the next iteration; None waits for all.
         prefetcher: samples ahead of training; None samples and trains in turn.
         folder: where rollouts are recorded.
+        distributions: keep what is measured of single responses.
     """
 
     learner: Learner
@@ -62,6 +63,7 @@ class Iteration:
     partial: PartialRollouts | None = None
     prefetcher: Ahead[Sampled] | None = None
     folder: Path | None = None
+    distributions: bool = True
 
     def run(self, number: int) -> Experience:
         """Everything that happens between the updates of two iterations; all ranks together.
@@ -87,7 +89,7 @@ class Iteration:
             batches = self._reference_logprobs(batches)
         metrics["reward/dead_groups"] = assign_advantages(groups, settings.advantages, settings.shaping, learner.device)
         batches = with_advantages(batches, rows)
-        return collect(groups, batches, metrics, device=learner.device, distributions=learner.distributions)
+        return collect(groups, batches, metrics, device=learner.device, distributions=self.distributions)
 
     def _sample(self, number: int, prompts: Sequence[Prompt], sampler: Policy) -> Sampled:
         """Scored groups for this rank's prompts: now, or made while the last iteration was trained on."""

@@ -36,9 +36,5 @@ class Learner(Protocol):
     def iterations(self) -> int | None:
         """That the run will have, if anybody knows."""
 
-    @property
-    def distributions(self) -> bool:
-        """Whether what is measured of single responses is kept."""
-
     def forward_context(self) -> AbstractContextManager[Any]:
         """Entered around forward passes outside a training step (autocast)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,43 +151,30 @@ class PromptDataModule(LightningDataModule):
         plugins: list[str] | str | None = None,
     ) -> None:
         super().__init__()
-        self.train, self.val, self.test, self.predict = train, val, test, predict
-        self.evaluation = evaluation
-        self.rewards, self.reward_weights = rewards, reward_weights
-        self.reward_workers, self.reward_deadline_s = reward_workers, reward_deadline_s
+        self.val, self.evaluation = val, evaluation
+        self.rewards, self.turn_credit = rewards, turn_credit
         self.rollouts = rollouts if rollouts is not None else GroupedSampler()
-        self.rollout_retries, self.rollout_retry_s = rollout_retries, rollout_retry_s
-        self.turn_credit = turn_credit
-        self.plugins = (plugins,) if isinstance(plugins, str) else tuple(plugins or ())
+        self._retrying = partial(Patient, retries=rollout_retries, wait_s=rollout_retry_s)
+        self._make_runner = partial(
+            RewardRunner, rewards, reward_weights, num_workers=reward_workers, deadline_s=reward_deadline_s,
+            plugins=(plugins,) if isinstance(plugins, str) else tuple(plugins or ()),
+        )  # fmt: skip
         paid = [name for name, reward in rewards.items() if isinstance(reward, EnvironmentReward)]
+        shaping = Shaping(
+            truncated_responses, truncation_penalty, combine_rewards, reward_weights or {},
+            next(iter(paid), None) if turn_credit == "turn" else None,
+            () if getattr(self.rollouts, "rewards", "score") == "recorded" else tuple(rewards),
+        )  # fmt: skip
         self.settings = ExperienceSettings(
-            group_size=group_size,
-            prompts_per_rollout=prompts_per_rollout,
-            minibatches_per_rollout=minibatches_per_rollout,
-            epochs_per_rollout=epochs_per_rollout,
-            max_tokens_per_micro_batch=max_tokens_per_micro_batch,
-            max_prompt_tokens=max_prompt_tokens,
-            max_response_tokens=max_response_tokens,
-            temperature=temperature,
-            stop_strings=tuple(stop_strings or ()),
-            stop_token_ids=tuple(stop_token_ids or ()),
-            resample_dead_groups=resample_dead_groups,
-            kl_in_reward=kl_in_reward,
-            prompts_in_flight=prompts_in_flight,
-            max_carry=max_carry,
-            max_staleness=max_staleness,
-            record_rollouts=record_rollouts,
+            group_size=group_size, prompts_per_rollout=prompts_per_rollout, seed=seed,
+            minibatches_per_rollout=minibatches_per_rollout, epochs_per_rollout=epochs_per_rollout,
+            max_tokens_per_micro_batch=max_tokens_per_micro_batch, max_prompt_tokens=max_prompt_tokens,
+            max_response_tokens=max_response_tokens, temperature=temperature, stop_strings=tuple(stop_strings or ()),
+            stop_token_ids=tuple(stop_token_ids or ()), resample_dead_groups=resample_dead_groups,
+            kl_in_reward=kl_in_reward, prompts_in_flight=prompts_in_flight, max_carry=max_carry,
+            max_staleness=max_staleness, record_rollouts=record_rollouts, shaping=shaping,
             advantages=advantages if advantages is not None else GroupNormalised(),
-            shaping=Shaping(
-                truncated_responses,
-                truncation_penalty,
-                combine_rewards,
-                reward_weights or {},
-                next(iter(paid), None) if turn_credit == "turn" else None,
-                () if getattr(self.rollouts, "rewards", "score") == "recorded" else tuple(rewards),
-            ),
-            seed=seed,
-        )
+        )  # fmt: skip
         check_sources(self.settings, self.rollouts, rewards, reward_weights or {}, turn_credit)
         evaluation.check(rewards)
         if isinstance(self.rollouts, EnvironmentRollouts):
@@ -228,13 +216,11 @@ class PromptDataModule(LightningDataModule):
         if stage == "fit":
             self.settings.check_prompts(len(self._sets.read["train"]))
             if self.settings.partial:
+                in_flight, groups = self.settings.prompts_in_flight // world, self.settings.prompts_per_rollout // world
                 self.partial = PartialRollouts(
-                    self._retrying(self.rollouts),
-                    self._order.at,
-                    in_flight=self.settings.prompts_in_flight // world,
-                    groups=self.settings.prompts_per_rollout // world,
+                    self._retrying(self.rollouts), self._order.at, in_flight=in_flight, groups=groups,
                     max_carry=self.settings.max_carry,
-                )
+                )  # fmt: skip
         source = self.rollouts if stage == "fit" else self.rollouts.for_evaluation()
         source.open(self.longest)
         if self._runner is None:
@@ -244,8 +230,14 @@ class PromptDataModule(LightningDataModule):
             for first, *_ in self._sets.read.values():
                 runner.check(first.columns, first.text, others, conversation=talks)
 
-    def bind(self, learner: Learner, folder: Path) -> None:
-        """Roll out for this learner from now on; ``folder`` is the run's."""
+    def bind(self, learner: Learner, folder: Path, *, distributions: bool = True) -> None:
+        """Roll out for this learner from now on.
+
+        Args:
+            learner: has the policy.
+            folder: of the run.
+            distributions: keep what is measured of single responses.
+        """
         settings, context = self.settings, learner.forward_context
         self.respond_held_out = Responder(
             self._retrying(self.rollouts.for_evaluation()), self.runner, self.evaluation.samples,
@@ -253,13 +245,14 @@ class PromptDataModule(LightningDataModule):
         )  # fmt: skip
         if "train" not in self._sets.read:
             return
-        source = self._retrying(self.rollouts) if self.partial is None else self.partial
-        respond = Responder(
-            source, self.runner, settings.group_size, settings.seed, Purpose.TRAIN_SAMPLING, context, self._asking
-        )
         self.iteration = Iteration(
-            learner, settings, self._order, respond, lambda: self.token_budget,
-            partial=self.partial, prefetcher=self._prefetcher, folder=folder,
+            learner, settings, self._order,
+            Responder(
+                self._retrying(self.rollouts) if self.partial is None else self.partial, self.runner,
+                settings.group_size, settings.seed, Purpose.TRAIN_SAMPLING, context, self._asking,
+            ),
+            lambda: self.token_budget, partial=self.partial, prefetcher=self._prefetcher, folder=folder,
+            distributions=distributions,
         )  # fmt: skip
         self.memory.folder = folder
         self.memory.resume(folder)
@@ -323,13 +316,7 @@ class PromptDataModule(LightningDataModule):
     def runner(self) -> RewardRunner:
         """The reward workers, started on first use."""
         if self._runner is None:
-            self._runner = RewardRunner(
-                self.rewards,
-                self.reward_weights,
-                num_workers=self.reward_workers,
-                deadline_s=self.reward_deadline_s,
-                plugins=self.plugins,
-            )
+            self._runner = self._make_runner()
             self._runner.start()
         return self._runner
 
@@ -355,18 +342,13 @@ class PromptDataModule(LightningDataModule):
 
     @property
     def _order(self) -> PromptOrder:
-        settings = self.settings
-        return PromptOrder(
-            self._sets.read["train"], settings.prompts_per_rollout, settings.minibatches_per_rollout, settings.seed
-        )
+        s = self.settings
+        return PromptOrder(self._sets.read["train"], s.prompts_per_rollout, s.minibatches_per_rollout, s.seed)
 
     def _roll_out(self, number: int) -> Experience:
         if self.iteration is None:
             raise RuntimeError("nobody learns from these rollouts yet: bind() was not called")
         return self.iteration.run(number)
-
-    def _retrying(self, source: RolloutSource) -> RolloutSource:
-        return Patient(source, self.rollout_retries, self.rollout_retry_s)
 
     def _held_out(self, name: str) -> PromptLoader:
         return PromptLoader(self._sets.share(name, self.evaluation.limit, self.evaluation.batch_size))

@@ -8,9 +8,9 @@ between the micro-batches of an update. What happens between two iterations is t
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,12 +31,12 @@ from gspo_lightning.old_policy.snapshots import CachedLogProbs, ResidentSnapshot
 from gspo_lightning.policy.averaging import holds_average, training_weights
 from gspo_lightning.policy.checks import probe
 from gspo_lightning.policy.loading import context_length
-from gspo_lightning.policy.lora import BASE_NORM, LoRA, check_base, check_names, frozen_norm
+from gspo_lightning.policy.lora import LoRA, frozen_norm
 from gspo_lightning.policy.routing import replay_word
 from gspo_lightning.policy.settings import DType, Layout, ModelSettings
 from gspo_lightning.resume import close_epoch, flush, reopen_epoch
 from gspo_lightning.strategies import FSDP2Strategy, FSDPStrategy
-from gspo_lightning.strategies.sharding import gathered, is_sharded, total_norm
+from gspo_lightning.strategies.sharding import is_sharded, total_norm
 from gspo_lightning.training.build import build_optimizers, build_policy
 from gspo_lightning.training.checkpoint import RunRecord
 from gspo_lightning.training.checks import check_run, check_sampling
@@ -155,11 +155,6 @@ class GSPOModule(PolicyModule):
         """That this run will have; None if nothing ends it."""
         return iterations(self.trainer, self.data.settings.updates_per_iteration)
 
-    @property
-    def distributions(self) -> bool:
-        """Whether what is measured of single responses is kept."""
-        return self.meter.level == "full"
-
     def on_policy(self, batch: MiniBatch) -> bool:
         """Whether this update is the first on its rollouts, and the snapshot they come from is the policy of now."""
         first = batch.index == 0 and self.old_policy.due(batch.iteration)
@@ -195,27 +190,32 @@ class GSPOModule(PolicyModule):
     def setup(self, stage: str) -> None:
         """Make the cold start if there is none yet: in :meth:`configure_model` Lightning watches every operation."""
         self.prepare(stage, self.data, self.trainer)
-        self.data.bind(self, self.folder)
+        self.data.bind(self, self.folder, distributions=self.meter.level == "full")
         self.old_logprobs.ahead = self.data.settings.max_staleness > 0
         if not hasattr(self, "policy"):
-            self.start(from_the_start=self._keeps_reference)
+            self.start()
 
     @property
     def _keeps_reference(self) -> bool:
         return getattr(self.objective, "kl_coef", 0.0) > 0 or self.data.settings.kl_in_reward > 0
 
+    @property
+    def keeps_start(self) -> bool:
+        """For adapters, and where a KL term is measured to it."""
+        return self._keeps_reference or super().keeps_start
+
     def configure_model(self) -> None:
         """Load the policy; where a strategy shards it, so are the old policy and the reference."""
         if hasattr(self, "policy"):
             return
-        settings, strategy = self.start(from_the_start=self._keeps_reference), self.trainer.strategy
+        settings, strategy = self.start(), self.trainer.strategy
         self.policy = build_policy(
             settings, replay=self.routing_replay, router_metrics=self.router_metrics,
             router_aux_loss_coef=self.router_aux_loss_coef, longest=self.data.longest, device=strategy.root_device,
         )  # fmt: skip
         self.meter.watch(self.policy)
         self.policy.register_forward_hook(self.guard.watch)
-        self._base_norm = frozen_norm(self.policy) if settings.lora is not None else 0.0
+        self.base_norm = frozen_norm(self.policy) if settings.lora is not None else 0.0
         shard = strategy.shard if isinstance(strategy, FSDPStrategy | FSDP2Strategy) else None
         self.reference = ReferencePolicy(self.policy, shard) if self._keeps_reference else None
         if shard is not None:
@@ -230,18 +230,11 @@ class GSPOModule(PolicyModule):
         check_ratio_noise(self.policy, probe(self.policy).to(self.device), self.objective, self.forward_context)
         if self.global_rank == 0:
             check_sampling(self.policy, self.data.settings.sampling(self.policy.eos_token_ids))
-        sources = (self.data.rollouts, self.data.rollouts.for_evaluation())
-        if any(source.local() is not None for source in sources):  # or whole weights would be gathered for nothing
-            with gathered(self.policy) as plain:
-                for source in sources:
-                    self.verify(plain, source)
+        self.verify_sources()
 
     def configure_optimizers(self) -> Any:
         """The optimizer over the policy's trainable parameters, and the scheduler stepped with it."""
-
-        def watched(metric: str, mode: str) -> None:
-            check_monitor("model.lr_scheduler", metric, mode, self.data, self.meter.level)
-
+        watched = partial(check_monitor, "model.lr_scheduler", data=self.data, level=self.meter.level)
         return build_optimizers(self.policy, self.build_optimizer, self.build_scheduler, watched)
 
     # checkpoints -------------------------------------------------------------------------------------------------
@@ -250,7 +243,6 @@ class GSPOModule(PolicyModule):
         """Make room for a snapshot that is in the checkpoint, or leave it out where this run keeps none."""
         close_epoch(checkpoint)
         self.run.take_from(checkpoint)
-        self.loaded_step = int(checkpoint.get("global_step", 0))
         if self.trainer.state.fn == "fit" and holds_average(checkpoint):
             self.restored = dict(checkpoint)
             checkpoint["state_dict"] = training_weights(checkpoint)
@@ -262,21 +254,15 @@ class GSPOModule(PolicyModule):
         else:
             for name in snapshot:
                 del state[name]
-        if self.settings.lora is not None:
-            self.configure_model()
-            check_base(checkpoint, self._base_norm)
-            if state:
-                check_names(state, self.state_dict())
+        super().on_load_checkpoint(checkpoint)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say which model this is (for ``gspo export``), and flush the loggers.
 
         Loggers then hold at least what the checkpoint has seen: a resume neither loses nor doubles a step.
         """
-        model = self.settings if self.settings.lora is None else self.start()
-        checkpoint["gspo_lightning"] = {"model": dataclasses.asdict(model), "objective": repr(self.objective)}
-        if self.settings.lora is not None:
-            checkpoint[BASE_NORM] = self._base_norm
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["gspo_lightning"]["objective"] = repr(self.objective)
         self.run.put_into(checkpoint)
         if self.average is not None:
             self.average.put_into(checkpoint)

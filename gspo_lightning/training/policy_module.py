@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from gspo_lightning.evaluation.evaluator import Evaluator
 from gspo_lightning.experience.respond import Groups
 from gspo_lightning.policy.averaging import Average
 from gspo_lightning.policy.loading import load_tokenizer
-from gspo_lightning.policy.lora import only_adapters
+from gspo_lightning.policy.lora import BASE_NORM, check_base, check_names, only_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.rollouts.base import RolloutSource
 from gspo_lightning.rollouts.recording.records import record
 from gspo_lightning.rollouts.verify import verify_decoding
+from gspo_lightning.strategies.sharding import gathered
 from gspo_lightning.training.cold_start import ColdStart
 from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.types import Prompt
@@ -50,6 +52,8 @@ class PolicyModule(LightningModule):
         self.loaded_step = 0
         """Optimizer steps behind the weights of a checkpoint that was loaded."""
         self.strict_loading = settings.lora is None  # a checkpoint of adapters lacks what is frozen
+        self.base_norm = 0.0
+        """Of the frozen weights under adapters."""
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._started: ModelSettings | None = None
 
@@ -81,14 +85,15 @@ class PolicyModule(LightningModule):
         context: AbstractContextManager[Any] = self.trainer.precision_plugin.forward_context()
         return context
 
-    def start(self, *, from_the_start: bool = False) -> ModelSettings:
-        """The model to load: the configured one, or what its cold start has made of it.
+    @property
+    def keeps_start(self) -> bool:
+        """Whether the model to start from is needed as it was, also where a checkpoint has newer weights."""
+        return self.settings.lora is not None
 
-        Args:
-            from_the_start: the start is needed as it was, also where a checkpoint has newer weights.
-        """
+    def start(self) -> ModelSettings:
+        """The model to load: the configured one, or what its cold start has made of it."""
         if self._started is None:
-            loaded = self.weights_from_checkpoint and not from_the_start and self.settings.lora is None
+            loaded = self.weights_from_checkpoint and not self.keeps_start
             if self.cold_start is None or loaded:
                 self._started = self.settings
             else:
@@ -96,8 +101,16 @@ class PolicyModule(LightningModule):
                 self._started = self.cold_start.ensure(self.settings, root, self.data.longest)
         return self._started
 
+    def verify_sources(self) -> None:
+        """What samples in this process, for training or for evaluations, computes what is trained."""
+        sources = (self.data.rollouts, self.data.rollouts.for_evaluation())
+        if any(source.local() is not None for source in sources):  # or whole weights would be gathered for nothing
+            with gathered(self.policy) as plain:
+                for source in sources:
+                    self.verify(plain, source)
+
     def verify(self, policy: Policy, source: RolloutSource) -> None:
-        """What samples computes what is trained; see :mod:`gspo_lightning.rollouts.verify`."""
+        """One source computes what is trained; see :mod:`gspo_lightning.rollouts.verify`."""
         temperature, longest = self.data.settings.temperature, self.data.longest
         verify_decoding(policy, source, temperature=temperature, longest=longest, context=self.forward_context)
 
@@ -105,6 +118,22 @@ class PolicyModule(LightningModule):
         """What is trained: with adapters nothing else, in every checkpoint and under every strategy."""
         state: dict[str, Any] = super().state_dict(*args, **kwargs)
         return state if self.settings.lora is None else only_adapters(state)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse adapters of other weights."""
+        self.loaded_step = int(checkpoint.get("global_step", 0))
+        if self.settings.lora is not None:
+            self.configure_model()
+            check_base(checkpoint, self.base_norm)
+            if state := checkpoint.get("state_dict", {}):
+                check_names(state, self.state_dict())
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Say which model this is (for ``gspo export``)."""
+        model = self.settings if self.settings.lora is None else self.start()
+        checkpoint["gspo_lightning"] = {"model": dataclasses.asdict(model)}
+        if self.settings.lora is not None:
+            checkpoint[BASE_NORM] = self.base_norm
 
     # evaluation --------------------------------------------------------------------------------------------------
 

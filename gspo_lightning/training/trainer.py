@@ -127,7 +127,6 @@ class GSPOTrainer:
         self.reference: ReferencePolicy | None = None
         self.version = 0
         self.iterations: int | None = None
-        self.distributions = True
         self._reading_tokenizer = tokenizer
         if not self.config.use_chat_template and tokenizer.chat_template is not None:
             self._reading_tokenizer = copy.copy(tokenizer)  # the caller's keeps its template
