@@ -58,7 +58,7 @@ class MemoryLimit:
             return list(parts)
         return [piece for part in parts for piece in cut_rows(part, self.budget, self.packed)]
 
-    def attempt(self, work: Callable[[list[MicroBatch]], T], parts: Sequence[MicroBatch], update: int) -> T:
+    def retry_smaller(self, work: Callable[[list[MicroBatch]], T], parts: Sequence[MicroBatch], update: int) -> T:
         """Do the work of an update; where it does not fit, do all of it again with half the budget.
 
         On several ranks none can repeat alone: all stop, and a resume takes half the budget.

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from gspo_lightning.distributed import rank_and_world
 
-__all__ = ["deal"]
+__all__ = ["rank_share"]
 
 
-def deal(order: Sequence[int], mini_batches: int) -> list[int]:
+def rank_share(order: Sequence[int], mini_batches: int) -> list[int]:
     """The part of a global order of groups that this rank samples and trains on.
 
     Group ``j`` of a global mini-batch goes to rank ``j % world``, so that a mini-batch holds the same groups whatever

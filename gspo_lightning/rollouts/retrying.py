@@ -16,14 +16,14 @@ from gspo_lightning.rollouts import Beginning, RolloutSource
 from gspo_lightning.rollouts.contract import check_pieces
 from gspo_lightning.types import Prompt, Rollout
 
-__all__ = ["Patient"]
+__all__ = ["RetryingSource"]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class Patient(RolloutSource):
+class RetryingSource(RolloutSource):
     """Asks another source again when its infrastructure fails. Draws are counter-based: a repetition changes nothing.
 
     Args:

@@ -26,16 +26,16 @@ from gspo_lightning.policy.loading import context_length
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts import PromptSet, open_prompts, read_prompts
 from gspo_lightning.prompts.encode import encode_prompts
-from gspo_lightning.prompts.order import deal
+from gspo_lightning.prompts.order import rank_share
 from gspo_lightning.prompts.specials import check_stop_strings
 from gspo_lightning.randomness import Purpose, permutation, stream
 from gspo_lightning.resume import fingerprint
 from gspo_lightning.rewards import EnvironmentReward, Reward, RewardRunner
 from gspo_lightning.rollouts import Draws, EnvironmentRollouts, GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.partial import PartialRollouts
-from gspo_lightning.rollouts.prefetcher import Ahead, Job
+from gspo_lightning.rollouts.prefetcher import Job, RolloutPrefetcher
 from gspo_lightning.rollouts.recording.records import record, recording_file, write_records
-from gspo_lightning.rollouts.retrying import Patient
+from gspo_lightning.rollouts.retrying import RetryingSource
 from gspo_lightning.strategies.sharding import gathered
 from gspo_lightning.training import checks
 from gspo_lightning.types import MiniBatch, Prompt, Rollout, SamplingParams
@@ -186,7 +186,8 @@ class PromptDataModule(LightningDataModule):
         self.memory = MemoryLimit(max_tokens_per_micro_batch)
         self.prompts_in_flight, self.max_carry, self.max_staleness = prompts_in_flight, max_carry, max_staleness
         self.partial: PartialRollouts | None = None
-        self._ahead: Ahead[tuple[Groups, dict[str, float]]] | None = Ahead(max_staleness) if max_staleness else None
+        self._ahead: RolloutPrefetcher[tuple[Groups, dict[str, float]]] | None
+        self._ahead = RolloutPrefetcher(max_staleness) if max_staleness else None
         self._sampling = threading.Lock()  # a source answers one question at a time
         self._runner: RewardRunner | None = None
         self._prompts: dict[str, list[Prompt]] = {}
@@ -320,7 +321,7 @@ class PromptDataModule(LightningDataModule):
         return self._runner
 
     def _patient(self, source: RolloutSource) -> RolloutSource:
-        return Patient(source, self.rollout_retries, self.rollout_retry_s)
+        return RetryingSource(source, self.rollout_retries, self.rollout_retry_s)
 
     @property
     def accuracy_reward(self) -> str:
@@ -394,7 +395,7 @@ class PromptDataModule(LightningDataModule):
                 groups, seconds = self._ahead.take(iteration, end, self._job)
                 sampled.extend(r for g in groups for r in g)
             else:
-                groups, seconds = sample(deal(order, self.minibatches_per_rollout))
+                groups, seconds = sample(rank_share(order, self.minibatches_per_rollout))
             mask_truncated([r for g in groups for r in g], self.shaping)
             if self.resample_dead_groups:
                 resample(groups, seconds, sample, self._spare(iteration, order), self.shaping)
@@ -469,7 +470,7 @@ class PromptDataModule(LightningDataModule):
         """The rollouts of an iteration to come, with a copy of the weights of now."""
         module = self._module
         policy, version = module.policy.frozen_copy().eval(), module.global_step
-        indices = deal(self._order(iteration), self.minibatches_per_rollout)
+        indices = rank_share(self._order(iteration), self.minibatches_per_rollout)
 
         def job(check: Callable[[], None]) -> tuple[Groups, dict[str, float]]:
             return self._sample(iteration, indices, policy, version, lambda *_: check())
@@ -480,7 +481,7 @@ class PromptDataModule(LightningDataModule):
         """This rank's prompt at a place of the training order, for partial rollouts."""
         share = self.prompts_per_rollout // rank_and_world()[1]
         block, inside = divmod(place, share)
-        return self._prompts["train"][deal(self._order(block), self.minibatches_per_rollout)[inside]]
+        return self._prompts["train"][rank_share(self._order(block), self.minibatches_per_rollout)[inside]]
 
     def _order(self, iteration: int) -> list[int]:
         """Indices of the prompts of an iteration: a fresh permutation for every pass over the set.

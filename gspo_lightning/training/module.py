@@ -355,7 +355,7 @@ class GSPOModule(LightningModule):
                     self._loss(part, denominator, sums, balance).backward()
             return self._last(self._loss(micro_batches[-1], denominator, sums, balance)), sums
 
-        loss, sums = memory.attempt(update, batch.micro_batches, self.global_step + 1)
+        loss, sums = memory.retry_smaller(update, batch.micro_batches, self.global_step + 1)
         self._measure(batch, sums, start)
         return loss
 
