@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from gspo_lightning.errors import first_line
 from gspo_lightning.policy.attention import GroupCache, with_plan
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts.sampler.lean.stack import LeanStack
+from gspo_lightning.rollouts.sampler.lean import LeanStack
 
 __all__ = ["DecodeBy", "Decoder", "PaddedDecoder", "SharedDecoder", "decoder_for"]
 
