@@ -67,12 +67,11 @@ class RetryingSource(RolloutSource):
         Raises:
             InfrastructureError: a single group does not fit.
         """
-        in_step = policy.gathering is not None and policy.gathering.lockstep  # other ranks wait for this one
         while True:
             try:
                 return self._ask(question)
             except (RuntimeError, MemoryError) as error:
-                if in_step or not is_out_of_memory(error):
+                if policy.in_lockstep or not is_out_of_memory(error):
                     raise
                 why = first_line(error)[:200]
             # outside the except clause: the exception holds the tensors of the attempt

@@ -130,10 +130,9 @@ class LeanStack:
 
 def _known(policy: Policy) -> bool:
     layers = getattr(policy.backbone, "layers", ())
-    sharded = policy.gathering is not None and policy.gathering.lockstep
     cpu = policy.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
     known = len(layers) > 0 and all(type(layer).__name__ in FAMILIES for layer in layers)
-    return cpu and known and not sharded and not windows(policy.backbone)
+    return cpu and known and not policy.in_lockstep and not windows(policy.backbone)
 
 
 def _plain(policy: Policy) -> bool:
