@@ -40,8 +40,6 @@ class Reward(ABC):
 
     where: Literal["worker", "trainer"] = "worker"
     """Where it runs: in a killable worker process, or (models on the device) in the training process itself."""
-    range: ClassVar[tuple[float, float] | None] = None
-    """The values it can take, for readers of a dashboard; not enforced."""
     deadline_s: float | None = None
     """CPU seconds that a sample may use, for rewards that keep time limits of their own; None: the runner's."""
     _plan: ClassVar[Plan]
