@@ -14,7 +14,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.rollouts.serving.process import LocalServer
 from gspo_lightning.rollouts.vllm.probe import LENGTH
 
-__all__ = ["CPU_DEFAULTS", "CPU_ENVIRONMENT", "DEFAULTS", "ENVIRONMENT", "LocalVLLM", "check_installed", "command"]
+__all__ = ["CPU_DEFAULTS", "CPU_ENVIRONMENT", "DEFAULTS", "LocalVLLM", "check_installed", "command"]
 
 DEFAULTS: dict[str, Any] = {
     "served_model_name": "policy",
