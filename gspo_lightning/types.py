@@ -57,7 +57,7 @@ class Decoding:
     """Keys and values of a prompt shared by its rows; rows padded to one width in transformers' own cache; or
     transformers' ``generate``. None: not measured, the first of them that the policy's layout allows."""
     lean: bool | None = None
-    """Whether ``shared`` works without the model's own modules (:mod:`gspo_lightning.rollouts.sampler.lean.stack`)."""
+    """Whether ``shared`` works without the model's own modules (:mod:`gspo_lightning.rollouts.sampler.lean`)."""
     verified: set[str] = field(default_factory=set)
     """Kinds of sources that were compared with the training forward."""
 

@@ -18,7 +18,7 @@ from gspo_lightning.metrics.rollouts import measure_staleness
 from gspo_lightning.packing.batches import batches_of, cut_groups, with_advantages
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.partial import PartialRollouts
-from gspo_lightning.rollouts.prefetcher import Ahead, Job
+from gspo_lightning.rollouts.prefetcher import Job, RolloutPrefetcher
 from gspo_lightning.rollouts.recording.records import record, recording_file, write_records
 from gspo_lightning.strategies.sharding import gathered
 from gspo_lightning.types import MiniBatch, Prompt, Rollout
@@ -61,7 +61,7 @@ class Iteration:
     respond: Responder
     budget: Callable[[], int]
     partial: PartialRollouts | None = None
-    prefetcher: Ahead[Sampled] | None = None
+    prefetcher: RolloutPrefetcher[Sampled] | None = None
     folder: Path | None = None
     distributions: bool = True
 

@@ -18,7 +18,7 @@ from gspo_lightning.rollouts.base import Generator, Progress
 from gspo_lightning.rollouts.contract import check_group, check_groups
 from gspo_lightning.rollouts.partial import PartialRollouts
 from gspo_lightning.rollouts.recording.records import of_conversation
-from gspo_lightning.rollouts.retrying import Patient
+from gspo_lightning.rollouts.retrying import RetryingSource
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 __all__ = ["Groups", "Responder", "Scorer", "respond"]
@@ -150,7 +150,7 @@ def respond(
 
 def _answering(source: Generator) -> object | None:
     """The source that keeps the contract of groups; None for partial rollouts, which ask for pieces of their own."""
-    answering = source.source if isinstance(source, Patient) else source
+    answering = source.source if isinstance(source, RetryingSource) else source
     return None if isinstance(answering, PartialRollouts) else answering
 
 

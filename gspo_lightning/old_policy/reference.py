@@ -11,7 +11,7 @@ from gspo_lightning.old_policy.recompute import with_logprobs
 from gspo_lightning.packing.batches import cut_micro_batches
 from gspo_lightning.policy.lora import adapters_off, has_adapters
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.strategies.sharding import in_step, is_sharded
+from gspo_lightning.strategies.sharding import in_step, is_sharded, unwrapped
 from gspo_lightning.types import MiniBatch, Rollout
 
 __all__ = ["ReferencePolicy"]
@@ -41,8 +41,7 @@ class ReferencePolicy:
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
-        inner: Policy = getattr(self.policy, "module", self.policy)  # FSDP1 is a module around it
-        with _own_ways(self.policy), adapters_off(inner.model) if self.adapted else nullcontext():
+        with _own_ways(self.policy), adapters_off(unwrapped(self.policy).model) if self.adapted else nullcontext():
             yield
 
     @torch.no_grad()
@@ -98,7 +97,7 @@ class ReferencePolicy:
 @contextmanager
 def _own_ways(policy: Policy) -> Iterator[None]:
     """Routers choose freely and are not watched."""
-    inner: Policy = getattr(policy, "module", policy)  # FSDP1 is a module around it
+    inner = unwrapped(policy)
     routing, inner.routing = inner.routing, None
     try:
         yield

@@ -7,9 +7,11 @@ mini-batch.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -245,21 +247,11 @@ def _advantages(rollouts: Sequence[Rollout], steps: int) -> Tensor:
 
 
 def filler(like: MicroBatch) -> MicroBatch:
-    """A one-row micro-batch of weight 0: keeps a rank that has fewer micro-batches in step with the others."""
-    row = slice(0, 1)
-    blank: Tensor = torch.zeros_like(like.response_mask[row])
-    return MicroBatch(
-        like.input_ids[row],
-        like.prompt_lengths[row],
-        like.response_lengths[row],
-        blank,
-        torch.zeros_like(like.advantages[row]),
-        None if like.old_logprobs is None else like.old_logprobs[row],
-        None if like.behaviour_logprobs is None else like.behaviour_logprobs[row],
-        None if like.ref_logprobs is None else like.ref_logprobs[row],
-        weight=0.0,
-        prompt_index=None if like.prompt_index is None else like.prompt_index[row],
-        stale=None if like.stale is None else like.stale[row],
-        old_from_source=like.old_from_source,
-        routes=None if like.routes is None else like.routes[row],
-    )
+    """A one-row micro-batch of weight 0: keeps a rank that has fewer micro-batches in step with the others.
+
+    Every tensor has the first row of ``like``, but mask and advantages are zeros.
+    """
+    tensors = {f.name: v for f in dataclasses.fields(like) if isinstance(v := getattr(like, f.name), Tensor)}
+    row: dict[str, Any] = {name: value[:1] for name, value in tensors.items()}
+    row |= {name: torch.zeros_like(row[name]) for name in ("response_mask", "advantages")}
+    return dataclasses.replace(like, **row, weight=0.0, host=None)

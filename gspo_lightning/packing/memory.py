@@ -58,7 +58,7 @@ class MemoryLimit:
             return list(parts)
         return [piece for part in parts for piece in cut_rows(part, self.budget, self.packed)]
 
-    def attempt(self, work: Callable[[list[MicroBatch]], T], parts: Sequence[MicroBatch], update: int) -> T:
+    def retry_smaller(self, work: Callable[[list[MicroBatch]], T], parts: Sequence[MicroBatch], update: int) -> T:
         """Do the work of an update; where it does not fit, do all of it again with half the budget.
 
         On several ranks none can repeat alone: all stop, and a resume takes half the budget.
@@ -91,8 +91,8 @@ class MemoryLimit:
     def _smaller(
         self, pieces: Sequence[MicroBatch], parts: Sequence[MicroBatch], update: int, why: str
     ) -> list[MicroBatch]:
-        biggest = max(pieces, key=lambda part: cost(part, self.packed))
-        rows, tokens = int(biggest.response_mask.shape[0]), cost(biggest, self.packed)
+        biggest = max(pieces, key=lambda part: _cost(part, self.packed))
+        rows, tokens = int(biggest.response_mask.shape[0]), _cost(biggest, self.packed)
         rank, world = rank_and_world()
         what = (
             f"out of memory in update {update}: a micro-batch of {rows} rows and {tokens} tokens does not fit ({why})"
@@ -134,7 +134,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def cost(part: MicroBatch, packed: bool) -> int:
+def _cost(part: MicroBatch, packed: bool) -> int:
     """Tokens that go through the model: packed, each distinct prompt once; else rows x the longest."""
     if not packed or part.prompt_index is None:
         return int(part.lengths.max()) * int(part.input_ids.shape[0])
@@ -145,7 +145,7 @@ def cost(part: MicroBatch, packed: bool) -> int:
 def cut_rows(part: MicroBatch, budget: int, packed: bool) -> list[MicroBatch]:
     """The rows of a micro-batch in pieces within a budget; a single row is never cut."""
     count = int(part.input_ids.shape[0])
-    if count == 1 or cost(part, packed) <= budget:
+    if count == 1 or _cost(part, packed) <= budget:
         return [part]
     middle = count // 2
     halves = (_rows(part, slice(0, middle)), _rows(part, slice(middle, count)))

@@ -18,7 +18,7 @@ from gspo_lightning.policy.rope import pin_rope
 from gspo_lightning.policy.rounding import few_tokens
 from gspo_lightning.policy.settings import Layout
 
-__all__ = ["check_head", "choose_layout", "probe"]
+__all__ = ["check_head", "check_model", "choose_layout", "probe"]
 
 log = logging.getLogger(__name__)
 
@@ -121,6 +121,11 @@ def _why_no_kernel(policy: Policy, device: torch.device) -> str | None:
 
 
 def check_model(model: PreTrainedModel) -> None:
+    """Look at a model that was built by the user: what can be trained, and in which dtype.
+
+    Raises:
+        UserError: it is no causal language model, has nothing to train, or weights to train in float16.
+    """
     causal = isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
     if not causal:
         raise UserError(

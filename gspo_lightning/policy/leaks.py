@@ -6,17 +6,15 @@ this row has to stay as it was up to rounding (:mod:`gspo_lightning.policy.round
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gspo_lightning.policy.attention import layers_attended
+from gspo_lightning.policy.horizons import horizons
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rounding import FLOOR, OPERATIONS, few_tokens, nudged, response_gap
 from gspo_lightning.types import MicroBatch
@@ -27,8 +25,6 @@ TRIED = 256
 """Longest row that is tried. Windows that are longer are known by their names; a few models have short ones."""
 ATTENTION = {"full_attention", "attention", "sliding_attention", "chunked_attention", "global", "local"}
 """Kinds of layers (of a config's ``layer_types``) that mix tokens by attention and by nothing else."""
-HORIZON = re.compile(r"(window(_size)?|attention_chunk_size|local_attention|index_topk)$")
-"""Fields of a config with a number of tokens from which on a model attends to others."""
 LEAK = 2.0
 """A row may move by so many times what padded rows and rounding move it; it does not move at all but in mixtures of
 experts, whose products are cut by how many tokens an expert has. The smallest leak that was seen was 3.3 (measured)."""
@@ -85,7 +81,7 @@ class Probe:
     @cached_property
     def rows(self) -> MicroBatch:
         """As long as it takes to go beyond every window that is short enough to be tried."""
-        found = [size + 2 for size in _horizons(self.policy) if size + 2 <= min(self.longest, TRIED)]
+        found = [size + 2 for size in horizons(self.policy) if size + 2 <= min(self.longest, TRIED)]
         return probe(self.policy, max([9, *found]))
 
     @cached_property
@@ -201,18 +197,6 @@ class Probe:
             ).last_hidden_state
             found.append(self.policy.head(hidden[0]).to(self.padded.dtype).log_softmax(-1))
         return response_gap(found[0], found[1], torch.ones_like(found[0], dtype=torch.bool))
-
-
-def _horizons(policy: Policy) -> list[int]:
-    """Numbers of tokens from which on the model may attend to others, as far as names say."""
-    config = policy.model.config.get_text_config()
-    said = [*config.to_dict().items(), *_attributes(policy.backbone)]
-    return sorted({v for k, v in said if HORIZON.search(k) and isinstance(v, int) and not isinstance(v, bool)})
-
-
-def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    for part in module.modules():
-        yield from vars(part).items()
 
 
 def _selected(policy: Policy, longest: int) -> str | None:

@@ -23,7 +23,7 @@ from gspo_lightning.policy.routing import checkpoint_contexts
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import TINY_CONTEXT, TINY_MODELS, build_tiny_model, character_tokenizer
 
-__all__ = ["check_name", "context_length", "load_config", "load_policy", "load_tokenizer"]
+__all__ = ["context_length", "load_config", "load_policy", "load_tokenizer"]
 
 
 def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
@@ -34,7 +34,7 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     """
     if settings.name_or_path in TINY_MODELS:
         return character_tokenizer()
-    check_name(settings.name_or_path)
+    _check_name(settings.name_or_path)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             settings.name_or_path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
@@ -52,7 +52,7 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def check_name(name: str) -> None:
+def _check_name(name: str) -> None:
     """Refuse a model name that can be neither a folder, a hub id nor a built-in, before anything is loaded."""
     if name in TINY_MODELS or Path(name).is_dir():
         return

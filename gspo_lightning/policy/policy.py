@@ -77,6 +77,11 @@ class Policy(nn.Module):
         return next(self.model.parameters()).device
 
     @property
+    def in_lockstep(self) -> bool:
+        """Whether every forward pass waits for the other ranks: then none may fail, or be asked again, alone."""
+        return self.gathering is not None and bool(self.gathering.lockstep)
+
+    @property
     def backbone(self) -> nn.Module:
         """The model without its output head."""
         base: nn.Module = self.model.base_model

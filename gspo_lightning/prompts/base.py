@@ -8,7 +8,7 @@ from typing import Any
 
 from gspo_lightning.types import Message
 
-__all__ = ["Completion", "PromptSet", "Record", "absent_columns", "map_columns"]
+__all__ = ["Columns", "Completion", "PromptSet", "Record", "absent_columns", "map_columns"]
 
 Record = Mapping[str, Any]
 """``prompt`` (text or a list of chat messages), usually ``answer``, and any column a reward asks for by name."""

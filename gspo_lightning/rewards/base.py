@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, SupportsFloat, SupportsIndex
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.rewards.scores import to_score
 from gspo_lightning.rewards.signature import Plan, make_plan
-from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
+from gspo_lightning.rewards.types import Sample, Score
 
-__all__ = ["Reward", "to_score"]
+__all__ = ["Reward"]
 
 
 class Reward(ABC):
@@ -40,8 +40,6 @@ class Reward(ABC):
 
     where: Literal["worker", "trainer"] = "worker"
     """Where it runs: in a killable worker process, or (models on the device) in the training process itself."""
-    range: ClassVar[tuple[float, float] | None] = None
-    """The values it can take, for readers of a dashboard; not enforced."""
     deadline_s: float | None = None
     """CPU seconds that a sample may use, for rewards that keep time limits of their own; None: the runner's."""
     _plan: ClassVar[Plan]
@@ -111,70 +109,6 @@ class Reward(ABC):
     async def _score_concurrently(self, samples: Sequence[Sample]) -> list[Score]:
         values = await asyncio.gather(*(self.score(**self.arguments(sample)) for sample in samples))
         return [to_score(v, type(self).__name__, s.id) for v, s in zip(values, samples, strict=True)]
-
-
-def to_score(value: object, reward: str, sample_id: str) -> Score:
-    """What a reward returned, as a :class:`Score`.
-
-    >>> to_score(True, "Brevity", "7").reward
-    1.0
-
-    Raises:
-        UserError: not a number, not finite; it names the reward and the sample.
-    """
-    if value is None:
-        return Score.missing("the reward returned None")
-    if isinstance(value, Score):
-        if value.reward is None:
-            return Score.missing(value.detail)
-        return Score(_finite(value.reward, reward, sample_id), ScoreStatus(value.status), value.detail)
-    return Score(_finite(value, reward, sample_id))
-
-
-def check_batch(values: object, reward: str, samples: Sequence[Sample]) -> list[Score]:
-    """What ``score_batch`` returned, as scores.
-
-    Raises:
-        UserError: not one value per sample, or a value that is no reward.
-    """
-    first = samples[0].id if samples else "-"
-    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__") or not hasattr(values, "__iter__"):
-        raise UserError(
-            f"rewards.{reward}", f"sample {first}: returned {_show(values)}; it must return a list, one value a sample"
-        )
-    found = list(values)
-    if len(found) != len(samples):
-        raise UserError(
-            f"rewards.{reward}",
-            f"returned {len(found)} values for {len(samples)} samples (the first is {first})",
-            fix="return exactly one value per completion, in order; None where there is no reward",
-        )
-    return [to_score(v, reward, s.id) for v, s in zip(found, samples, strict=True)]
-
-
-def _finite(value: object, reward: str, sample_id: str) -> float:
-    try:
-        if not isinstance(value, SupportsFloat | SupportsIndex):  # numpy and torch scalars are, text is not
-            raise TypeError
-        number = float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise UserError(
-            f"rewards.{reward}",
-            f"sample {sample_id}: returned {_show(value)}, which is not a number",
-            fix="return a finite number, or None where there is no reward",
-        ) from error
-    if not math.isfinite(number):
-        raise UserError(
-            f"rewards.{reward}",
-            f"sample {sample_id}: returned {number}, but a reward must be finite",
-            fix="return a finite number, or None where there is no reward",
-        )
-    return number
-
-
-def _show(value: object) -> str:
-    text = repr(value)
-    return f"{text[:77]}..." if len(text) > 80 else text
 
 
 def _score_by_batch(self: Reward, sample: Sample) -> Any:

@@ -23,8 +23,6 @@ class ExactMatch(Reward):
     '2 markers'
     """
 
-    range = (0.0, 1.0)
-
     def __init__(self, marker: str = "#", exactly_one: bool = True, require_terminated: bool = True) -> None:
         self.marker, self.exactly_one, self.require_terminated = marker, exactly_one, require_terminated
 

@@ -23,8 +23,6 @@ class FormatReward(Reward):
     1.0
     """
 
-    range = (0.0, 1.0)
-
     def __init__(self, pattern: str, full_match: bool = True) -> None:
         try:
             self.regex = re.compile(pattern, re.DOTALL)

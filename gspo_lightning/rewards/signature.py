@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gspo_lightning.errors import UserError
-
-if TYPE_CHECKING:
-    from gspo_lightning.rewards.types import Sample
+from gspo_lightning.rewards.types import Sample
 
 __all__ = ["BUILT_IN", "Plan", "make_plan"]
 

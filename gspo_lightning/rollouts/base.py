@@ -12,8 +12,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
-__all__ = ["Beginning", "Enough", "Generator", "OnGroup", "RolloutSource"]
-
+__all__ = ["Beginning", "Enough", "Generator", "OnGroup", "Progress", "RolloutSource"]
 
 Progress = Callable[[int, int], None]
 """Called with (finished responses, all responses) while a source works."""

@@ -11,10 +11,12 @@ from gspo_lightning.errors import PluginError, defined, is_own
 from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
-__all__ = ["check_group", "check_groups", "check_pieces"]
+__all__ = ["LARGEST_LOGPROB", "check_group", "check_groups", "check_pieces"]
 
+LARGEST_LOGPROB = 1e-3
+"""Nats: what rounding may put a log-probability above 0 that a server or a file gives."""
 _ROUNDING = 1e-2
-"""A log-probability may be so much above 0 (nats)."""
+"""The same for a plug-in, which may compute it in half precision."""
 
 
 def check_groups(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gspo_lightning.randomness import Purpose, stream, uniforms
 from gspo_lightning.types import SamplingParams
 
-__all__ = ["BELOW_ONE", "BLOCK", "Draws", "sample_tokens"]
+__all__ = ["Draws", "sample_tokens"]
 
 BLOCK = 64
 """Tokens of the vocabulary that are looked at together when a token is drawn."""

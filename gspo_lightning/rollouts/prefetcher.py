@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-__all__ = ["Ahead", "CancelledError", "Job"]
+__all__ = ["CancelledError", "Job", "RolloutPrefetcher"]
 
 T = TypeVar("T")
 Job = Callable[[Callable[[], None]], T]
@@ -22,7 +22,7 @@ class CancelledError(Exception):
     """Nobody waits for this job any more."""
 
 
-class Ahead(Generic[T]):
+class RolloutPrefetcher(Generic[T]):
     """Jobs of coming iterations, done one after another.
 
     Args:

@@ -16,14 +16,14 @@ from gspo_lightning.rollouts import Beginning, RolloutSource
 from gspo_lightning.rollouts.contract import check_pieces
 from gspo_lightning.types import Prompt, Rollout
 
-__all__ = ["Patient"]
+__all__ = ["RetryingSource"]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class Patient(RolloutSource):
+class RetryingSource(RolloutSource):
     """Asks another source again when its infrastructure fails. Draws are counter-based: a repetition changes nothing.
 
     Args:
@@ -67,12 +67,11 @@ class Patient(RolloutSource):
         Raises:
             InfrastructureError: a single group does not fit.
         """
-        in_step = policy.gathering is not None and policy.gathering.lockstep  # other ranks wait for this one
         while True:
             try:
                 return self._ask(question)
             except (RuntimeError, MemoryError) as error:
-                if in_step or not is_out_of_memory(error):
+                if policy.in_lockstep or not is_out_of_memory(error):
                     raise
                 why = first_line(error)[:200]
             # outside the except clause: the exception holds the tensors of the attempt

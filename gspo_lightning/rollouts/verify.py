@@ -19,7 +19,7 @@ from torch import Tensor
 from gspo_lightning.errors import UserError, first_line
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.packing.memory import is_out_of_memory
-from gspo_lightning.policy.attention import windows
+from gspo_lightning.policy.horizons import horizons
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts.base import Beginning, RolloutSource
@@ -27,7 +27,7 @@ from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
-__all__ = ["boundaries", "verify_decoding"]
+__all__ = ["verify_decoding"]
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +42,9 @@ BEFORE = 24
 MEAN = 0.1
 """Nats, on average over the tokens, in half precision, where single tokens say little."""
 OPERATIONS = {True: 1e12, False: 1e15}
-"""Multiplications and additions that reaching beyond a boundary may cost on a CPU, and elsewhere: seconds."""
+"""Multiplications and additions that reaching beyond a horizon may cost on a CPU, and elsewhere: seconds."""
 SQUARE = 8192
 """Tokens of the longest row that is looked at: some families keep a square of them in memory."""
-BOUNDARIES = (
-    "sliding_window", "window_size", "attention_window", "local_attention", "chunk_size", "index_topk",
-    "indexer_budget",
-)  # fmt: skip
-"""Parts of names of fields in configs: tokens from which on a model computes in another way."""
 
 Way = Literal["shared", "padded", "generate"]
 SAID: dict[Way | None, str] = {
@@ -224,35 +219,26 @@ def _together(policy: Policy, rollouts: Sequence[Rollout], temperature: float) -
 
 
 def _rows(policy: Policy, longest: int) -> list[Beginning]:
-    """Two prompts of different lengths with two responses each; as many more around every boundary that rows reach."""
+    """Two prompts of different lengths with two responses each; as many more around every horizon that rows reach."""
     config = policy.model.config.get_text_config()
     names = ("max_position_embeddings", "n_positions", "n_ctx")
     limits = [limit for name in names if isinstance(limit := getattr(config, name, None), int) and limit > 0]
     top = min([longest, *limits]) - max(ROOM)
     widths = list(PROMPTS)
-    for boundary in boundaries(policy):
-        if boundary >= top:
+    for horizon in horizons(policy):
+        if horizon >= top:
             continue
-        beyond = min(top, 2 * boundary)  # far enough that most of what came before is out of sight
+        beyond = min(top, 2 * horizon)  # far enough that most of what came before is out of sight
         if _affordable(policy, beyond):
-            widths += [max(1, boundary - 2), beyond]  # crosses it while decoding, and before
+            widths += [max(1, horizon - 2), beyond]  # crosses it while decoding, and before
         else:
-            log.info("%s: decoding beyond its %d tokens is not verified, it would take long", _name(policy), boundary)
+            log.info("%s: decoding beyond its %d tokens is not verified, it would take long", _name(policy), horizon)
     vocabulary = config.vocab_size
     prompts = [
         Prompt(i, "", tuple((7 * t + 3 * i + 1) % vocabulary for t in range(max(1, min(width, top)))))
         for i, width in enumerate(widths)
     ]
     return [Beginning(p, k, p.token_ids, 0, room) for p in prompts for k, room in enumerate(ROOM)]
-
-
-def boundaries(policy: Policy) -> list[int]:
-    """Tokens from which on the model computes in another way: windows, chunks, indices; in order."""
-    config = policy.model.config.get_text_config().to_dict()
-    said = [value for name, value in config.items() if any(part in name for part in BOUNDARIES)]
-    blocks = config.get("index_topk_blocks"), config.get("index_block_size")
-    said += [blocks[0] * blocks[1]] if all(isinstance(b, int) for b in blocks) else []
-    return sorted({v for v in (*said, *windows(policy.backbone)) if type(v) is int and v > 1})
 
 
 def _affordable(policy: Policy, width: int) -> bool:

@@ -61,12 +61,11 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """What was chosen, and what was tried before it."""
+    """What was chosen, and why; what was tried before it and did not work is part of that."""
 
     kind: Kind
     python: Interpreter
     why: str
-    tried: tuple[Trial, ...]
 
 
 @functools.cache
@@ -89,13 +88,13 @@ def choose(wanted: str = AUTO) -> Isolation:
             raise UserError(
                 "CodeExecutor.isolation", "is unsafe, but model-written programs are never run as root", fix=INSTALL
             )
-        return Isolation(Kind.UNSAFE, Interpreter.own(), "asked for by name: limits only, no isolation", ())
+        return Isolation(Kind.UNSAFE, Interpreter.own(), "asked for by name: limits only, no isolation")
     tried: list[Trial] = []
     for trial in trials(wanted):
         tried.append(trial)
         if trial.works:
             why = "every probe held" + "".join(f"; not {t.kind}: {t.reason}" for t in tried[:-1])
-            return Isolation(trial.kind, trial.python, why, tuple(tried))
+            return Isolation(trial.kind, trial.python, why)
     reasons = "; ".join(f"{t.kind} with {t.python.executable}: {t.reason}" for t in tried)
     raise UserError(
         "CodeExecutor.isolation", f"no isolation for model-written programs works here: {reasons}", fix=INSTALL

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import (
 )
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.strategies.layers import Sharding
+from gspo_lightning.strategies.base import sharding_of
 from gspo_lightning.strategies.sharding import is_sharded
 
 __all__ = ["check_optimizer", "check_strategy"]
@@ -29,7 +29,7 @@ def check_strategy(strategy: object) -> None:
     """
     name = strategy if isinstance(strategy, str) else f"Lightning's {type(strategy).__name__}"
     named = isinstance(strategy, str) and strategy.startswith("fsdp")
-    if named or (isinstance(strategy, LightningFSDP | ModelParallelStrategy) and not isinstance(strategy, Sharding)):
+    if named or (isinstance(strategy, LightningFSDP | ModelParallelStrategy) and sharding_of(strategy) is None):
         raise UserError(
             "trainer.strategy",
             f"{name} cannot sample from sharded weights",

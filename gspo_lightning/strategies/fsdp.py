@@ -19,7 +19,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.strategies.layers import ShardedPrecision, Sharding, compute_dtype, decoder_layers
+from gspo_lightning.strategies.base import Sharding
+from gspo_lightning.strategies.layers import ShardedPrecision, compute_dtype, decoder_layers
 from gspo_lightning.strategies.sharding import Gathering
 
 __all__ = ["FSDPStrategy"]
@@ -66,13 +67,7 @@ class FSDPStrategy(Sharding, LightningFSDP):
         self.lightning_module._device = self.root_device
 
     def shard(self, policy: Policy, offload: bool = False) -> Policy:
-        """Wrap a policy; the result is called and read like it.
-
-        Args:
-            policy: whole, on every rank.
-            offload: keep its shards in the main memory, whatever ``cpu_offload`` says: they visit the device layer by
-                layer, while they compute.
-        """
+        """See :meth:`Sharding.shard`; a wrapper is put around it."""
         kinds = {type(layer) for layer in decoder_layers(policy)}
         apart = self.root_device.type != "cpu"
         policy.gathering = Gathering(policy, self.root_device, compute_dtype(self.precision_plugin.precision))

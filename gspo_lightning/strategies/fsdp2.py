@@ -16,7 +16,8 @@ from torch.distributed.fsdp import (
 
 from gspo_lightning.distributed import fail_together
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.strategies.layers import Sharding, compute_dtype, decoder_layers
+from gspo_lightning.strategies.base import Sharding
+from gspo_lightning.strategies.layers import compute_dtype, decoder_layers
 from gspo_lightning.strategies.sharding import Gathering
 
 __all__ = ["FSDP2Strategy"]
@@ -55,7 +56,7 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
         self._data_parallel_size, self._tensor_parallel_size = self.world_size, 1
 
     def shard(self, policy: Policy, offload: bool = False) -> Policy:
-        """Shard a policy in place; ``offload`` as in :meth:`FSDPStrategy.shard`."""
+        """See :meth:`Sharding.shard`; in place."""
         dtype = compute_dtype(str(self.precision_plugin.precision))
         policy.gathering = Gathering(policy, self.root_device, dtype, lockstep=self.rollouts == "lockstep")
         options: dict[str, Any] = {

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +15,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.resume import save_folder
 
 __all__ = ["ShardedPrecision", "compute_dtype", "decoder_layers"]
 
@@ -87,21 +84,3 @@ class ShardedPrecision(FSDPPrecision):
         if self.precision != "bf16-mixed":
             return contextlib.nullcontext()
         return torch.autocast(self.device, dtype=torch.bfloat16, cache_enabled=False)
-
-
-class Sharding:
-    """What both strategies share."""
-
-    reduces_each = True
-    """Whether every micro-batch reduces its gradients: so a rank never holds more than its shard of them."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
-        """Write a folder beside the target, swap it in, and write its manifest last.
-
-        Raises:
-            NonFiniteError: a weight or an optimizer state is not finite.
-            InfrastructureError: it cannot be written.
-        """
-        path = Path(self.broadcast(filepath))  # type: ignore[attr-defined]
-        write = functools.partial(super().save_checkpoint, checkpoint)  # type: ignore[misc]
-        save_folder(path, checkpoint, write, (storage_options or {}).get("score"))

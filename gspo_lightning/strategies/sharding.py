@@ -19,7 +19,7 @@ from gspo_lightning.policy.policy import Policy
 
 __all__ = [
     "Gathering", "clip_norm", "clip_values", "copy_weights", "full_weights", "gathered", "in_step", "is_sharded",
-    "total_norm", "units", "without_sync",
+    "total_norm", "units", "unwrapped", "without_sync",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -29,6 +29,13 @@ _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 def is_sharded(policy: nn.Module) -> bool:
     """Whether the parameters are spread over ranks: then every rank must run the same number of forward passes."""
     return isinstance(policy, FSDPModule | FullyShardedDataParallel)
+
+
+def unwrapped(policy: Policy) -> Policy:
+    """The policy itself where FSDP1 has put a module around it: attributes are set there."""
+    inner: Any = policy.module if isinstance(policy, FullyShardedDataParallel) else policy
+    found: Policy = inner
+    return found
 
 
 def units(policy: nn.Module) -> list[tuple[str, Any]]:

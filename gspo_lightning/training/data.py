@@ -32,8 +32,8 @@ from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards import EnvironmentReward, Reward, RewardRunner
 from gspo_lightning.rollouts import EnvironmentRollouts, GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.partial import PartialRollouts
-from gspo_lightning.rollouts.prefetcher import Ahead
-from gspo_lightning.rollouts.retrying import Patient
+from gspo_lightning.rollouts.prefetcher import RolloutPrefetcher
+from gspo_lightning.rollouts.retrying import RetryingSource
 from gspo_lightning.types import MiniBatch, SamplingParams
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class PromptDataModule(LightningDataModule):
         self.val, self.evaluation = val, evaluation
         self.rewards, self.turn_credit = rewards, turn_credit
         self.rollouts = rollouts if rollouts is not None else GroupedSampler()
-        self._retrying = partial(Patient, retries=rollout_retries, wait_s=rollout_retry_s)
+        self._retrying = partial(RetryingSource, retries=rollout_retries, wait_s=rollout_retry_s)
         self._make_runner = partial(
             RewardRunner, rewards, reward_weights, num_workers=reward_workers, deadline_s=reward_deadline_s,
             plugins=(plugins,) if isinstance(plugins, str) else tuple(plugins or ()),
@@ -185,7 +185,9 @@ class PromptDataModule(LightningDataModule):
         self.partial: PartialRollouts | None = None
         self.iteration: Iteration | None = None
         """What makes the next rollout batch, once there is somebody who learns (:meth:`bind`)."""
-        self._prefetcher: Ahead[Sampled] | None = Ahead(max_staleness) if max_staleness else None
+        self._prefetcher: RolloutPrefetcher[Sampled] | None = (
+            RolloutPrefetcher(max_staleness) if max_staleness else None
+        )
         self._asking = threading.Lock()  # a source answers one question at a time
         self._runner: RewardRunner | None = None
         self._sets = PromptSets(

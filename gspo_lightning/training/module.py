@@ -290,7 +290,7 @@ class GSPOModule(PolicyModule):
             here = strategy.model is self  # DDP reduces gradients in the backward pass that follows its forward
             return backward_here(loss) if here else loss, sums
 
-        loss, sums = memory.attempt(backward, batch.micro_batches, self.global_step + 1)
+        loss, sums = memory.retry_smaller(backward, batch.micro_batches, self.global_step + 1)
         update.measure(sums, self.data.loader.experience.metrics, self.meter, self.old_logprobs, self.policy)
         return loss
 

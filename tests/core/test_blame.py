@@ -19,7 +19,7 @@ from gspo_lightning.rewards import ExactMatch
 CODE = """\
 import json
 from gspo_lightning.rewards import ExactMatch, Reward
-from gspo_lightning.rewards.base import to_score
+from gspo_lightning.rewards.scores import to_score
 
 class Strange(Reward):
     def score(self, completion: str) -> float:

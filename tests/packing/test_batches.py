@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -138,6 +139,30 @@ def test_a_filler_counts_nothing() -> None:
     assert blank.old_logprobs is not None
     assert blank.old_logprobs.shape == (1, 3)
     assert source.response_mask.any()  # the row it was made from is untouched
+
+
+@dataclasses.dataclass(slots=True)
+class Grown(MicroBatch):
+    """A micro-batch as somebody will write it: with one field more."""
+
+    later: torch.Tensor | None = None
+
+
+def test_a_filler_has_one_row_of_every_tensor_also_of_one_that_is_added_later() -> None:
+    made = make_micro_batch([rollout(1, 0, 2, 3), rollout(1, 1, 2, 2)])
+    known = {f.name: getattr(made, f.name) for f in dataclasses.fields(made)}
+    absent = {name: torch.ones(2, 3) for name, value in known.items() if value is None and name != "host"}
+    source = Grown(**known | absent, later=torch.arange(2))
+    assert all(getattr(source, f.name) is not None for f in dataclasses.fields(source) if f.name != "host")
+    source.host = source.on_host()
+    blank = filler(source)
+    assert blank.weight == 0.0
+    assert blank.host is None  # of other rows
+    for f in dataclasses.fields(source):
+        whole = getattr(source, f.name)
+        if isinstance(whole, torch.Tensor):
+            cut = torch.zeros_like(whole[:1]) if f.name in ("response_mask", "advantages") else whole[:1]
+            assert torch.equal(getattr(blank, f.name), cut), f.name
 
 
 def test_state_round_trip_through_a_weights_only_file(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, RolloutSource
 from gspo_lightning.rollouts.serving import guard
-from gspo_lightning.rollouts.serving.process import LocalServer, command, free_port
-from gspo_lightning.rollouts.vllm.server import CPU_DEFAULTS, CPU_ENVIRONMENT, DEFAULTS
+from gspo_lightning.rollouts.serving.process import LocalServer, free_port
+from gspo_lightning.rollouts.vllm.local import CPU_DEFAULTS, CPU_ENVIRONMENT, DEFAULTS, command
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.runs import runs
 

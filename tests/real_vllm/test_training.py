@@ -15,7 +15,7 @@ import pytest
 
 from gspo_lightning.rollouts.serving.client import Client
 from gspo_lightning.rollouts.serving.process import LocalServer
-from gspo_lightning.rollouts.vllm import server
+from gspo_lightning.rollouts.vllm import local
 from tests.real_vllm import served
 from tests.runs import runs
 
@@ -52,7 +52,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[LocalServer]:
             super().__init__(*arguments, **options)
             found.append(self)
 
-    monkeypatch.setattr(server, "LocalServer", Noted)
+    monkeypatch.setattr(local, "LocalServer", Noted)
     return found
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.rewards import ExactMatch, FormatReward, FunctionReward, Reward, Sample, Score
-from gspo_lightning.rewards.base import check_batch, to_score
+from gspo_lightning.rewards.scores import check_batch, to_score
 from tests.rewards import misbehaving
 
 

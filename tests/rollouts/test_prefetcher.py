@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gspo_lightning.rollouts.prefetcher import Ahead, CancelledError, Job
+from gspo_lightning.rollouts.prefetcher import CancelledError, Job, RolloutPrefetcher
 
 
 def jobs(made: list[int], done: list[int]) -> Callable[[int], Job[int]]:
@@ -29,7 +29,7 @@ def jobs(made: list[int], done: list[int]) -> Callable[[int], Job[int]]:
 def test_so_many_jobs_are_handed_in_ahead_and_none_beyond_the_end(ahead: int) -> None:
     made: list[int] = []
     done: list[int] = []
-    line: Ahead[int] = Ahead(ahead)
+    line: RolloutPrefetcher[int] = RolloutPrefetcher(ahead)
     for iteration in range(6):
         assert line.take(iteration, 6, jobs(made, done)) == 10 * iteration
         assert made == list(range(min(iteration + ahead + 1, 6)))
@@ -49,7 +49,7 @@ def test_results_do_not_mix_when_a_job_is_slow() -> None:
 
         return job
 
-    line: Ahead[int] = Ahead(2)
+    line: RolloutPrefetcher[int] = RolloutPrefetcher(2)
     assert line.take(0, None, make) == 0  # 1 and 2 are handed in; 2 has to wait for 1
     assert order == [0]
     gate.set()
@@ -68,7 +68,7 @@ def test_what_a_job_raises_reaches_the_taker_and_the_line_goes_on() -> None:
 
         return job
 
-    line: Ahead[int] = Ahead(1)
+    line: RolloutPrefetcher[int] = RolloutPrefetcher(1)
     assert line.take(0, None, make) == 0
     with pytest.raises(OSError, match="the server is gone"):
         line.take(1, None, make)
@@ -94,7 +94,7 @@ def test_close_ends_a_job_at_its_next_check_and_leaves_no_thread() -> None:
 
         return job
 
-    line: Ahead[int] = Ahead(2)
+    line: RolloutPrefetcher[int] = RolloutPrefetcher(2)
     assert line.take(0, None, make) == 0
     assert begun.wait(30)
     line.close()

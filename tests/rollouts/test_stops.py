@@ -15,7 +15,7 @@ from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource, TransformersGenerate
 from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.rollouts.ending import has_ended
-from gspo_lightning.rollouts.sampler.rows import Rows, Written
+from gspo_lightning.rollouts.sampler.rows import ResponseBuffer, Rows
 from gspo_lightning.rollouts.stops import texts_ended
 from gspo_lightning.types import Prompt, SamplingParams
 
@@ -180,15 +180,15 @@ def test_a_source_decodes_the_ends_of_long_responses_only(
 def test_the_newest_tokens_of_rows() -> None:
     prompt = Prompt(0, "p", (5, 6))
     beginnings = [Beginning(prompt, k, (5, 6), 0, 6, written=tuple(range(90, 90 + k))) for k in range(3)]
-    written, device = Written(beginnings, torch.device("cpu")), torch.device("cpu")
+    buffer, device = ResponseBuffer(beginnings, torch.device("cpu")), torch.device("cpu")
     rows = Rows.of(beginnings, 0, device)
     for step in range(4):
-        written.note(rows, torch.tensor([10, 20, 30]) + step, torch.zeros(3))
+        buffer.note(rows, torch.tensor([10, 20, 30]) + step, torch.zeros(3))
     rows = rows[torch.tensor([2, 0, 1])]
-    assert written.newest(rows, [0, 2], None) == [[90, 91, 30, 31, 32, 33], [90, 20, 21, 22, 23]]
-    assert written.newest(rows, [1, 0], 2) == [[12, 13], [32, 33]]
-    assert written.newest(rows, [0, 1], 5) == [[91, 30, 31, 32, 33], [10, 11, 12, 13]]
-    assert written.newest(rows, [2], 9) == [[90, 20, 21, 22, 23]]
+    assert buffer.newest(rows, [0, 2], None) == [[90, 91, 30, 31, 32, 33], [90, 20, 21, 22, 23]]
+    assert buffer.newest(rows, [1, 0], 2) == [[12, 13], [32, 33]]
+    assert buffer.newest(rows, [0, 1], 5) == [[91, 30, 31, 32, 33], [10, 11, 12, 13]]
+    assert buffer.newest(rows, [2], 9) == [[90, 20, 21, 22, 23]]
 
 
 def test_a_row_that_has_ended_is_not_looked_at(policy: Policy) -> None:

@@ -19,7 +19,7 @@ from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, EnvironmentRollouts, GroupedSampler, TransformersGenerate, verify
 from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.rollouts.sampler.decoding import PaddedDecoder, SharedDecoder
-from gspo_lightning.rollouts.verify import boundaries, verify_decoding
+from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.training.trainer import GSPOConfig, GSPOTrainer
 from gspo_lightning.types import Prompt, SamplingParams
 from tests.support import model_families
@@ -157,15 +157,8 @@ def test_lengths_beyond_a_window_are_looked_at_where_rows_reach_them(
     longest: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = mistral(25)
-    assert boundaries(policy) == [25]
     off(1.0, monkeypatch, after=25)
     assert verified(policy, longest=longest) == way
-
-
-def test_every_kind_of_boundary_is_known() -> None:
-    assert boundaries(mistral(None)) == []
-    for family in ("gemma3_text", "gpt_neo", "deepseek_v32", "doge", "modernbert-decoder", "recurrent_gemma"):
-        assert tiny.WINDOW in boundaries(Policy(tiny.build(family), character_tokenizer())), family
 
 
 def test_a_window_that_takes_too_long_to_fill_is_said(

@@ -16,7 +16,7 @@ from gspo_lightning.commands.plan.step import Step, StepMemory, measure_step
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.attention.cache import FIRST
 from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.rollouts.sampler.lean.stack import LARGEST
+from gspo_lightning.rollouts.sampler.lean import LARGEST_COPY
 from gspo_lightning.update.optimizers import FUSED
 
 __all__ = ["SAMPLING", "STEPPING", "TRAINING", "Memory", "counts_of", "memory_of", "optimizer_bytes"]
@@ -158,7 +158,7 @@ def _sampling(memory: Memory, job: Job, counts: Counts) -> None:
     rows = min(max(1, job.prompts // job.world) * job.group_size, max(job.group_size, job.max_rows))
     memory.add("keys and values", kv_bytes(job, config, rows), SAMPLING)
     copies = counts.total * job.compute_bytes
-    if job.packed and job.compute_bytes == 4 and job.lora is None and copies <= LARGEST:  # on a CPU
+    if job.packed and job.compute_bytes == 4 and job.lora is None and copies <= LARGEST_COPY:  # on a CPU
         memory.add("weights, transposed", copies, SAMPLING)
     logits = 4 * rows * int(config.vocab_size) * 4  # logits, scores, probabilities, and blocks of them
     prefill = step_memory(job, prefill=True).total()

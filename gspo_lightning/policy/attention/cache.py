@@ -11,7 +11,7 @@ from torch import Tensor
 from gspo_lightning.policy.attention.interface import Plan
 from gspo_lightning.policy.attention.plans import attention_plan
 
-__all__ = ["GroupCache"]
+__all__ = ["FIRST", "GroupCache"]
 
 FIRST = 32
 """Tokens per row that are allocated at first; doubled whenever they are used up."""

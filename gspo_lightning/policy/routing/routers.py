@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from gspo_lightning.policy.routing.tape import TOP_K
 
-__all__ = ["find_routers"]
+__all__ = ["Router", "find_routers"]
 
 PROBE_TOKENS = 7
 

@@ -12,15 +12,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-if TYPE_CHECKING:
-    from gspo_lightning.policy.routing.routing import Routing
-    from gspo_lightning.policy.routing.tokens import TokenPlaces
+from gspo_lightning.policy.routing.routing import Routing
+from gspo_lightning.policy.routing.tokens import TokenPlaces
 
 __all__ = ["TOP_K", "ChoiceHooks", "Tape", "checkpoint_contexts", "recording", "routed"]
 

@@ -50,8 +50,6 @@ class CodeExecutor(Reward):
         UserError: a setting out of its range, or no isolation that works here.
     """
 
-    range = (0.0, 1.0)
-
     def __init__(
         self,
         scoring: Literal["fraction", "all_or_nothing"] = "fraction",

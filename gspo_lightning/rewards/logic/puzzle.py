@@ -40,8 +40,6 @@ class LogicPuzzle(Reward):
     0.3333333333333333
     """
 
-    range = (0.0, 1.0)
-
     def __init__(
         self,
         family: str | None = None,

@@ -40,8 +40,6 @@ class MathVerifier(Reward):
     (1.0, 0.0)
     """
 
-    range = (0.0, 1.0)
-
     def __init__(self, require_box: bool = False, max_characters: int = 2000, decimals: int = 6) -> None:
         if max_characters < 1:
             raise UserError("MathVerifier.max_characters", f"is {max_characters}; it must be at least 1")

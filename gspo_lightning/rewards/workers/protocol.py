@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["FrameReader", "Setup", "frame", "json_frame"]
+__all__ = ["LENGTH_BYTES", "FrameReader", "Setup", "body_length", "frame", "json_frame"]
 
 _LENGTH = struct.Struct(">Q")
 LENGTH_BYTES = _LENGTH.size

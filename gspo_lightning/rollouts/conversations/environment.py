@@ -15,8 +15,8 @@ from gspo_lightning.prompts.dialogue import Dialogue
 from gspo_lightning.randomness import stream
 from gspo_lightning.rollouts.base import Progress, RolloutSource
 from gspo_lightning.rollouts.contract import check_pieces
-from gspo_lightning.rollouts.conversations.row import Talk
-from gspo_lightning.rollouts.conversations.rows import Talks
+from gspo_lightning.rollouts.conversations.row import ConversationRow
+from gspo_lightning.rollouts.conversations.rows import ConversationRows
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
@@ -93,22 +93,22 @@ class EnvironmentRollouts(RolloutSource):
         """
 
         room = sampling.max_response_tokens
-        groups = [[self._talk(p, k, draws, room) for k in range(group_size)] for p in prompts]
+        groups = [[self._row(p, k, draws, room) for k in range(group_size)] for p in prompts]
         done: dict[int, list[Rollout]] = {}
 
         def finished(number: int) -> None:
-            done[number] = [talk.rollout(version) for talk in groups[number]]
+            done[number] = [row.rollout(version) for row in groups[number]]
             if self.on_group is not None:
                 self.on_group(done[number])
             if progress is not None:
                 progress(len(done) * group_size, len(prompts) * group_size)
 
-        def speak(talks: Sequence[Talk]) -> Sequence[Rollout]:
-            beginnings = [t.beginning() for t in talks]
+        def speak(rows: Sequence[ConversationRow]) -> Sequence[Rollout]:
+            beginnings = [row.beginning() for row in rows]
             turns = self.source.extend(policy, beginnings, sampling=sampling, draws=draws, version=version)
             return check_pieces(self.source, turns, beginnings)
 
-        talks = Talks(
+        conversations = ConversationRows(
             groups,
             self._host,
             Dialogue(policy.tokenizer, self.system_prompt, self.chat_template_kwargs),
@@ -118,9 +118,9 @@ class EnvironmentRollouts(RolloutSource):
             finished=finished,
         )
         try:
-            talks.run(speak, self.waves)
+            conversations.run(speak, self.waves)
         finally:
-            talks.close()
+            conversations.close()
         return [done[number] for number in range(len(prompts))]
 
     def local(self) -> RolloutSource | None:
@@ -153,6 +153,6 @@ class EnvironmentRollouts(RolloutSource):
         self._host.close()
         self.source.close()
 
-    def _talk(self, prompt: Prompt, sample: int, draws: Draws, room: int) -> Talk:
+    def _row(self, prompt: Prompt, sample: int, draws: Draws, room: int) -> ConversationRow:
         seed = stream(draws.base, prompt.id, sample)
-        return Talk(Conversation(self.environment, prompt, seed, self.deadline_s), prompt, sample, room)
+        return ConversationRow(Conversation(self.environment, prompt, seed, self.deadline_s), prompt, sample, room)

@@ -12,11 +12,11 @@ from gspo_lightning.prompts.dialogue import Dialogue
 from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.types import FinishReason, Message, Prompt, Rollout
 
-__all__ = ["Talk"]
+__all__ = ["ConversationRow"]
 
 
 @dataclass(slots=True)
-class Talk:
+class ConversationRow:
     """Sample ``sample`` of the conversations about a prompt; ``room`` tokens may still follow, of either side."""
 
     conversation: Conversation

@@ -10,19 +10,19 @@ from gspo_lightning.environments.conversation import Conversation
 from gspo_lightning.environments.host import Answers, BlockedError, Host
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.prompts.dialogue import Dialogue
-from gspo_lightning.rollouts.conversations.row import Talk
+from gspo_lightning.rollouts.conversations.row import ConversationRow
 from gspo_lightning.types import Rollout
 
-__all__ = ["Talks"]
+__all__ = ["ConversationRows"]
 
 log = logging.getLogger(__name__)
 
-Speak = Callable[[Sequence[Talk]], Sequence[Rollout]]
+Speak = Callable[[Sequence[ConversationRow]], Sequence[Rollout]]
 _FEW_LOST = 4
 """So many lost conversations never stop a run, however few there were."""
 
 
-class Talks:
+class ConversationRows:
     """Takes turns: the policy in all conversations at once, then the environments in all of them at once.
 
     Args:
@@ -37,7 +37,7 @@ class Talks:
 
     def __init__(
         self,
-        groups: Sequence[Sequence[Talk]],
+        groups: Sequence[Sequence[ConversationRow]],
         host: Host,
         dialogue: Dialogue,
         *,
@@ -48,8 +48,8 @@ class Talks:
     ) -> None:
         self.groups, self.host, self.dialogue = groups, host, dialogue
         self.max_turns, self.retries, self.finished = max_turns, retries, finished
-        self.talks = [talk for group in groups for talk in group]
-        self.may_lose = max(_FEW_LOST, max_missing_rate * len(self.talks))
+        self.rows = [row for group in groups for row in group]
+        self.may_lose = max(_FEW_LOST, max_missing_rate * len(self.rows))
         self._failed: list[Conversation] = []
         self._open = set(range(len(groups)))
 
@@ -62,8 +62,8 @@ class Talks:
         """
         self._begin()
         parts = [[t for group in self.groups[i::waves] for t in group] for i in range(waves)]
-        asked: list[tuple[list[Talk], Answers] | None] = [None] * waves
-        while any(t.finish is None for t in self.talks):
+        asked: list[tuple[list[ConversationRow], Answers] | None] = [None] * waves
+        while any(t.finish is None for t in self.rows):
             for i, part in enumerate(parts):
                 if (waiting := asked[i]) is not None:
                     self._hear(*waiting)
@@ -73,14 +73,14 @@ class Talks:
 
     def close(self) -> None:
         """Let all environments go."""
-        conversations = [t.conversation for t in self.talks] + self._failed
+        conversations = [t.conversation for t in self.rows] + self._failed
         errors = self.host.start([c.close for c in conversations]).wait()
         for error in errors:
             if error is not None:
                 log.warning("%s", error)
 
     def _begin(self) -> None:
-        self._settle(self.talks, self.host.start([t.conversation.begin for t in self.talks]))
+        self._settle(self.rows, self.host.start([t.conversation.begin for t in self.rows]))
         for group in self.groups:
             openings = [t.conversation.opening for t in group if t.finish is None]
             if any(opening != openings[0] for opening in openings):
@@ -92,8 +92,8 @@ class Talks:
             if not (openings and openings[0]):
                 continue
             prompt = dataclasses.replace(group[0].prompt, token_ids=tuple(self.dialogue.opening(openings[0])))
-            for talk in group:
-                talk.open(prompt)
+            for row in group:
+                row.open(prompt)
             if group[0].room < 1:
                 raise UserError(
                     "data.max_response_tokens",
@@ -102,19 +102,19 @@ class Talks:
                     fix="raise it; what an environment adds to a prompt counts against it",
                 )
 
-    def _speak(self, speak: Speak, talks: list[Talk]) -> tuple[list[Talk], Answers] | None:
-        if not talks:
+    def _speak(self, speak: Speak, rows: list[ConversationRow]) -> tuple[list[ConversationRow], Answers] | None:
+        if not rows:
             return None
-        for talk, turn in zip(talks, speak(talks), strict=True):
-            talk.say(turn)
-        told = [t for t in talks if t.finish is None]
+        for row, turn in zip(rows, speak(rows), strict=True):
+            row.say(turn)
+        told = [t for t in rows if t.finish is None]
         return told, self.host.start([t.conversation.answer for t in told])
 
-    def _hear(self, talks: list[Talk], answers: Answers) -> None:
-        self._settle(talks, answers)
-        for talk in talks:
-            if talk.finish is None:
-                talk.hear(self.dialogue, self.max_turns)
+    def _hear(self, rows: list[ConversationRow], answers: Answers) -> None:
+        self._settle(rows, answers)
+        for row in rows:
+            if row.finish is None:
+                row.hear(self.dialogue, self.max_turns)
 
     def _deliver(self) -> None:
         for number in sorted(self._open):
@@ -122,43 +122,43 @@ class Talks:
                 self._open.remove(number)
                 self.finished(number)
 
-    def _settle(self, talks: Sequence[Talk], answers: Answers) -> None:
+    def _settle(self, rows: Sequence[ConversationRow], answers: Answers) -> None:
         """Wait; ask again where an environment failed; give up what fails again."""
-        failed = _failures(talks, answers)
+        failed = _failures(rows, answers)
         for _ in range(self.retries):
             if failed:
                 failed = self._again(failed)
-        for talk, error in failed:
-            talk.lose(str(error))
+        for row, error in failed:
+            row.lose(str(error))
         if failed:
             log.warning("%d conversations are missing; the first: %s", len(failed), failed[0][1])
-            self._check([t for t in self.talks if t.lost], failed[0][1])
+            self._check([t for t in self.rows if t.lost], failed[0][1])
 
-    def _again(self, failed: Sequence[tuple[Talk, Exception]]) -> list[tuple[Talk, Exception]]:
+    def _again(self, failed: Sequence[tuple[ConversationRow, Exception]]) -> list[tuple[ConversationRow, Exception]]:
         log.warning("%d environments failed and are asked again; the first: %s", len(failed), failed[0][1])
-        for talk, _ in failed:
-            self._failed.append(talk.conversation)
-            talk.conversation = talk.conversation.successor()
-        together = [talk for talk, error in failed if not isinstance(error, BlockedError)]
+        for row, _ in failed:
+            self._failed.append(row.conversation)
+            row.conversation = row.conversation.successor()
+        together = [row for row, error in failed if not isinstance(error, BlockedError)]
         still = _failures(together, self.host.start([t.conversation.again for t in together]))
-        for talk, error in failed:
+        for row, error in failed:
             if isinstance(error, BlockedError):  # one of them blocks all others: each on its own
-                still += _failures([talk], self.host.start([talk.conversation.again]))
+                still += _failures([row], self.host.start([row.conversation.again]))
                 self._check([t for t, _ in still], error)
         return still
 
-    def _check(self, lost: Sequence[Talk], error: Exception) -> None:
+    def _check(self, lost: Sequence[ConversationRow], error: Exception) -> None:
         if len(lost) > self.may_lose:
-            raise InfrastructureError(f"{len(lost)} of {len(self.talks)} conversations were lost; {error}")
+            raise InfrastructureError(f"{len(lost)} of {len(self.rows)} conversations were lost; {error}")
 
 
-def _failures(talks: Sequence[Talk], answers: Answers) -> list[tuple[Talk, Exception]]:
+def _failures(rows: Sequence[ConversationRow], answers: Answers) -> list[tuple[ConversationRow, Exception]]:
     """The conversations whose environment failed.
 
     Raises:
         UserError: raised by an environment.
     """
-    found = [(talk, error) for talk, error in zip(talks, answers.wait(), strict=True) if error is not None]
+    found = [(row, error) for row, error in zip(rows, answers.wait(), strict=True) if error is not None]
     for _, error in found:
         if not isinstance(error, InfrastructureError):
             raise error

@@ -13,12 +13,10 @@ from typing import Any
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.resume import atomic_file
+from gspo_lightning.rollouts.contract import LARGEST_LOGPROB
 from gspo_lightning.types import FinishReason, Rollout, SamplingParams
 
 __all__ = ["RecordFile", "check_row", "of_conversation", "open_records", "record", "recording_file", "write_records"]
-
-LARGEST_LOGPROB = 1e-3
-"""Nats: what rounding may put a log-probability above 0."""
 
 
 def record(rollout: Rollout, sampling: SamplingParams, iteration: int | None = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from gspo_lightning.errors import first_line
 from gspo_lightning.policy.attention import GroupCache, with_plan
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts.sampler.lean.stack import LeanStack
+from gspo_lightning.rollouts.sampler.lean import LeanStack
 
 __all__ = ["DecodeBy", "Decoder", "PaddedDecoder", "SharedDecoder", "decoder_for"]
 
@@ -106,8 +106,7 @@ class SharedDecoder(Decoder):
 
     def _inference(self) -> AbstractContextManager[Any]:
         """Inference mode, which spares a tenth of a small model's step; not for weights that stay sharded."""
-        gathering = self.policy.gathering
-        return torch.inference_mode() if gathering is None or not gathering.lockstep else torch.no_grad()
+        return torch.no_grad() if self.policy.in_lockstep else torch.inference_mode()
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         with with_plan(self.policy.backbone, self.cache) as options:

@@ -13,7 +13,7 @@ from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.rollouts.ending import finish
 from gspo_lightning.types import FinishReason, Rollout
 
-__all__ = ["Rows", "Written"]
+__all__ = ["ResponseBuffer", "Rows"]
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Rows:
         return len(self.slot)
 
 
-class Written:
+class ResponseBuffer:
     """Tokens and log-probabilities [N, T + 1] of N responses, their ``lengths`` [N] and ``ended`` and ``stopped`` [N].
 
     Beyond the length of a response stands anything.

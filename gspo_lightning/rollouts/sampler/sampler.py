@@ -21,7 +21,7 @@ from gspo_lightning.rollouts.ending import has_ended
 from gspo_lightning.rollouts.generate import TransformersGenerate
 from gspo_lightning.rollouts.sampler.decoding import DecodeBy, Decoder, decoder_for
 from gspo_lightning.rollouts.sampler.routes import RecordingDecoder, RouteBook
-from gspo_lightning.rollouts.sampler.rows import Rows, Written
+from gspo_lightning.rollouts.sampler.rows import ResponseBuffer, Rows
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 __all__ = ["GroupedSampler"]
@@ -70,7 +70,7 @@ class GroupedSampler(RolloutSource):
                 progress=progress,
             )  # fmt: skip
         beginnings = Beginning.groups(prompts, group_size, sampling.max_response_tokens)
-        written = Written(beginnings, policy.device)
+        buffer = ResponseBuffer(beginnings, policy.device)
         book: RouteBook | None = None
         if policy.routing is not None and policy.routing.replay != "R2" and sampling.neutral:
             book = RouteBook(len(beginnings), sampling.max_response_tokens, policy.routing, policy.device)
@@ -80,7 +80,7 @@ class GroupedSampler(RolloutSource):
             """Hand out the groups of which no row is left in the batch."""
             working = {slot // group_size for slot in busy}
             for p in (p for p in range(entered // group_size) if p not in working and p not in groups):
-                groups[p] = written.rollouts(p * group_size, group_size, version, policy)
+                groups[p] = buffer.rollouts(p * group_size, group_size, version, policy)
                 if book is not None:
                     book.fill(p, groups[p])
                 if self.on_group is not None:
@@ -89,7 +89,7 @@ class GroupedSampler(RolloutSource):
                 progress(entered - len(busy), len(beginnings))
             return False
 
-        self._decode(policy, written, [group_size] * len(prompts), sampling, draws, left, book)
+        self._decode(policy, buffer, [group_size] * len(prompts), sampling, draws, left, book)
         return [groups[p] for p in range(len(prompts))]
 
     def extend(
@@ -107,14 +107,14 @@ class GroupedSampler(RolloutSource):
             return self._slow(len(beginnings)).extend(
                 policy, beginnings, sampling=sampling, draws=draws, version=version, enough=enough
             )
-        written = Written(beginnings, policy.device)
+        buffer = ResponseBuffer(beginnings, policy.device)
         blocks = [len(list(same)) for _, same in groupby(beginnings, key=lambda row: row.context)]
 
         def left(entered: int, busy: set[int]) -> bool:
             return enough is not None and enough([i for i in range(entered) if i not in busy])
 
-        self._decode(policy, written, blocks, sampling, draws, left)
-        return written.rollouts(0, len(beginnings), version, policy)
+        self._decode(policy, buffer, blocks, sampling, draws, left)
+        return buffer.rollouts(0, len(beginnings), version, policy)
 
     def local(self) -> GroupedSampler:
         """See :meth:`RolloutSource.local`."""
@@ -137,7 +137,7 @@ class GroupedSampler(RolloutSource):
     def _decode(
         self,
         policy: Policy,
-        written: Written,
+        buffer: ResponseBuffer,
         blocks: Sequence[int],
         sampling: SamplingParams,
         draws: Draws,
@@ -148,8 +148,8 @@ class GroupedSampler(RolloutSource):
 
         Args:
             policy: the weights.
-            written: is filled in.
-            blocks: neighbours in ``written.beginnings`` that share a context.
+            buffer: is filled in.
+            blocks: neighbours in ``buffer.beginnings`` that share a context.
             sampling: temperature and stops.
             draws: the randomness.
             left: called whenever rows have left the batch with the number of rows that ever entered and the slots of
@@ -166,16 +166,16 @@ class GroupedSampler(RolloutSource):
             if new := self._admitted(blocks[entered:], len(rows), decoder):
                 first, last = ends[entered], ends[entered + new]
                 self._busiest = max(self._busiest, len(rows) + last - first)
-                contexts = [written.beginnings[i].context for i in ends[entered : entered + new]]
+                contexts = [buffer.beginnings[i].context for i in ends[entered : entered + new]]
                 fresh = decoder.add(contexts, blocks[entered : entered + new])
                 logits = torch.cat([logits, fresh]) if len(rows) else fresh
-                rows = rows + Rows.of(written.beginnings[first:last], first, device)
+                rows = rows + Rows.of(buffer.beginnings[first:last], first, device)
                 uniform.forget()
                 entered += new
-            chosen = self._sample(policy, rows, logits, sampling, uniform.next(rows), written)
+            chosen = self._sample(policy, rows, logits, sampling, uniform.next(rows), buffer)
             remaining = int(rows.alive.sum())
             if len(rows) - remaining >= self.compact_at * len(rows):
-                written.record(rows)
+                buffer.record(rows)
                 keep = _closed_up(rows.alive, remaining)
                 rows, chosen = rows[keep], chosen[keep]
                 uniform.keep(keep)
@@ -200,13 +200,13 @@ class GroupedSampler(RolloutSource):
     @staticmethod
     @torch.inference_mode()
     def _sample(
-        policy: Policy, rows: Rows, logits: Tensor, sampling: SamplingParams, uniform: Tensor, written: Written
+        policy: Policy, rows: Rows, logits: Tensor, sampling: SamplingParams, uniform: Tensor, buffer: ResponseBuffer
     ) -> Tensor:
         """Draw the next token of every row and note those of living ones; returns the tokens [rows]."""
         chosen, logprobs = sample_tokens(logits, uniform, sampling)
-        written.note(rows, chosen, logprobs)
-        newest = functools.partial(written.newest, rows)
-        written.end(rows, has_ended(policy, chosen, sampling, newest, rows.alive))
+        buffer.note(rows, chosen, logprobs)
+        newest = functools.partial(buffer.newest, rows)
+        buffer.end(rows, has_ended(policy, chosen, sampling, newest, rows.alive))
         return chosen
 
 

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rollouts.contract import LARGEST_LOGPROB
 from gspo_lightning.types import SamplingParams
 
-__all__ = ["LARGEST_LOGPROB", "Answer", "BadReplyError", "checked"]
-
-LARGEST_LOGPROB = 1e-3
-"""Nats: what rounding may put a log-probability above 0."""
+__all__ = ["Answer", "BadReplyError", "checked", "complete", "shown"]
 
 
 class BadReplyError(Exception):

@@ -1,4 +1,4 @@
-"""A vLLM server of our own: started on loopback, ended with the trainer however that ends."""
+"""A server of our own: a process on this machine that ends with the trainer, however that ends."""
 
 from __future__ import annotations
 
@@ -11,24 +11,13 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from gspo_lightning.rollouts.serving import guard
 
-__all__ = ["LocalServer", "command"]
+__all__ = ["LocalServer", "free_port"]
 
 TAIL = 1500
 """Characters of a server's log that are shown when it ends by itself."""
-
-
-def command(python: str, model: str | Path, host: str, port: int, options: Mapping[str, Any]) -> list[str]:
-    """How a server is started; an option that is False is left out, one that is True has no value."""
-    line = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    line += ["--host", host, "--port", str(port)]
-    for name, value in options.items():
-        if value is not False and value is not None:
-            line += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-    return line
 
 
 def free_port(host: str) -> int:
@@ -48,7 +37,7 @@ class LocalServer:
     """
 
     def __init__(self, line: list[str], environment: Mapping[str, str], remove: Path | None = None) -> None:
-        descriptor, name = tempfile.mkstemp(prefix="gspo-vllm-", suffix=".log")
+        descriptor, name = tempfile.mkstemp(prefix="gspo-server-", suffix=".log")
         os.close(descriptor)
         self.log = Path(name)
         with open(self.log, "ab") as output:

@@ -16,7 +16,7 @@ from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSou
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import finish
 from gspo_lightning.rollouts.serving.answers import Answer, BadReplyError, checked
-from gspo_lightning.rollouts.vllm.engine_process import Inside, Piece
+from gspo_lightning.rollouts.vllm.in_process import InProcessEngine, Piece
 from gspo_lightning.rollouts.vllm.probe import LENGTH, Probe
 from gspo_lightning.rollouts.vllm.protocol import request, seed_of, to_rollouts
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
@@ -53,7 +53,7 @@ class VLLMEngine(RolloutSource):
         self.options = dict(options or {})
         self._longest = 0
         self._met = False
-        self._inside: Inside | None = None
+        self._engine: InProcessEngine | None = None
         self._synced: tuple[weakref.ref[Policy], int] | None = None
 
     def open(self, longest: int) -> None:
@@ -73,9 +73,9 @@ class VLLMEngine(RolloutSource):
 
     def close(self) -> None:
         """End the engine and give its memory back."""
-        if self._inside is not None:
-            self._inside.close()
-        self._inside = self._synced = None
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = self._synced = None
 
     def sync_weights(self, policy: Policy, version: int) -> None:
         """Copy the weights into the engine; a probe shows that they arrived.
@@ -109,12 +109,12 @@ class VLLMEngine(RolloutSource):
         self._synced = (weakref.ref(policy), version)
 
     def _hand_over(self, policy: Policy) -> None:
-        if self._inside is None:
-            self._inside = Inside(policy, self._arguments(policy))
-        self._inside.load(policy)
+        if self._engine is None:
+            self._engine = InProcessEngine(policy, self._arguments(policy))
+        self._engine.load(policy)
         probe = Probe(policy, self.tolerance, self.dtype)
         asked = request("", probe.row, 1, probe.sampling, seed=1)
-        ((_, piece),) = self._inside.run([asked])
+        ((_, piece),) = self._engine.run([asked])
         probe.check(["vLLM"], [_checked(piece, asked, policy)])
 
     def generate(
@@ -178,10 +178,10 @@ class VLLMEngine(RolloutSource):
         enough: Callable[[], bool] | None = None,
     ) -> Iterator[tuple[int, Rollout]]:
         """(index of the row, its rollout), as they end."""
-        if self._inside is None or self._synced is None or self._synced[1] != version:
+        if self._engine is None or self._synced is None or self._synced[1] != version:
             raise RuntimeError(f"version {version} was not handed over by sync_weights()")
         asked = [request("", row, 1, sampling, seed_of(draws, row)) for row in rows]
-        for i, piece in self._inside.run(asked, enough):
+        for i, piece in self._engine.run(asked, enough):
             yield i, _rollout(piece, rows[i], asked[i], sampling, version, policy)
 
     def _arguments(self, policy: Policy) -> dict[str, Any]:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import importlib.util
 import queue
 import secrets
-import subprocess
 import sys
-import threading
 import weakref
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
 from gspo_lightning.errors import InfrastructureError, UserError
@@ -23,23 +20,16 @@ from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import cut
 from gspo_lightning.rollouts.serving.answers import BadReplyError
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
+from gspo_lightning.rollouts.serving.loop import LoopThread
 from gspo_lightning.rollouts.serving.pool import Faults, Pool, Server, Weights
-from gspo_lightning.rollouts.serving.process import LocalServer, command, free_port
+from gspo_lightning.rollouts.serving.process import LocalServer, free_port
 from gspo_lightning.rollouts.serving.weights import WeightFolders
-from gspo_lightning.rollouts.vllm.probe import LENGTH, Probe
+from gspo_lightning.rollouts.vllm.local import LocalVLLM, check_installed
+from gspo_lightning.rollouts.vllm.probe import Probe
 from gspo_lightning.rollouts.vllm.protocol import parse, request, seed_of, to_rollouts
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 __all__ = ["VLLMServer"]
-
-T = TypeVar("T")
-DEFAULTS: dict[str, Any] = {
-    "served_model_name": "policy",
-    "logprobs_mode": "processed_logprobs",  # at the sampling temperature
-    "generation_config": "vllm",  # the model's own would change what is sampled
-}
-CPU_DEFAULTS: dict[str, Any] = {"enforce_eager": True}
-CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
 class VLLMServer(RolloutSource):
@@ -100,8 +90,10 @@ class VLLMServer(RolloutSource):
         for url in urls or ():
             if not url.startswith(("http://", "https://")):
                 raise UserError("data.rollouts.urls", f"{url!r} is no URL", fix="http://host:port")
-        self.urls, self.count, self.gpus, self.python, self.host = urls, start, gpus, python or sys.executable, host
-        self.dtype, self.options, self.environment = dtype, dict(options or {}), dict(environment or {})
+        self.urls, self.count, self.dtype = urls, start, dtype
+        self.local_servers = LocalVLLM(
+            python or sys.executable, host, gpus, dtype, dict(options or {}), dict(environment or {})
+        )
         self.concurrency, self.tolerance = concurrency, tolerance
         self.timeout_s, self.health_timeout_s = timeout_s, health_timeout_s
         self.faults = Faults(retries, backoff_s, health_every_s, start_timeout_s)
@@ -110,8 +102,7 @@ class VLLMServer(RolloutSource):
         self._run = secrets.token_hex(4)
         self._synced: tuple[weakref.ref[Policy], int] | None = None
         self._pool: Pool | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._loop = LoopThread("vllm")
         self._met = False
 
     # life --------------------------------------------------------------------------------------------------------
@@ -124,20 +115,17 @@ class VLLMServer(RolloutSource):
         """
         self._longest = max(self._longest, longest)
         if self.urls is None:
-            _check_installed(self.python)
+            check_installed(self.local_servers.python)
         elif self._pool is None:
             self._connect(self.urls)
-            self._wait(self._reach())
+            self._loop.run(self._reach())
 
     def close(self) -> None:
         """End servers that were started here, and forget the weights."""
         if self._pool is not None:
-            self._wait(self._pool.close())
-        if self._loop is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-        self._pool = self._loop = self._thread = self._synced = None
+            self._loop.run(self._pool.close())
+        self._loop.close()
+        self._pool = self._synced = None
         self._folders.close()
 
     # weights -----------------------------------------------------------------------------------------------------
@@ -160,7 +148,7 @@ class VLLMServer(RolloutSource):
         if rank_and_world()[0] != 0:
             if self._pool is None:
                 self._connect(urls)
-            self._wait(self._checked_pool.sync(weights))
+            self._loop.run(self._checked_pool.sync(weights))
         self._synced = (weakref.ref(policy), version)
 
     def _hand_over(self, policy: Policy, version: int) -> tuple[list[str], Weights]:
@@ -171,8 +159,8 @@ class VLLMServer(RolloutSource):
         weights = Weights(folder, f"{self._run}-{version}-{folder.name}")
         pool, probe = self._checked_pool, Probe(policy, self.tolerance, self.dtype)
         try:
-            ready = self._wait(pool.sync(weights))
-            answers = [self._wait(probe.ask(server)) for server in ready]
+            ready = self._loop.run(pool.sync(weights))
+            answers = [self._loop.run(probe.ask(server)) for server in ready]
             probe.check([server.client.url for server in ready], answers)
         except (ServerError, UnsupportedError, BadReplyError, UserError) as error:
             for server in pool.servers:
@@ -259,7 +247,7 @@ class VLLMServer(RolloutSource):
             return to_rollouts(answers, row, numbers, sampling, version, policy)
 
         done: queue.SimpleQueue[tuple[int, list[Rollout]] | None] = queue.SimpleQueue()
-        future = asyncio.run_coroutine_threadsafe(self._all(rows, ask, done), self._running_loop)
+        future = self._loop.submit(self._all(rows, ask, done))
         try:
             while (item := done.get()) is not None:
                 yield item
@@ -297,23 +285,17 @@ class VLLMServer(RolloutSource):
 
     def _add_local(self, policy: Policy) -> None:
         """The servers that are ours; they start when they are first needed."""
+        host, device, dtype = self.local_servers.host, policy.device.type, str(policy.model.dtype)[6:]
         for number in range(self.count if self.urls is None else 0):
-            port = free_port(self.host)
-            start = functools.partial(self._start, port, number, policy.device.type, str(policy.model.dtype)[6:])
-            self._checked_pool.servers.append(Server(self._client(f"http://{self.host}:{port}"), start))
+            port = free_port(host)
+            start = functools.partial(self._start, port, number, device, dtype)
+            self._checked_pool.servers.append(Server(self._client(f"http://{host}:{port}"), start))
 
     def _start(self, port: int, number: int, device: str, dtype: str, folder: Path) -> LocalServer:
-        options = {**DEFAULTS, "dtype": self.dtype or dtype}
-        environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        if device == "cpu":
-            options |= CPU_DEFAULTS
-            environment |= CPU_ENVIRONMENT
-        if self._longest:
-            options["max_model_len"] = max(self._longest, LENGTH)
-        if self.gpus is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = self.gpus[number]
-        line = command(self.python, folder, self.host, port, options | self.options)
-        return LocalServer(line, environment | self.environment, remove=self._folders.root)
+        return self.local_servers.start(
+            folder, port=port, number=number, device=device, dtype=dtype, longest=self._longest,
+            remove=self._folders.root,
+        )  # fmt: skip
 
     async def _reach(self) -> None:
         pool = self._checked_pool
@@ -325,51 +307,13 @@ class VLLMServer(RolloutSource):
                 fix="start the servers first, or leave urls out: one is started here",
             )
 
-    # the event loop ----------------------------------------------------------------------------------------------
-
     @property
     def _checked_pool(self) -> Pool:
         assert self._pool is not None
         return self._pool
-
-    @property
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        """A thread of its own: the caller's may have a loop already (a notebook)."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
-            self._thread.start()
-        return self._loop
-
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._running_loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
 
 
 _FIX = (
     "vLLM started with VLLM_SERVER_DEV_MODE=1 and --logprobs-mode processed_logprobs; or leave urls out: one is "
     "started here"
 )
-
-
-def _check_installed(python: str) -> None:
-    """vLLM can be imported by that interpreter."""
-    if python == sys.executable:
-        found = importlib.util.find_spec("vllm") is not None
-    else:
-        code = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
-        try:
-            found = subprocess.run([python, "-c", code], check=False, capture_output=True).returncode == 0
-        except OSError as error:
-            raise UserError("data.rollouts.python", f"{python!r} cannot be run: {error.strerror}") from error
-    if not found:
-        raise UserError(
-            "data.rollouts",
-            f"vLLM is not installed for {python}",
-            fix="pip install 'gspo_lightning[vllm]'; name the interpreter that has it in data.rollouts.python; or give "
-            "data.rollouts.urls of servers that run",
-        )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from transformers import (
 )
 from transformers.models.llama import modeling_llama
 
+import gspo_lightning
 from gspo_lightning.policy.attention import cache as caches
 from gspo_lightning.policy.lora import LoRA, add_adapters
 from gspo_lightning.policy.policy import Policy
@@ -262,7 +265,7 @@ def test_other_families_and_sizes_are_asked_themselves(monkeypatch: pytest.Monke
     policy = build(FAMILIES["llama"]())
     with torch.autocast("cpu", torch.bfloat16):
         assert SharedDecoder(policy).stack is None
-    monkeypatch.setattr(lean, "LARGEST", sum(p.nbytes for p in policy.parameters()) // 2)
+    monkeypatch.setattr(lean, "LARGEST_COPY", sum(p.nbytes for p in policy.parameters()) // 2)
     assert SharedDecoder(policy).stack is None
 
 
@@ -284,3 +287,12 @@ def test_a_word_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="decode must be one of auto, model, got 'fast'"):
         GroupedSampler(decode="fast")  # type: ignore[arg-type]
     assert decoding.TOLERANCE < 1e-3
+
+
+def test_the_rest_of_the_package_knows_its_interface_only() -> None:
+    package = Path(gspo_lightning.__file__).parent
+    folder = package / "rollouts" / "sampler" / "lean"
+    outside = [f for f in package.rglob("*.py") if not f.is_relative_to(folder)]
+    assert not [f for f in outside if re.search(r"sampler\.lean\.\w", f.read_text(encoding="utf-8"))]
+    names = [n for f in outside for n in re.findall(r"sampler\.lean import (.+)", f.read_text(encoding="utf-8"))]
+    assert sorted(names) == ["LARGEST_COPY", "LeanStack"]

@@ -279,7 +279,7 @@ def test_responses_go_on_where_they_were_cut(toy: ToyServer, policy: Policy, pro
 def interpreter(tmp_path: Path) -> str:
     """Stands for one that has vLLM: whatever module it is told to run, it serves like the toy."""
     script = tmp_path / "python"
-    toy = Path(__file__).with_name("toy_server.py")
+    toy = Path(__file__).parents[1] / "toy_server.py"
     script.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 0\nshift 2\nexec {sys.executable} {toy} "$@"\n')
     script.chmod(0o755)
     return str(script)
@@ -304,7 +304,7 @@ def test_a_server_of_our_own_is_started_anew_and_ends_with_us(
         assert guard._descendants(server.process.process.pid) != guarded
         last = server.process.process.pid
         folder, log = source._folders.root, server.process.log
-    (kept,) = tmp_path.glob("gspo-vllm-*.log")  # of the one that was killed
+    (kept,) = tmp_path.glob("gspo-server-*.log")  # of the one that was killed
     assert kept != log
     assert not Path(f"/proc/{last}").exists() or guard._descendants(last) == []
     assert folder is not None
@@ -354,3 +354,9 @@ def test_a_notebooks_own_event_loop_does_not_disturb(toy: ToyServer, policy: Pol
 
     assert len(asyncio.run(cell())) == 12
     assert not [t for t in threading.enumerate() if t.name == "vllm" and t.is_alive()]
+
+
+def test_what_servers_share_knows_nothing_of_vllm() -> None:
+    for file in Path(guard.__file__).parent.glob("*.py"):
+        lines = file.read_text(encoding="utf-8").splitlines()
+        assert not [line for line in lines if "import" in line and "vllm" in line], file.name

@@ -20,9 +20,9 @@ from gspo_lightning.policy.attention import GroupCache, windows
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.sampler.lean.experts import LeanExperts
 
-__all__ = ["LeanStack"]
+__all__ = ["LARGEST_COPY", "LeanStack"]
 
-LARGEST = 256 << 20
+LARGEST_COPY = 256 << 20
 """Bytes of weights that are copied at most: larger models spend their time in products, and memory is short."""
 BLOCKED, BLOCK = 1 << 18, 256
 """Products of a few rows with more weights than that are faster in blocks of so many columns."""
@@ -130,10 +130,9 @@ class LeanStack:
 
 def _known(policy: Policy) -> bool:
     layers = getattr(policy.backbone, "layers", ())
-    sharded = policy.gathering is not None and policy.gathering.lockstep
     cpu = policy.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
     known = len(layers) > 0 and all(type(layer).__name__ in FAMILIES for layer in layers)
-    return cpu and known and not sharded and not windows(policy.backbone)
+    return cpu and known and not policy.in_lockstep and not windows(policy.backbone)
 
 
 def _plain(policy: Policy) -> bool:
@@ -148,7 +147,7 @@ def _plain(policy: Policy) -> bool:
         size += sum(w.nbytes for w in weights)
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
             return False
-    return size <= LARGEST
+    return size <= LARGEST_COPY
 
 
 def _linears(policy: Policy) -> Iterator[nn.Module]:

@@ -20,7 +20,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.answers import Answer
 from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
 
-__all__ = ["Inside", "Piece"]
+__all__ = ["InProcessEngine", "Piece"]
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this very process: weights are handed over by reference
@@ -47,7 +47,7 @@ class Piece:
     """Why it has ended; empty: it has not."""
 
 
-class Inside:
+class InProcessEngine:
     """One engine.
 
     Args:

@@ -1,0 +1,76 @@
+"""What a reward returned, as scores, or a message that names the reward and the sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import SupportsFloat, SupportsIndex
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
+
+__all__ = ["check_batch", "to_score"]
+
+
+def to_score(value: object, reward: str, sample_id: str) -> Score:
+    """What a reward returned, as a :class:`Score`.
+
+    >>> to_score(True, "Brevity", "7").reward
+    1.0
+
+    Raises:
+        UserError: not a number, not finite; it names the reward and the sample.
+    """
+    if value is None:
+        return Score.missing("the reward returned None")
+    if isinstance(value, Score):
+        if value.reward is None:
+            return Score.missing(value.detail)
+        return Score(_finite(value.reward, reward, sample_id), ScoreStatus(value.status), value.detail)
+    return Score(_finite(value, reward, sample_id))
+
+
+def check_batch(values: object, reward: str, samples: Sequence[Sample]) -> list[Score]:
+    """What ``score_batch`` returned, as scores.
+
+    Raises:
+        UserError: not one value per sample, or a value that is no reward.
+    """
+    first = samples[0].id if samples else "-"
+    if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__") or not hasattr(values, "__iter__"):
+        raise UserError(
+            f"rewards.{reward}", f"sample {first}: returned {_show(values)}; it must return a list, one value a sample"
+        )
+    found = list(values)
+    if len(found) != len(samples):
+        raise UserError(
+            f"rewards.{reward}",
+            f"returned {len(found)} values for {len(samples)} samples (the first is {first})",
+            fix="return exactly one value per completion, in order; None where there is no reward",
+        )
+    return [to_score(v, reward, s.id) for v, s in zip(found, samples, strict=True)]
+
+
+def _finite(value: object, reward: str, sample_id: str) -> float:
+    try:
+        if not isinstance(value, SupportsFloat | SupportsIndex):  # numpy and torch scalars are, text is not
+            raise TypeError
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise UserError(
+            f"rewards.{reward}",
+            f"sample {sample_id}: returned {_show(value)}, which is not a number",
+            fix="return a finite number, or None where there is no reward",
+        ) from error
+    if not math.isfinite(number):
+        raise UserError(
+            f"rewards.{reward}",
+            f"sample {sample_id}: returned {number}, but a reward must be finite",
+            fix="return a finite number, or None where there is no reward",
+        )
+    return number
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return f"{text[:77]}..." if len(text) > 80 else text
