@@ -92,7 +92,7 @@ def _dispatch(arguments: list[str]) -> int:
 
         check_files(arguments[1:])
     if name in TRAINING:
-        from gspo_lightning.commands.fit.cli import run
+        from gspo_lightning.commands.fit.command import run
 
         return run(arguments)
     if name == "compare":

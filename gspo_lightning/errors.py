@@ -1,4 +1,4 @@
-"""The error model, once (docs/architecture.md, "Errors").
+"""The error model, once.
 
 * The **user's** mistake raises :class:`UserError`: one message that names the field, the value, the rule and the
   fix. The command line prints it without a traceback and exits with code 2.

@@ -20,7 +20,10 @@ from typing import Any
 
 from gspo_lightning.errors import UserError, did_you_mean, place_of
 
-__all__ = ["KINDS", "base_class", "component", "components", "import_plugins", "plugin_files"]
+__all__ = [
+    "KINDS", "base_class", "check_plugin", "component", "components", "import_plugins", "parameters", "plugin_files",
+    "subclasses",
+]  # fmt: skip
 
 KINDS: dict[str, tuple[str, str]] = {
     "objectives": ("gspo_lightning.objectives", "Objective"),
@@ -60,7 +63,7 @@ def components(kind: str) -> dict[str, type[Any]]:
         UserError: two different classes carry one name.
     """
     found: dict[str, type[Any]] = {}
-    for cls in _subclasses(base_class(kind)):
+    for cls in subclasses(base_class(kind)):
         if inspect.isabstract(cls) or cls.__name__.startswith("_") or "<locals>" in cls.__qualname__:
             continue
         other = found.get(cls.__name__)
@@ -220,7 +223,8 @@ def _broken(what: str, error: BaseException) -> UserError:
     return UserError("plugins", f"{what} cannot be imported: {type(error).__name__}: {error}{at}", fix=fix)
 
 
-def _subclasses(base: type[Any]) -> Iterator[type[Any]]:
+def subclasses(base: type[Any]) -> Iterator[type[Any]]:
+    """Of any depth, the nearest first, each once."""
     seen: set[type[Any]] = set()
     stack: list[type[Any]] = list(base.__subclasses__())
     ordered: list[type[Any]] = []

@@ -86,10 +86,10 @@ def sharded_weights(checkpoint: Path) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict_loader import load
 
     known: dict[str, Any] = dict(FileSystemReader(checkpoint).read_metadata().state_dict_metadata)
-    room = next(name for name in ("state_dict", "model") if any(k.startswith(f"{name}.{PREFIX}") for k in known))
-    wanted = {k: v for k, v in known.items() if k.startswith(f"{room}.{PREFIX}")}
-    state = {k.removeprefix(f"{room}."): torch.empty(v.size, dtype=v.properties.dtype) for k, v in wanted.items()}
-    load({room: state}, checkpoint_id=checkpoint, no_dist=True)
+    part = next(name for name in ("state_dict", "model") if any(k.startswith(f"{name}.{PREFIX}") for k in known))
+    wanted = {k: v for k, v in known.items() if k.startswith(f"{part}.{PREFIX}")}
+    state = {k.removeprefix(f"{part}."): torch.empty(v.size, dtype=v.properties.dtype) for k, v in wanted.items()}
+    load({part: state}, checkpoint_id=checkpoint, no_dist=True)
     return state
 
 

@@ -54,15 +54,6 @@ def draw(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-# training reward and held-out accuracy -----------------------------------------------------------------------------
-
-
-# the small panels ------------------------------------------------------------------------------------------------
-
-
-# header and footer -----------------------------------------------------------------------------------------------
-
-
 def _draw_header(figure: Figure, lines: Sequence[Line], scale: float) -> None:
     runs = [line.run for line in lines]
     if len(runs) == 1:

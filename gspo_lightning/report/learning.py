@@ -22,11 +22,9 @@ from gspo_lightning.report.style import (
     window,
 )
 
-__all__ = ["ACCURACY", "MARKS", "REWARD"]
+__all__ = ["ACCURACY", "MARKS", "REWARD", "draw_learning"]
 
 REWARD, ACCURACY = "reward/mean", "val/accuracy"
-
-
 MARKS = 25
 """More evaluations than this are a line, without a mark on each."""
 

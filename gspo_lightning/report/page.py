@@ -10,10 +10,11 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.report.figure import draw
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.run import Run, labels
+from gspo_lightning.report.save import save
 from gspo_lightning.report.verdicts import verdicts
 from gspo_lightning.report.words import headline, table
 
-__all__ = ["PAGE", "PICTURE", "page", "write_report"]
+__all__ = ["PAGE", "PICTURE", "page", "read_runs", "write_report", "write_runs"]
 
 PICTURE, PAGE = "report.png", "report.md"
 
@@ -35,6 +36,11 @@ def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
 
 
 def read_runs(run_dirs: Sequence[Path]) -> list[Run]:
+    """Each folder once, with a label that tells it from the others.
+
+    Raises:
+        UserError: no folder, or one that is not a run.
+    """
     unique = list({Path(d).resolve(): Path(d) for d in run_dirs}.values())
     if not unique:
         raise UserError("gspo report", "no run folder given", fix="gspo report runs/NAME/version_0")
@@ -45,11 +51,10 @@ def read_runs(run_dirs: Sequence[Path]) -> list[Run]:
 
 
 def write_runs(runs: Sequence[Run], out: Path) -> Path:
+    """As :func:`write_report`, of runs that were read."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        unfinished = out / f".{PICTURE}.unfinished"
-        draw(runs).savefig(unfinished, format="png")
-        os.replace(unfinished, out / PICTURE)
+        save(draw(runs), out / PICTURE)
         unfinished = out / f".{PAGE}.unfinished"
         unfinished.write_text(page(runs), encoding="utf-8")
         os.replace(unfinished, out / PAGE)

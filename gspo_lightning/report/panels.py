@@ -22,7 +22,7 @@ from gspo_lightning.report.style import (
     window,
 )
 
-__all__ = ["EXTRA", "PANELS", "PLACES", "WIDE", "Panel"]
+__all__ = ["EXTRA", "PANELS", "PLACES", "WIDE", "Panel", "draw_panel"]
 
 WIDE = 30.0
 """Runs whose medians differ by more than this factor share a logarithmic axis: on a linear one the lower is a 0."""
@@ -48,8 +48,6 @@ PANELS = (
     Panel("response/terminated", "Responses that end by themselves", "fraction of responses", whole=True),
     Panel("reward/dead_groups", "Dead groups (all rewards equal)", "fraction of groups", whole=True),
 )
-
-
 EXTRA = (
     Panel("moe/changed_choices", "Expert choices changed per update", "fraction of (token, layer)"),
     Panel("moe/changed_over_iteration", "Expert choices changed per iteration", "fraction of (token, layer)"),
@@ -60,12 +58,12 @@ EXTRA = (
     Panel("noise/sampler_sequence_gap", "Sampler against trainer", "nats per token"),
 )
 """A fourth row: the first four of these that a run logs."""
-
-
 PLACES = ((0, 2), (0, 3), (1, 2), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3))
+"""Row and column of each panel."""
 
 
 def draw_panel(axes: Any, panel: Panel, lines: Sequence[Line]) -> None:
+    """The curve of every run that logs it; the others are named."""
     dress(axes, panel.title, panel.unit, lines)
     drawn = [(line, series) for line in lines if (series := line.run.get(panel.tag)) is not None]
     if not drawn:

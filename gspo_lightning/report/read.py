@@ -1,4 +1,4 @@
-"""A run read from its folder: event file, summary, config and alarms."""
+"""A run read from its folder: event files, summary, config and alarms, whatever a killed run has left of them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from gspo_lightning.report.run import Run, Series, number
 __all__ = ["ALARMS", "CONFIG", "EVENTS", "SEARCH_DEPTH", "SEARCH_FOLDERS", "SUMMARY", "read_run"]
 
 EVENTS, SUMMARY, CONFIG, ALARMS = "events.out.tfevents.", "summary.json", "config.yaml", "alarms.json"
-
-
 SEARCH_DEPTH, SEARCH_FOLDERS = 4, 2000
 """How far below a wrong folder run folders are looked for, in levels and in folders."""
 

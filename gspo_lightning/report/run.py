@@ -1,4 +1,4 @@
-"""Reads a run folder back: scalars, summary and config, whatever a killed run has left of them."""
+"""A run as a report knows it: curves, summary, config and alarms, and what can be said from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Run", "Series", "labels"]
+__all__ = ["Run", "Series", "labels", "number"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,16 @@ class Run:
         """The same for runs whose configs differ only in their seed and in where they write; empty without a config."""
         if not self.config:
             return ""
-        rooms = {k: {**v} if isinstance(v, dict) else v for k, v in self.config.items() if k != "seed_everything"}
-        for room, name in (("trainer", "default_root_dir"), ("trainer", "logger"), ("model", "seed"), ("data", "seed")):
-            if isinstance(inside := rooms.get(room), dict):
+        sections = {k: {**v} if isinstance(v, dict) else v for k, v in self.config.items() if k != "seed_everything"}
+        for section, name in (
+            ("trainer", "default_root_dir"),
+            ("trainer", "logger"),
+            ("model", "seed"),
+            ("data", "seed"),
+        ):
+            if isinstance(inside := sections.get(section), dict):
                 inside.pop(name, None)
-        return json.dumps(rooms, sort_keys=True, default=str)
+        return json.dumps(sections, sort_keys=True, default=str)
 
     @property
     def model(self) -> str:

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from gspo_lightning.report.run import Run, Series
 
 __all__ = [
+    "ALARM",
+    "COLOURS",
+    "FAINT",
+    "GREY",
+    "INK",
     "LEFT",
+    "MANY",
     "RIGHT",
     "Line",
     "draw_series",
@@ -26,6 +32,7 @@ __all__ = [
     "say_not_logged",
     "say_what_is_missing",
     "short",
+    "smooth",
     "style",
     "window",
 ]

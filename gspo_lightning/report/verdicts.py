@@ -13,21 +13,13 @@ __all__ = ["FALLEN", "LEARNED", "LOW_ENTROPY", "RESTLESS", "SPIKY", "TOKEN_LEVEL
 
 LEARNED = 0.02
 """A smaller change of the held-out accuracy is called none: it is one standard error of 512 prompts."""
-
-
 FALLEN = 0.05
 """A last accuracy this far below the best one is worth a sentence."""
-
-
 RESTLESS, SPIKY = 10.0, 20.0
 """Largest gradient norm over its median: above the first restless, above the second spikes. Healthy quickstarts: 3 to 9
 (GSPO and GRPO, seeds 1 to 3); the median is low where most of a batch is clipped or has nothing to teach."""
-
-
 TOKEN_LEVEL_CLIPS = 0.05
 """Above this fraction a token-level objective clips far more than in the paper (0.0013)."""
-
-
 LOW_ENTROPY = 0.01
 """Nats per token: below it nearly every token is certain."""
 

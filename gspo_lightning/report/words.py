@@ -1,4 +1,4 @@
-"""A run in words and numbers: the headline, the before/after table, and a verdict drawn from the curves."""
+"""A run in words and numbers: the headline and the before/after table, and how numbers are written in them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 
 from gspo_lightning.report.run import Run, number
 
-__all__ = ["headline", "plain", "table"]
+__all__ = ["arrow", "count", "headline", "known", "plain", "table", "two"]
 
 EXTRA_ROWS = {
     "update/relative_norm": "size of an update relative to the weights",
     "response/repetition": "repeated 4-grams",
 }
-EXTRA_ROOMS = ("moe/changed", "staleness/")
+EXTRA_PREFIXES = ("moe/changed", "staleness/")
 """Further rows of the table, for runs that log them: tags with their words, and every tag that begins like these."""
 
 
@@ -55,10 +55,12 @@ def headline(run: Run) -> str:
 
 
 def count(number: int, noun: str) -> str:
+    """``1 update``, ``2 updates``."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def two(value: float | None) -> str:
+    """Two decimals."""
     return "?" if value is None else f"{value:.2f}" if np.isfinite(value) else "not finite"
 
 
@@ -112,12 +114,12 @@ def _pass_tags(runs: Sequence[Run]) -> list[str]:
 def _extra_rows(runs: Sequence[Run]) -> dict[str, str]:
     logged = sorted({tag for run in runs for tag in run.scalars})
     named = {tag: words for tag, words in EXTRA_ROWS.items() if tag in logged}
-    return named | {tag: tag for tag in logged if tag.startswith(EXTRA_ROOMS)}
+    return named | {tag: tag for tag in logged if tag.startswith(EXTRA_PREFIXES)}
 
 
 def _statistic(run: Run, tag: str, reduce: Callable[..., float], summary: str = "") -> str:
     series = run.get(tag)
     if series is None:
-        known = number(run.summary.get(summary))
-        return "not logged" if known is None else plain(known)
+        written = number(run.summary.get(summary))
+        return "not logged" if written is None else plain(written)
     return plain(float(reduce(series.values)))

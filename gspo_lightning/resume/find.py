@@ -12,7 +12,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.resume.folders import METADATA, is_folder
 from gspo_lightning.resume.manifest import SUFFIX, damage, manifests
 
-__all__ = ["Found", "find_checkpoint", "newest_run", "read_checkpoint"]
+__all__ = ["Found", "find_checkpoint", "newest_run", "read_checkpoint", "unreadable"]
 
 LAST = "last.ckpt"
 """A link to the newest checkpoint of a run, for people; the search does not rely on it."""

@@ -21,8 +21,8 @@ def check_finite(checkpoint: Mapping[str, Any]) -> None:
     Raises:
         NonFiniteError: one is not.
     """
-    for room in ("state_dict", "current_model_state", "optimizer_states"):
-        for name, tensor in _tensors(checkpoint.get(room), room):
+    for part in ("state_dict", "current_model_state", "optimizer_states"):
+        for name, tensor in _tensors(checkpoint.get(part), part):
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 raise NonFiniteError(
                     f"{name} is not finite: nothing was saved, older checkpoints are good.\n"

@@ -11,9 +11,10 @@ from typing import Any
 
 from gspo_lightning.resume.files import sha256, write_text
 
-__all__ = ["Manifest", "damage", "manifest_path", "manifests"]
+__all__ = ["SUFFIX", "Manifest", "damage", "manifest_path", "manifests"]
 
 SUFFIX = ".manifest.json"
+"""What the name of a checkpoint gets."""
 
 
 @dataclass(frozen=True)

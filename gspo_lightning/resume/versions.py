@@ -1,4 +1,4 @@
-"""Versions of what a run depends on."""
+"""Versions of what a run depends on: configs, checkpoints and summaries name them, and a resume compares them."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Replay
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.prompts.specials import check_turn_end
+from gspo_lightning.strategies.base import has_whole_weights, sharding_of
 from gspo_lightning.strategies.checks import check_strategy
 from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.training.trainer_checks import check_trainer
@@ -122,7 +123,7 @@ def check_sampling(policy: Policy, sampling: SamplingParams) -> None:
 
 def _check_adapters(module: RunModule, trainer: Trainer) -> None:
     lora = module.settings.lora
-    if lora is not None and lora.base == "4bit" and "FSDP" in type(trainer.strategy).__name__:
+    if lora is not None and lora.base == "4bit" and sharding_of(trainer.strategy) is not None:
         raise UserError(
             "model.lora.base",
             "is 4bit, but packed weights are not numbers that can be cut into shards and put together again",
@@ -131,7 +132,8 @@ def _check_adapters(module: RunModule, trainer: Trainer) -> None:
 
 
 def _check_ahead(data: PromptDataModule, module: RunModule, trainer: Trainer) -> None:
-    if (strategy := type(trainer.strategy).__name__) not in ("SingleDeviceStrategy", "DDPStrategy"):
+    if not has_whole_weights(trainer.strategy):
+        strategy = type(trainer.strategy).__name__
         raise UserError(
             "data.max_staleness",
             f"is {data.settings.max_staleness}, but {strategy} has no whole copy of the weights to give",

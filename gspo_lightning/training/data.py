@@ -185,9 +185,7 @@ class PromptDataModule(LightningDataModule):
         self.partial: PartialRollouts | None = None
         self.iteration: Iteration | None = None
         """What makes the next rollout batch, once there is somebody who learns (:meth:`bind`)."""
-        self._prefetcher: RolloutPrefetcher[Sampled] | None = (
-            RolloutPrefetcher(max_staleness) if max_staleness else None
-        )
+        self._prefetcher = RolloutPrefetcher[Sampled](max_staleness) if max_staleness else None
         self._asking = threading.Lock()  # a source answers one question at a time
         self._runner: RewardRunner | None = None
         self._sets = PromptSets(

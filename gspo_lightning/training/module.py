@@ -35,7 +35,7 @@ from gspo_lightning.policy.lora import LoRA, frozen_norm
 from gspo_lightning.policy.routing import replay_word
 from gspo_lightning.policy.settings import DType, Layout, ModelSettings
 from gspo_lightning.resume import close_epoch, flush, reopen_epoch
-from gspo_lightning.strategies import FSDP2Strategy, FSDPStrategy
+from gspo_lightning.strategies.base import no_backward_sync, sharding_of
 from gspo_lightning.strategies.sharding import is_sharded, total_norm
 from gspo_lightning.training.build import build_optimizers, build_policy
 from gspo_lightning.training.checkpoint import RunRecord
@@ -47,7 +47,7 @@ from gspo_lightning.training.trainer_checks import check_accumulation, check_mea
 from gspo_lightning.types import MicroBatch, MiniBatch
 from gspo_lightning.update.clipping import clip_gradients
 from gspo_lightning.update.dump import make_dump
-from gspo_lightning.update.micro_batches import LossTerms, all_but_last_backward, backward_here, without_sync
+from gspo_lightning.update.micro_batches import LossTerms, all_but_last_backward, backward_here
 from gspo_lightning.update.nonfinite import NonFiniteGuard, OnNonFinite, check_weights
 from gspo_lightning.update.router_loss import changed_routes
 from gspo_lightning.update.schedules import step_plateaus
@@ -216,7 +216,8 @@ class GSPOModule(PolicyModule):
         self.meter.watch(self.policy)
         self.policy.register_forward_hook(self.guard.watch)
         self.base_norm = frozen_norm(self.policy) if settings.lora is not None else 0.0
-        shard = strategy.shard if isinstance(strategy, FSDPStrategy | FSDP2Strategy) else None
+        sharding = sharding_of(strategy)
+        shard = None if sharding is None else sharding.shard
         self.reference = ReferencePolicy(self.policy, shard) if self._keeps_reference else None
         if shard is not None:
             self.old_policy.shard(self.policy, shard)
@@ -281,12 +282,12 @@ class GSPOModule(PolicyModule):
         memory, terms, strategy = self.data.memory, self.terms(), self.trainer.strategy
         memory.packed, memory.sharded = self.policy.packed, is_sharded(self.policy)
 
+        without_sync = partial(no_backward_sync, strategy, self.policy)
+
         def backward(parts: list[MicroBatch]) -> tuple[Tensor, MetricSums]:
             optimizer.zero_grad(set_to_none=True)
             sums = self.meter.sums()
-            loss = all_but_last_backward(
-                parts, terms, sums, on_policy=update.on_policy, without_sync=lambda: without_sync(strategy, self.policy)
-            )
+            loss = all_but_last_backward(parts, terms, sums, on_policy=update.on_policy, without_sync=without_sync)
             here = strategy.model is self  # DDP reduces gradients in the backward pass that follows its forward
             return backward_here(loss) if here else loss, sums
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gspo_lightning.distributed import all_sum, largest, rank_and_world
 from gspo_lightning.metrics.sums import MetricSums
@@ -16,12 +16,11 @@ from gspo_lightning.objectives import Objective
 from gspo_lightning.old_policy.base import OldPolicy
 from gspo_lightning.packing.batches import filler
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.strategies.sharding import without_sync as shards_without_sync
 from gspo_lightning.types import MicroBatch
 from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
 from gspo_lightning.update.router_loss import load_balance
 
-__all__ = ["LossTerms", "all_but_last_backward", "backward_here", "without_sync"]
+__all__ = ["LossTerms", "all_but_last_backward", "backward_here"]
 
 
 def _no_segments(_: MicroBatch) -> None:
@@ -104,20 +103,3 @@ def backward_here(loss: Tensor) -> Tensor:
     with torch.autocast(loss.device.type, enabled=False):
         loss.backward()
     return loss.detach().requires_grad_()
-
-
-@contextmanager
-def without_sync(strategy: Any, policy: Policy) -> Iterator[None]:
-    """Gradients of a backward pass in here stay on this rank; they are reduced with the last one's."""
-    wrapped = strategy.model
-    if isinstance(wrapped, nn.parallel.DistributedDataParallel):
-        wrapped.require_backward_grad_sync = False
-        try:
-            yield
-        finally:
-            wrapped.require_backward_grad_sync = True
-    elif getattr(strategy, "reduces_each", False):
-        yield
-    else:
-        with shards_without_sync(policy):
-            yield

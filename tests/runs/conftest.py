@@ -8,7 +8,10 @@ import pytest
 
 from tests.runs import runs
 
-collect_ignore = ["graded.py"]  # a plug-in: doctest would import it a second time, under another name
+collect_ignore = [
+    "graded.py",  # a plug-in: doctest would import it a second time, under another name
+    "fixtures",  # made by older code
+]
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["tests.conftest", "gspo_lightning.commands.fit.cli", "tests.runs.processes"])
+SERVER.set_forkserver_preload(["tests.conftest", "gspo_lightning.commands.fit.command", "tests.runs.processes"])
 
 
 def in_processes(target: Callable[..., None], *arguments: object, count: int = 2) -> None:

@@ -11,8 +11,8 @@ from lightning.pytorch import Trainer
 
 from gspo_lightning.cli import main
 from gspo_lightning.errors import UserError
-from gspo_lightning.training.trainer_checks import iterations
 from gspo_lightning.strategies.checks import check_strategy
+from gspo_lightning.training.trainer_checks import iterations
 from tests.runs import runs
 
 

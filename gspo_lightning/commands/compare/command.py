@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,8 +15,10 @@ from gspo_lightning.commands.compare.rollouts import compare_rollouts
 from gspo_lightning.commands.compare.runs import Variant, run_once
 from gspo_lightning.commands.compare.stats import SEEDS_FOR_A_CLAIM
 from gspo_lightning.errors import UserError
+from gspo_lightning.registry import component
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.run import Run
+from gspo_lightning.report.save import save
 
 __all__ = ["main"]
 
@@ -44,29 +45,7 @@ def main(argv: Sequence[str], gspo: Callable[[list[str]], int]) -> int:
     Raises:
         UserError: fewer than two variants, variants of one name, no config, or a run that cannot be made.
     """
-    parser = argparse.ArgumentParser(
-        "gspo compare",
-        description="Several objectives, or any differences of a config, side by side.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--config", action="append", default=[], type=Path, metavar="FILE", help="as of gspo fit")
-    parser.add_argument("--objectives", default="", metavar="A,B,...", help="a variant for each")
-    parser.add_argument(
-        "--variant", action="append", default=[], metavar="NAME: ARGUMENTS", help="a variant by arguments of gspo fit"
-    )
-    parser.add_argument("--seeds", default="1,2,3", metavar="1,2,...", help="default: 1,2,3")
-    parser.add_argument(
-        "--rollouts",
-        type=Path,
-        metavar="RUN",
-        help="on the same recorded rollouts instead: a run with data.record_rollouts, or a file or folder of such rows",
-    )
-    parser.add_argument(
-        "--output", type=Path, default=Path("runs/compare"), metavar="DIR", help="default: runs/compare"
-    )
-    options, shared = parser.parse_known_args(list(argv))
+    options, shared = _parser().parse_known_args(list(argv))
     variants, seeds = _variants(options.objectives, options.variant), _seeds(options.seeds)
     if options.rollouts is not None and not options.config and (options.rollouts / "config.yaml").is_file():
         options.config = [options.rollouts / "config.yaml"]
@@ -97,6 +76,32 @@ def main(argv: Sequence[str], gspo: Callable[[list[str]], int]) -> int:
     return 0
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "gspo compare",
+        description="Several objectives, or any differences of a config, side by side.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", action="append", default=[], type=Path, metavar="FILE", help="as of gspo fit")
+    parser.add_argument("--objectives", default="", metavar="A,B,...", help="a variant for each")
+    parser.add_argument(
+        "--variant", action="append", default=[], metavar="NAME: ARGUMENTS", help="a variant by arguments of gspo fit"
+    )
+    parser.add_argument("--seeds", default="1,2,3", metavar="1,2,...", help="default: 1,2,3")
+    parser.add_argument(
+        "--rollouts",
+        type=Path,
+        metavar="RUN",
+        help="on the same recorded rollouts instead: a run with data.record_rollouts, or a file or folder of such rows",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/compare"), metavar="DIR", help="default: runs/compare"
+    )
+    return parser
+
+
 def _variants(objectives: str, described: Sequence[str]) -> list[Variant]:
     found = [Variant(name, (f"--model.objective={name}",)) for name in objectives.replace(" ", "").split(",") if name]
     for text in described:
@@ -116,8 +121,6 @@ def _seeds(text: str) -> list[int]:
 
 
 def _check(configs: Sequence[Path], variants: Sequence[Variant]) -> None:
-    from gspo_lightning.registry import component
-
     if not configs:
         raise UserError("--config", "is missing", fix="gspo compare --config configs/quickstart.yaml ...")
     for path in configs:
@@ -146,7 +149,5 @@ def _write(
     command += [f"--variant {shlex.quote(f'{v.name}: {shlex.join(v.arguments)}')}" for v in variants]
     seeds = ",".join(str(seed) for seed in next(iter(runs.values())))
     command += [f"--seeds {seeds}", *([shlex.join(shared)] if shared else [])]
-    unfinished = output / f".{PICTURE}.unfinished"
-    draw(runs).savefig(unfinished, format="png")
-    os.replace(unfinished, output / PICTURE)
+    save(draw(runs), output / PICTURE)
     (output / PAGE).write_text(page(runs, " ".join(command), PICTURE), encoding="utf-8")

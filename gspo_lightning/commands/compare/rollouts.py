@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from rich.console import Console
 
 from gspo_lightning.commands.compare.runs import Variant, run_once
 from gspo_lightning.errors import UserError
+from gspo_lightning.report.save import save
 from gspo_lightning.report.side_by_side.data import SideBySideData
 from gspo_lightning.report.side_by_side.figure import draw
 from gspo_lightning.report.side_by_side.page import page, summary_table
@@ -75,9 +75,7 @@ def compare_rollouts(
     found = SideBySideData.read(folder / FILE)
     command = ["gspo compare --rollouts", str(rollouts), *(f"--config {path}" for path in configs)]
     command += [f"--variant {shlex.quote(f'{v.name}: {shlex.join(v.arguments)}')}" for v in variants]
-    unfinished = output / f".{NAME}.png.unfinished"
-    draw(found).savefig(unfinished, format="png")
-    os.replace(unfinished, output / f"{NAME}.png")
+    save(draw(found), output / f"{NAME}.png")
     text = page(found, " ".join([*command, *([shlex.join(shared)] if shared else [])]), f"{NAME}.png")
     (output / f"{NAME}.md").write_text(text, encoding="utf-8")
     console = Console(highlight=False)

@@ -1,99 +1,20 @@
-"""``gspo doctor``: versions, devices, and self-tests: of the sandbox for programs, of how exact ratios are."""
+"""``gspo doctor``: a table for each check, and an exit code."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import os
-import platform
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from gspo_lightning.commands.doctor.checks import CHECKS
 from gspo_lightning.commands.doctor.finding import Finding
 from gspo_lightning.errors import UserError
-from gspo_lightning.sandbox.probe import INSTALL, choose, trials
 
-__all__ = ["CHECKS", "main"]
+__all__ = ["main"]
 
 _COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
-_PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "math-verify", "bitsandbytes")
-_LEAST = {"torch": (2, 10), "lightning": (2, 6), "transformers": (5, 16)}
-
-
-def versions() -> Iterator[Finding]:
-    """Python and the packages that matter, against what is supported."""
-    supported = sys.version_info >= (3, 11)
-    yield Finding(
-        "ok" if supported else "problem",
-        "python",
-        platform.python_version(),
-        "" if supported else "use Python 3.11 or newer",
-    )
-    for name in _PACKAGES:
-        try:
-            found = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            yield Finding("problem", name, "not installed", "pip install -c constraints.txt -e .")
-            continue
-        least = _LEAST.get(name, (0,))
-        recent = tuple(int(part) for part in found.split(".")[:2] if part.isdigit()) >= least
-        fix = "" if recent else f"install {name} {'.'.join(map(str, least))} or newer"
-        yield Finding("ok" if recent else "problem", name, found, fix)
-
-
-def devices() -> Iterator[Finding]:
-    """CPUs and accelerators."""
-    cpus = len(os.sched_getaffinity(0))
-    yield Finding("ok", "CPUs", str(cpus), "" if cpus > 1 else "rewards share the core with the trainer")
-    try:
-        import torch
-    except ImportError:  # said by the versions
-        return
-    count = torch.cuda.device_count()
-    if not count:
-        built = "built for CUDA" if torch.version.cuda else "a CPU build of torch"
-        yield Finding("note", "GPUs", f"none ({built})", "fine for the tiny models; train larger ones on a GPU")
-    for i in range(count):
-        properties = torch.cuda.get_device_properties(i)
-        memory = f"{properties.total_memory / 2**30:.0f} GiB"
-        yield Finding("ok", f"GPU {i}", f"{properties.name}, {memory}, bf16 {torch.cuda.is_bf16_supported()}")
-
-
-def sandbox() -> Iterator[Finding]:
-    """The isolation for model-written programs that is chosen, what it was seen to prevent, and what else was tried."""
-    try:
-        chosen = choose()
-    except UserError as error:
-        yield Finding("problem", "isolation", error.problem, error.fix or INSTALL)
-        chosen = None
-    for trial in trials():
-        name = f"{trial.kind}, {trial.python.executable}"
-        if chosen is not None and (trial.kind, trial.python) == (chosen.kind, chosen.python):
-            yield Finding("ok", name, f"chosen: {chosen.why}")
-            yield from (Finding("ok", f"  {probe.name}", probe.detail) for probe in trial.probes)
-        elif trial.works:
-            yield Finding("ok", name, "works, too")
-        else:
-            yield Finding("note", name, trial.reason, INSTALL if chosen is None else "none needed: there is another")
-
-
-def precision() -> Iterator[Finding]:
-    """Ratios of a tiny model to itself in every precision, against GSPO's clip range."""
-    from gspo_lightning.commands.doctor.precision import findings
-
-    return findings()
-
-
-CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {
-    "versions": versions,
-    "devices": devices,
-    "sandbox": sandbox,
-    "precision": precision,
-}
-"""Name -> check; each yields the lines of its table."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -6,50 +6,52 @@ Asked only where the parser has refused a config: its own complaint speaks of th
 from __future__ import annotations
 
 import collections.abc
-import dataclasses
 import difflib
 import importlib
-import inspect
-import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 
 from gspo_lightning import registry
+from gspo_lightning.commands.fit.arguments import Setting, shown
+from gspo_lightning.commands.fit.hints import (
+    WORDS,
+    base_of,
+    bases,
+    fits,
+    in_words,
+    is_many,
+    leaves,
+    members,
+    parameters,
+    plain,
+    takes_all,
+    word,
+)
 from gspo_lightning.errors import UserError, did_you_mean
 
-__all__ = ["Fields", "Setting", "shown"]
+__all__ = ["Fields"]
 
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
 _GIVEN = ("params", "optimizer")
 """Parameters that nobody writes into a config: what an optimizer or a scheduler is made for."""
 _MANY = 25
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """One flag (``keys`` as written, ``value`` its text), or a whole file (no keys)."""
-
-    keys: tuple[str, ...]
-    value: Any
-    flag: bool = True
 
 
 class Fields:
     """What may stand in a config.
 
     Args:
-        rooms: top-level words and their types: classes whose parameters are settings, or types of values.
+        sections: top-level words and their types: classes whose parameters are settings, or types of values.
         elsewhere: words of other frameworks -> what they are called here.
         defaults: field -> the class that is there unless a config says otherwise.
     """
 
     def __init__(
-        self, rooms: Mapping[str, Any], elsewhere: Mapping[str, str], defaults: Mapping[str, type[Any]]
+        self, sections: Mapping[str, Any], elsewhere: Mapping[str, str], defaults: Mapping[str, type[Any]]
     ) -> None:
-        self.rooms, self.elsewhere, self.defaults = dict(rooms), elsewhere, dict(defaults)
+        self.sections, self.elsewhere, self.defaults = dict(sections), elsewhere, dict(defaults)
         self.classes: dict[str, type[Any]] = {}
         """Field -> the class that the settings so far have put there."""
 
@@ -58,7 +60,7 @@ class Fields:
         self.classes = dict(self.defaults)
         for setting in settings:
             try:
-                self._group("", self.rooms, setting.keys, setting.value, setting.flag)
+                self._group("", self.sections, setting.keys, setting.value, setting.flag)
             except UserError as error:
                 return error
         return None
@@ -68,7 +70,7 @@ class Fields:
         return next((field for field, cls in self.classes.items() if cls.__name__ == name), None)
 
     def _group(self, path: str, hints: Mapping[str, Any], keys: Sequence[str], value: Any, flag: bool) -> None:
-        """Settings side by side: a room, the parameters of a class, the fields of a dataclass."""
+        """Settings side by side: a section, the parameters of a class, the fields of a dataclass."""
         if not keys:
             if value is None or isinstance(value, str):
                 return
@@ -83,26 +85,26 @@ class Fields:
         self._value(path + key, hints[key], keys[1:], value, flag)
 
     def _value(self, path: str, hint: Any, keys: Sequence[str], value: Any, flag: bool) -> None:
-        if path in self.rooms and isinstance(hint, type) and hint not in _WORDS:
-            self._group(f"{path}.", _parameters(hint), keys, value, flag)
+        if path in self.sections and isinstance(hint, type) and hint not in WORDS:
+            self._group(f"{path}.", parameters(hint), keys, value, flag)
             return
         loaded = _loaded(value) if flag else value
-        group = next((one for one in _members(hint) if _plain(one)), None)
+        group = next((one for one in members(hint) if plain(one)), None)
         if group is not None:
-            self._group(f"{path}.", _parameters(group), keys, loaded, flag)
+            self._group(f"{path}.", parameters(group), keys, loaded, flag)
             return
-        for one in _members(hint):
+        for one in members(hint):
             inside = typing.get_args(one)
-            if _is_many(one) and inside and _base(inside[-1]) is not None:
+            if is_many(one) and inside and base_of(inside[-1]) is not None:
                 self._many(path, one, inside[-1], keys, loaded, flag, hint)
                 return
-        base = next((b for one in _members(hint) if (b := _base(one)) is not None), None)
-        value_itself = not keys and not isinstance(loaded, Mapping) and any(_fits(one, loaded) for one in _leaves(hint))
+        base = next((b for one in members(hint) if (b := base_of(one)) is not None), None)
+        value_itself = not keys and not isinstance(loaded, Mapping) and any(fits(one, loaded) for one in leaves(hint))
         if base is not None and not value_itself:
             self._component(path, base, keys, loaded, flag)
             return
-        if not keys and not (_fits(hint, loaded) or _fits(hint, value)):
-            raise UserError(path, f"is {shown(loaded)}; it must be {_in_words(hint)}")
+        if not keys and not (fits(hint, loaded) or fits(hint, value)):
+            raise UserError(path, f"is {shown(loaded)}; it must be {in_words(hint)}")
 
     def _many(self, path: str, hint: Any, inner: Any, keys: Sequence[str], value: Any, flag: bool, whole: Any) -> None:
         """A list or mapping of components."""
@@ -119,8 +121,8 @@ class Fields:
         if not keys and isinstance(value, list):
             for i, one in enumerate(value):
                 self._value(f"{path}[{i}]", inner, (), one, False)
-        elif keys or isinstance(value, Mapping) or not any(_fits(one, value) for one in _leaves(whole)):
-            self._component(path, typing.cast(type[Any], _base(inner)), keys, value, flag)
+        elif keys or isinstance(value, Mapping) or not any(fits(one, value) for one in leaves(whole)):
+            self._component(path, typing.cast(type[Any], base_of(inner)), keys, value, flag)
 
     def _component(self, path: str, base: type[Any], keys: Sequence[str], value: Any, flag: bool) -> None:
         """A class by name, and its parameters."""
@@ -132,13 +134,13 @@ class Fields:
             if isinstance(name, str):
                 self.classes[path] = _class(path, base, name)
             elif name is not None:
-                raise UserError(path, f"is {shown(value)}; it must be the name of a {_word(base)}")
+                raise UserError(path, f"is {shown(value)}; it must be the name of a {word(base)}")
             if not isinstance(value, Mapping):
                 return
         cls = self.classes.get(path)
         hints = None
-        if cls is not None and not _takes_all(cls):
-            hints = {name: hint for name, hint in _parameters(cls).items() if name not in _GIVEN}
+        if cls is not None and not takes_all(cls):
+            hints = {name: hint for name, hint in parameters(cls).items() if name not in _GIVEN}
         if keys:
             if hints is not None and keys[0] not in ("class_path", "dict_kwargs"):
                 self._group(f"{path}.", hints, keys, value, flag)
@@ -171,24 +173,18 @@ class Fields:
     def _levels(self) -> dict[str, str]:
         """Every setting's last word -> the whole."""
         found: dict[str, str] = {}
-        for room, hint in self.rooms.items():
-            if isinstance(hint, type) and hint not in _WORDS:
-                for name, inner in _parameters(hint).items():
-                    found.setdefault(name, f"{room}.{name}")
-                    for one in _members(inner):
-                        if _plain(one):
-                            for deep in _parameters(one):
-                                found.setdefault(deep, f"{room}.{name}.{deep}")
+        for section, hint in self.sections.items():
+            if isinstance(hint, type) and hint not in WORDS:
+                for name, inner in parameters(hint).items():
+                    found.setdefault(name, f"{section}.{name}")
+                    for one in members(inner):
+                        if plain(one):
+                            for deep in parameters(one):
+                                found.setdefault(deep, f"{section}.{name}.{deep}")
         for field, cls in self.classes.items():
-            for name in _parameters(cls):
+            for name in parameters(cls):
                 found.setdefault(name, f"{field}.{name}")
         return found
-
-
-def shown(value: object) -> str:
-    """A value as a message shows it: never more than a line of it."""
-    text = repr(value)
-    return f"{text[:57]}..." if len(text) > 60 else text
 
 
 def _loaded(text: object) -> Any:
@@ -200,56 +196,13 @@ def _loaded(text: object) -> Any:
         return text
 
 
-def _members(hint: Any) -> Iterator[Any]:
-    """The alternatives of a type."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        for one in typing.get_args(hint):
-            yield from _members(one)
-    elif typing.get_origin(hint) is typing.Annotated:
-        yield from _members(typing.get_args(hint)[0])
-    else:
-        yield hint
-
-
-def _leaves(hint: Any) -> list[Any]:
-    return [one for one in _members(hint) if _base(one) is None]
-
-
-def _is_many(hint: Any) -> bool:
-    origin = typing.get_origin(hint)
-    return isinstance(origin, type) and issubclass(origin, collections.abc.Iterable) and origin is not str
-
-
-def _plain(cls: Any) -> bool:
-    """A dataclass that is no kind of component, so that its fields are settings."""
-    fields = isinstance(cls, type) and dataclasses.is_dataclass(cls)
-    return fields and not any(issubclass(cls, base) for base in _bases().values())
-
-
-def _bases() -> dict[str, type[Any]]:
-    return {kind: registry.base_class(kind) for kind in registry.KINDS}
-
-
-def _base(hint: Any) -> type[Any] | None:
-    """The class whose subclasses may be named here, if any."""
-    if typing.get_origin(hint) is collections.abc.Callable:
-        made = typing.get_args(hint)[-1]
-        hint = next(iter(_members(made)), None)
-    if not isinstance(hint, type) or hint in _WORDS or typing.get_origin(hint) is not None:
-        return None
-    component = hint.__module__.startswith(("gspo_lightning.", "lightning.", "torch.optim"))
-    if not component or dataclasses.is_dataclass(hint):
-        return hint if hint in _bases().values() else None
-    return hint
-
-
 def _class(path: str, base: type[Any], name: str) -> type[Any]:
     """A class by its name or path.
 
     Raises:
         UserError: none of that name.
     """
-    kind = next((kind for kind, one in _bases().items() if one is base), None)
+    kind = next((kind for kind, one in bases().items() if one is base), None)
     if kind is not None:
         known = registry.components(kind)
         short = name.rpartition(".")[2]
@@ -264,79 +217,9 @@ def _class(path: str, base: type[Any], name: str) -> type[Any]:
         found = None
     if isinstance(found, type):
         return found
-    public = {cls.__name__: cls for cls in registry._subclasses(base) if not cls.__name__.startswith("_")}
+    public = {cls.__name__: cls for cls in registry.subclasses(base) if not cls.__name__.startswith("_")}
     if name in public:
         return public[name]
     near = did_you_mean(last, public)
     hint = f"{near.partition('?')[0]}?" if near.startswith("did you mean") else "write its whole path: package.Class"
-    raise UserError(path, f"{shown(name)} is no {_word(base)} that can be found; {hint}")
-
-
-def _word(base: type[Any]) -> str:
-    return base.__name__.removeprefix("_").lower()
-
-
-def _parameters(cls: type[Any]) -> dict[str, Any]:
-    """Name -> type of what a class is made with."""
-    hints: dict[str, Any] = {}
-    for one in reversed(cls.__mro__):
-        for source in (one, one.__dict__.get("__init__")):
-            try:
-                hints |= typing.get_type_hints(source) if source is not None else {}
-            except Exception:  # a name that is imported for type checkers only
-                hints |= dict.fromkeys(getattr(source, "__annotations__", {}), Any)
-    return {parameter.name: hints.get(parameter.name, Any) for parameter in registry.parameters(cls)}
-
-
-def _takes_all(cls: type[Any]) -> bool:
-    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(cls).parameters.values())
-
-
-def _fits(hint: Any, value: Any) -> bool:
-    """Whether a value may be of a type; True where nobody can say."""
-    return any(_fits_one(one, value) for one in _members(hint))
-
-
-def _fits_one(hint: Any, value: Any) -> bool:
-    origin, inside = typing.get_origin(hint), typing.get_args(hint)
-    if hint is float:
-        return _is_number(value)
-    if hint in (int, bool, str, type(None)):
-        return type(value) is hint
-    if origin is typing.Literal:
-        return value in inside
-    if origin in (dict, collections.abc.Mapping):
-        return isinstance(value, Mapping) and all(_fits(inside[-1], one) for one in value.values())
-    if _is_many(hint):
-        return isinstance(value, list | tuple) and all(_fits(inside[0], one) for one in value) if inside else True
-    return getattr(hint, "__name__", "") != "Tensor"
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return not isinstance(value, bool)
-
-
-def _in_words(hint: Any) -> str:
-    names: list[str] = []
-    literals = [
-        str(word) for one in _members(hint) if typing.get_origin(one) is typing.Literal for word in one.__args__
-    ]
-    if literals:
-        names.append(f"one of {', '.join(dict.fromkeys(literals))}")
-    for one in _members(hint):
-        origin = typing.get_origin(one)
-        if origin is typing.Literal:
-            continue
-        if origin in (dict, collections.abc.Mapping):
-            names.append("a mapping")
-        elif _is_many(one):
-            names.append("a list")
-        elif one in _WORDS:
-            names.append(_WORDS[one])
-        elif isinstance(one, type):
-            names.append(f"a {_word(one)}")
-    return " or ".join(dict.fromkeys(names)) or "something else"
+    raise UserError(path, f"{shown(name)} is no {word(base)} that can be found; {hint}")

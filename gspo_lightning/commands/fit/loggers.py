@@ -1,4 +1,4 @@
-"""The loggers of a run that names none."""
+"""The loggers of a run: the one of its folder, and those that a config names."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from gspo_lightning.commands.fit.run_folder import DEFAULT_ROOT, run_name
+from gspo_lightning.commands.fit.defaults import DEFAULT_ROOT
+from gspo_lightning.commands.fit.run_folder import run_name
 from gspo_lightning.resume import Resumption
 
-__all__ = []
+__all__ = ["loggers_of"]
 
 
 def loggers_of(chosen: Any, config: Any, fit: bool, resumption: Resumption) -> Any:
@@ -21,8 +22,7 @@ def loggers_of(chosen: Any, config: Any, fit: bool, resumption: Resumption) -> A
         return sorted(theirs, key=lambda logger: not isinstance(logger, TensorBoardLogger))
     if not fit:
         return theirs or False
-    root, name = config.trainer.default_root_dir or DEFAULT_ROOT, run_name(config)
-    version = None
+    root, name, version = config.trainer.default_root_dir or DEFAULT_ROOT, run_name(config), None
     if (run := resumption.run) is not None:  # go on in the folder of the run
         root, name, version = str(run.parent.parent), run.parent.name, run.name
     purge = resumption.first_step if run is not None else None

@@ -9,7 +9,7 @@ import warnings
 
 from transformers.utils.logging import disable_progress_bar
 
-__all__ = []
+__all__ = ["quieten"]
 
 
 class _ToStderr(logging.Handler):

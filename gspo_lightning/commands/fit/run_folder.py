@@ -5,23 +5,28 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gspo_lightning.commands.fit.defaults import DEFAULT_ROOT
 from gspo_lightning.errors import UserError
 
-if TYPE_CHECKING:
-    pass
-
-
-__all__ = ["DEFAULT_ROOT", "check_writable", "run_name"]
-
-DEFAULT_ROOT = "runs"
+__all__ = ["check_writable", "root_of", "run_name", "runs_of"]
 
 
 def run_name(config: Any) -> str:
     """Runs are grouped under the stem of the first config file."""
     files = config.get("config") or []
     return Path(str(files[0])).stem if files else "run"
+
+
+def root_of(config: Any) -> Path:
+    """Where all runs are."""
+    return Path(config.trainer.default_root_dir or DEFAULT_ROOT)
+
+
+def runs_of(config: Any) -> Path:
+    """The folder of the runs of this config; each is a ``version_N`` in it."""
+    return root_of(config) / run_name(config)
 
 
 def check_writable(root: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from gspo_lightning.commands.fit.cli import TrainingCLI, run
+from gspo_lightning.commands.fit.cli import TrainingCLI
+from gspo_lightning.commands.fit.command import run
 from gspo_lightning.commands.plan.advice import options_that_fit
 from gspo_lightning.commands.plan.devices import CARDS, device_of
 from gspo_lightning.commands.plan.job import Job, job_of

@@ -19,9 +19,10 @@ from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.rollouts.sampler.lean import LARGEST_COPY
 from gspo_lightning.update.optimizers import FUSED
 
-__all__ = ["SAMPLING", "STEPPING", "TRAINING", "Memory", "counts_of", "memory_of", "optimizer_bytes"]
+__all__ = ["SAMPLING", "STEPPING", "TRAINING", "Memory", "counts_of", "kv_bytes", "memory_of", "optimizer_bytes"]
 
 SAMPLING, TRAINING, STEPPING = "sampling", "backward pass", "optimizer step"
+"""The moments of an iteration."""
 ADAM_LIKE = {"adam": 2, "adamw": 2, "nadam": 2, "radam": 2, "adamax": 2, "lion": 1, "rmsprop": 1, "adagrad": 1}
 """Class -> tensors of optimizer state per weight; 8-bit and paged forms by their names."""
 NF4 = 0.5 + 4 / 64

@@ -47,7 +47,6 @@ class Counts:
 
     total: int
     trainable: int
-    trainable_tensors: int
     small: int
     """Trainable parameters in tensors of fewer than 4,096 elements, whose 8-bit optimizer state is not 8-bit."""
     largest_layer: int
@@ -77,7 +76,6 @@ def count(model: PreTrainedModel) -> Counts:
     return Counts(
         total=total,
         trainable=sum(trained),
-        trainable_tensors=len(trained),
         small=sum(n for n in trained if n < 4096),
         largest_layer=max(per_layer),
         outside=total - sum(per_layer),

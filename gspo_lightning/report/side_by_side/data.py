@@ -31,8 +31,6 @@ MEASURES = (
     Measure("clip/tokens", "Clipped tokens", "fraction of tokens (0 not shown)", log=True),
     Measure("clip/sequences", "Clipped sequences", "fraction of sequences"),
 )
-
-
 DECIMALS = 7
 """In float32 the loss of advantages that cancel is about 1e-9."""
 

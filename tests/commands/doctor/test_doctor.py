@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from gspo_lightning.cli import main
-from gspo_lightning.commands.doctor import command as doctor
+from gspo_lightning.commands.doctor import checks
 from gspo_lightning.errors import UserError
 from gspo_lightning.sandbox import Interpreter, Kind, choose, probe
 
@@ -31,8 +31,8 @@ def test_without_a_sandbox_it_is_a_problem_that_names_probe_and_fix(
     def failed(wanted: str = "auto") -> Iterator[probe.Trial]:
         yield probe.Trial(Kind.BUBBLEWRAP, Interpreter.own(), (probe.Probe("start", False, "no namespaces"),))
 
-    monkeypatch.setattr(doctor, "choose", refused)
-    monkeypatch.setattr(doctor, "trials", failed)
+    monkeypatch.setattr(checks, "choose", refused)
+    monkeypatch.setattr(checks, "trials", failed)
     monkeypatch.setenv("COLUMNS", "400")
     assert main(["doctor", "sandbox"]) == 1
     shown = capsys.readouterr().out
@@ -43,9 +43,9 @@ def test_without_a_sandbox_it_is_a_problem_that_names_probe_and_fix(
 
 
 def test_an_old_or_missing_package_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_PACKAGES", ("torch", "no-such-package"))
-    monkeypatch.setattr(doctor, "_LEAST", {"torch": (99, 0)})
-    _, torch, missing = doctor.versions()
+    monkeypatch.setattr(checks, "PACKAGES", ("torch", "no-such-package"))
+    monkeypatch.setattr(checks, "LEAST", {"torch": (99, 0)})
+    _, torch, missing = checks.versions()
     assert (torch.state, torch.fix) == ("problem", "install torch 99.0 or newer")
     assert (missing.state, missing.found) == ("problem", "not installed")
 

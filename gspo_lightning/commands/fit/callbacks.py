@@ -1,0 +1,55 @@
+"""The callbacks of a command: those that a config names, and those that every run has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback, ProgressBar
+
+from gspo_lightning.callbacks import (
+    Collapse,
+    Dashboard,
+    Interrupts,
+    LastCheckpoint,
+    NewOptimizerSettings,
+    PredictionWriter,
+    RunProgress,
+    RunSummary,
+    adapted,
+)
+from gspo_lightning.resume import Resumption
+
+__all__ = ["callbacks_of", "listed"]
+
+
+def callbacks_of(
+    chosen: Mapping[str, Any], command: str, run: Path, resumption: Resumption, evaluates: bool
+) -> list[Callback]:
+    """What the user chose first; of ours, none of a class that is there already.
+
+    Args:
+        chosen: the trainer's settings, its callbacks made.
+        command: fit, validate, test or predict.
+        run: where predictions are written.
+        resumption: of the run.
+        evaluates: whether there are held-out prompts.
+    """
+    fit, given = command == "fit", listed(chosen.get("callbacks"))
+    own: list[Callback] = [PredictionWriter(run)] if command == "predict" else []
+    if fit:
+        own += [Collapse(), Dashboard(), RunSummary()]
+        own += [NewOptimizerSettings()] if resumption.optimizer_changed else []
+    if chosen.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in given):
+        own += [RunProgress()]
+    if fit:  # interrupts after what counts updates, checkpoints last: they hold what the others have counted
+        own += [Interrupts()]
+        own += [LastCheckpoint()] if chosen.get("enable_checkpointing") is not False else []
+    theirs = {type(c) for c in given}
+    return [*adapted(given, evaluates=evaluates), *(c for c in own if type(c) not in theirs)]
+
+
+def listed(chosen: Any) -> list[Any]:
+    """One, several or none, as Lightning takes them."""
+    return list(chosen) if isinstance(chosen, list | tuple) else [] if chosen is None else [chosen]

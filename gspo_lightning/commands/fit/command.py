@@ -1,0 +1,84 @@
+"""fit, validate, test and predict: a training command from its arguments to its exit code."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+from jsonargparse import ArgumentError
+
+from gspo_lightning.callbacks import Terminated
+from gspo_lightning.commands.fit.arguments import plugin_paths
+from gspo_lightning.commands.fit.cli import Parser, TrainingCLI
+from gspo_lightning.commands.fit.explain import explain
+from gspo_lightning.commands.fit.quiet import quieten
+from gspo_lightning.distributed import leaves_no_group
+from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.registry import import_plugins
+from gspo_lightning.resume.versions import versions
+from gspo_lightning.training.data import PromptDataModule
+from gspo_lightning.training.module import GSPOModule
+
+__all__ = ["run"]
+
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+"""What an operating system says when it cannot write."""
+
+
+def run(arguments: list[str], cli: type[TrainingCLI] = TrainingCLI) -> int:
+    """Parse and run a training command.
+
+    Args:
+        arguments: the command's name and what follows it.
+        cli: another one may do something else with the config.
+
+    Returns:
+        The exit code (see :func:`gspo_lightning.cli.main`).
+
+    Raises:
+        UserError: anything wrong with the arguments or the config.
+    """
+    quieten()
+    import_plugins(plugin_paths(arguments))
+    header = [f"{name} {version}" for name, version in versions().items()]  # of every saved config
+    parser = {"exit_on_error": False, "dump_header": header}
+    parsers = {name: dict(parser) for name in ("fit", "validate", "test", "predict")}
+    argv, sys.argv = sys.argv, [sys.argv[0], *arguments]  # what Lightning's launcher starts the other ranks with
+    try:
+        with leaves_no_group(of_many=False):  # the other ranks may be this script, with more to do together
+            cli(
+                GSPOModule,
+                PromptDataModule,
+                args=arguments,
+                seed_everything_default=1,
+                parser_kwargs={**parser, **parsers},
+                parser_class=Parser,
+                save_config_kwargs={"overwrite": True},
+                auto_configure_optimizers=False,
+            )
+    except UserError:
+        raise
+    except ArgumentError as error:
+        raise explain(error, arguments[1:]) from error
+    except ValueError as error:  # a constructor refused its arguments, wrapped by jsonargparse
+        if "Does not validate against" not in str(error):
+            raise
+        raise explain(error, arguments[1:]) from error
+    except SystemExit as error:
+        first = int(os.environ.get("LOCAL_RANK", "0")) == 0  # Lightning kills the first rank when another one fails
+        if isinstance(error, Terminated):
+            return int(error.code or 0) if first else 0
+        if isinstance(error.__context__, KeyboardInterrupt):  # Lightning turns Ctrl-C into exit(1)
+            return 130 if first else 0
+        return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    except OSError as error:
+        if error.errno not in DISK:
+            raise
+        raise InfrastructureError(
+            f"writing failed: {error.strerror}{f': {error.filename}' if error.filename else ''}; checkpoints that were "
+            f"finished are whole.\n  fix: make room (or the folder writable), then go on with --ckpt_path last"
+        ) from error
+    finally:
+        sys.argv = argv
+    return 0

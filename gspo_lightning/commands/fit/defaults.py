@@ -1,0 +1,27 @@
+"""What a config need not say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["DEFAULTS", "DEFAULT_CLASSES", "DEFAULT_ROOT"]
+
+DEFAULT_CLASSES = {
+    "model.old_policy": "gspo_lightning.old_policy.CachedLogProbs",
+    "data.advantages": "gspo_lightning.advantages.GroupNormalised",
+    "data.rollouts": "gspo_lightning.rollouts.GroupedSampler",
+}
+"""Field -> the component that is there unless a config says otherwise."""
+DEFAULT_ROOT = "runs"
+"""Folder of all run folders."""
+DEFAULTS: dict[str, Any] = {
+    **{field: {"class_path": path} for field, path in DEFAULT_CLASSES.items()},
+    "trainer.default_root_dir": DEFAULT_ROOT,
+    "trainer.gradient_clip_val": 1.0,
+    "trainer.num_sanity_val_steps": -1,  # the evaluation before the first update
+    "trainer.log_every_n_steps": 1,
+    "trainer.max_epochs": 100,
+    "trainer.accelerator": "auto",
+    "trainer.enable_model_summary": False,
+}
+"""Field -> value, where it is another one than Lightning's or none."""

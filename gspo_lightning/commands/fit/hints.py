@@ -1,0 +1,138 @@
+"""What the types of a signature allow, and how a message says it."""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gspo_lightning import registry
+
+__all__ = [
+    "WORDS", "base_of", "bases", "fits", "in_words", "is_many", "leaves", "members", "parameters", "plain", "takes_all",
+    "word",
+]  # fmt: skip
+
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+"""Types of plain values, as a message calls them."""
+
+
+def members(hint: Any) -> Iterator[Any]:
+    """The alternatives of a type."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        for one in typing.get_args(hint):
+            yield from members(one)
+    elif typing.get_origin(hint) is typing.Annotated:
+        yield from members(typing.get_args(hint)[0])
+    else:
+        yield hint
+
+
+def leaves(hint: Any) -> list[Any]:
+    """The alternatives that are no components."""
+    return [one for one in members(hint) if base_of(one) is None]
+
+
+def is_many(hint: Any) -> bool:
+    """Whether it is a list, a mapping or another collection."""
+    origin = typing.get_origin(hint)
+    return isinstance(origin, type) and issubclass(origin, collections.abc.Iterable) and origin is not str
+
+
+def plain(cls: Any) -> bool:
+    """A dataclass that is no kind of component, so that its fields are settings."""
+    fields = isinstance(cls, type) and dataclasses.is_dataclass(cls)
+    return fields and not any(issubclass(cls, base) for base in bases().values())
+
+
+def bases() -> dict[str, type[Any]]:
+    """Kind of component -> its base class."""
+    return {kind: registry.base_class(kind) for kind in registry.KINDS}
+
+
+def base_of(hint: Any) -> type[Any] | None:
+    """The class whose subclasses may be named here, if any."""
+    if typing.get_origin(hint) is collections.abc.Callable:
+        made = typing.get_args(hint)[-1]
+        hint = next(iter(members(made)), None)
+    if not isinstance(hint, type) or hint in WORDS or typing.get_origin(hint) is not None:
+        return None
+    component = hint.__module__.startswith(("gspo_lightning.", "lightning.", "torch.optim"))
+    if not component or dataclasses.is_dataclass(hint):
+        return hint if hint in bases().values() else None
+    return hint
+
+
+def word(base: type[Any]) -> str:
+    """A class as a message calls it."""
+    return base.__name__.removeprefix("_").lower()
+
+
+def parameters(cls: type[Any]) -> dict[str, Any]:
+    """Name -> type of what a class is made with."""
+    hints: dict[str, Any] = {}
+    for one in reversed(cls.__mro__):
+        for source in (one, one.__dict__.get("__init__")):
+            try:
+                hints |= typing.get_type_hints(source) if source is not None else {}
+            except Exception:  # a name that is imported for type checkers only
+                hints |= dict.fromkeys(getattr(source, "__annotations__", {}), Any)
+    return {parameter.name: hints.get(parameter.name, Any) for parameter in registry.parameters(cls)}
+
+
+def takes_all(cls: type[Any]) -> bool:
+    """Whether any parameter may be given to it."""
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(cls).parameters.values())
+
+
+def fits(hint: Any, value: Any) -> bool:
+    """Whether a value may be of a type; True where nobody can say."""
+    return any(_fits_one(one, value) for one in members(hint))
+
+
+def _fits_one(hint: Any, value: Any) -> bool:
+    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    if hint is float:
+        return _is_number(value)
+    if hint in (int, bool, str, type(None)):
+        return type(value) is hint
+    if origin is typing.Literal:
+        return value in inside
+    if origin in (dict, collections.abc.Mapping):
+        return isinstance(value, Mapping) and all(fits(inside[-1], one) for one in value.values())
+    if is_many(hint):
+        return isinstance(value, list | tuple) and all(fits(inside[0], one) for one in value) if inside else True
+    return getattr(hint, "__name__", "") != "Tensor"
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(value, bool)
+
+
+def in_words(hint: Any) -> str:
+    """What may be written there."""
+    names: list[str] = []
+    literals = [str(a) for one in members(hint) if typing.get_origin(one) is typing.Literal for a in one.__args__]
+    if literals:
+        names.append(f"one of {', '.join(dict.fromkeys(literals))}")
+    for one in members(hint):
+        origin = typing.get_origin(one)
+        if origin is typing.Literal:
+            continue
+        if origin in (dict, collections.abc.Mapping):
+            names.append("a mapping")
+        elif is_many(one):
+            names.append("a list")
+        elif one in WORDS:
+            names.append(WORDS[one])
+        elif isinstance(one, type):
+            names.append(f"a {word(one)}")
+    return " or ".join(dict.fromkeys(names)) or "something else"

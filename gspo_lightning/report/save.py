@@ -1,0 +1,17 @@
+"""A picture in a file, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+__all__ = ["save"]
+
+
+def save(figure: Figure, file: Path) -> None:
+    """Write a PNG beside the file, then swap it in: whoever looks at the old picture goes on looking at a picture."""
+    unfinished = file.with_name(f".{file.name}.unfinished")
+    figure.savefig(unfinished, format="png")
+    os.replace(unfinished, file)

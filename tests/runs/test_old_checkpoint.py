@@ -1,0 +1,97 @@
+"""A run that older code interrupted goes on with this one, bit for bit (fixtures/724d79e/README.md)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gspo_lightning.resume import manifest_path
+from tests.runs import runs
+
+MADE = Path(__file__).parent / "fixtures" / "724d79e"
+UPDATES = {"plain": 12, "snapshot": 16}
+ROUNDING = 1e-5
+"""Where torch or the instructions of the CPU are others than when the fixture was made."""
+
+
+def resumed(name: str, root: Path) -> Path:
+    shutil.copytree(MADE / name / "version_0", root / name / "version_0")
+    run = runs.fit(root, "--ckpt_path=last", config=MADE / f"{name}.yaml", small=False)
+    assert run.name == "version_0"
+    return run
+
+
+def difference(run: Path, name: str) -> tuple[float, float]:
+    """The largest one in weights, and in scalars of the updates since."""
+    now, then = runs.weights(run), torch.load(MADE / name / "final_weights.pt", weights_only=True)
+    before = expected(name)["scalars"]
+    after = {tag: [[step, value] for step, value in values if step > 6] for tag, values in runs.scalars(run).items()}
+    after = {tag: values for tag, values in after.items() if values}
+    assert before.keys() <= after.keys()  # more may be measured now
+    pairs = [pair for tag in before for pair in zip(before[tag], after[tag], strict=True)]
+    assert all(theirs[0] == ours[0] for theirs, ours in pairs)
+    return runs.largest_difference(now, then), max(abs(theirs[1] - ours[1]) for theirs, ours in pairs)
+
+
+def expected(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((MADE / name / "expected.json").read_text())
+    return content
+
+
+def same_machine(name: str) -> bool:
+    made = expected(name)["made_with"]
+    return made == {"torch": str(torch.__version__), "cpu": torch.backends.cpu.get_cpu_capability()}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_a_checkpoint_of_724d79e_goes_on_as_it_would_have_then(name: str, tmp_path: Path) -> None:
+    run = resumed(name, tmp_path)
+    assert runs.checkpoint(run)["global_step"] == UPDATES[name]
+    of_weights, of_scalars = difference(run, name)
+    allowed = 0.0 if same_machine(name) else ROUNDING
+    assert of_weights <= allowed
+    assert of_scalars <= allowed
+
+
+def without_the_buffer(checkpoint: dict[str, Any]) -> None:
+    loader = checkpoint["PromptDataModule"]["ranks"][0]
+    loader["trained"], loader["experience"]["mini_batches"] = 0, []
+
+
+def without_the_snapshot(checkpoint: dict[str, Any]) -> None:
+    weights = checkpoint["state_dict"]
+    for name in [name for name in weights if name.startswith("old_policy.snapshot.")]:
+        weights[name] = weights[name.replace("old_policy.snapshot.", "policy.")]
+
+
+def without_the_optimizers_moments(checkpoint: dict[str, Any]) -> None:
+    for state in checkpoint["optimizer_states"][0]["state"].values():
+        state["exp_avg"].zero_()
+
+
+@pytest.mark.parametrize(
+    ("name", "forget"),
+    [
+        ("plain", without_the_buffer),
+        ("plain", without_the_optimizers_moments),
+        ("snapshot", without_the_buffer),
+        ("snapshot", without_the_snapshot),
+    ],
+)
+def test_what_a_resume_forgets_shows(name: str, forget: Callable[[dict[str, Any]], None], tmp_path: Path) -> None:
+    """The comparison above can fail."""
+    run = Path(shutil.copytree(MADE / name / "version_0", tmp_path / name / "version_0"))
+    file = run / "checkpoints" / "step-00000006.ckpt"
+    checkpoint = torch.load(file, weights_only=True)
+    forget(checkpoint)
+    torch.save(checkpoint, file)
+    manifest_path(file).unlink()  # it would not be trusted
+    runs.fit(tmp_path, f"--ckpt_path={file}", config=MADE / f"{name}.yaml", small=False)
+    now, then = runs.weights(run), torch.load(MADE / name / "final_weights.pt", weights_only=True)
+    assert runs.largest_difference(now, then) > 10 * ROUNDING

@@ -1,0 +1,62 @@
+"""What the documents name is there: files, folders, modules, names, commands; the rooms are those of the package."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import pytest
+
+from gspo_lightning.cli import COMMANDS, TRAINING
+from tests import ROOT
+from tests.test_imports import FLOORS
+
+DOCUMENTS = sorted(
+    str(file.relative_to(ROOT)) for pattern in ("*.md", "docs/*.md", "benchmarks/*.md") for file in ROOT.glob(pattern)
+)
+CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
+PATH = re.compile(r"(?<![\w./~-])(?:gspo_lightning|tests|tools|configs|examples|experiments|benchmarks|docs)/[\w./-]*")
+DOTTED = re.compile(r"(?<![\w./-])gspo_lightning(?:\.[A-Za-z_]\w*)+")
+IMPORTED = re.compile(r"^from (gspo_lightning[\w.]*) import (.+)$", re.MULTILINE)
+TEST = re.compile(r"(?<![\w./])test_\w+(?![\w.])")
+COMMAND = re.compile(r"(?<![\w-])gspo ([a-z]+)\b")
+TESTS = {name for file in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", file.read_text())}
+
+
+def code(document: str) -> str:
+    """What stands in backticks, and in blocks."""
+    return "\n".join(CODE.findall((ROOT / document).read_text(encoding="utf-8")))
+
+
+def is_there(dotted: str) -> bool:
+    """A module, or a name in one."""
+    module, _, name = dotted.rpartition(".")
+    try:
+        importlib.import_module(dotted)
+    except ModuleNotFoundError:
+        try:
+            return hasattr(importlib.import_module(module), name)
+        except ModuleNotFoundError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_what_a_document_names_exists(document: str) -> None:
+    text = code(document)
+    paths = [path.rstrip(".") for path in PATH.findall(text)]
+    missing = [path for path in paths if not (ROOT / path).exists() and "STRATEGY" not in path]
+    missing += [dotted for dotted in DOTTED.findall(text) if not is_there(dotted)]
+    for module, names in IMPORTED.findall(text):
+        missing += [
+            f"{module}.{name}" for name in re.split(r"[,\s()]+", names) if name and not is_there(f"{module}.{name}")
+        ]
+    missing += [name for name in TEST.findall(text) if name not in TESTS]
+    missing += [f"gspo {name}" for name in COMMAND.findall(text) if name not in {**TRAINING, **COMMANDS}]
+    assert not missing, f"{document} names what is not there: {missing}"
+
+
+def test_the_list_of_rooms_is_that_of_the_package() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = [cell.rstrip("/").removesuffix(".py") for cell in re.findall(r"^\| `([\w/.]+)` \|", text, re.MULTILINE)]
+    assert listed == [room for room in FLOORS if room not in ("__main__", "__init__")]
