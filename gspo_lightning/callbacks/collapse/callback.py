@@ -21,6 +21,7 @@ from gspo_lightning.callbacks.folder import run_folder
 from gspo_lightning.errors import CollapseError, NonFiniteError, UserError, did_you_mean
 from gspo_lightning.resume import write_text
 from gspo_lightning.strategies.sharding import is_sharded
+from gspo_lightning.training.module import GSPOModule, learner
 
 __all__ = ["ALARMS", "Action", "Collapse"]
 
@@ -75,16 +76,16 @@ class Collapse(Callback):
         Raises:
             UserError: this run cannot be rolled back.
         """
-        self._folder = run_folder(trainer)
+        self._folder, module = run_folder(trainer), learner(pl_module)
         for signature in self.watch.signatures:
             if hasattr(signature, "prompts"):
-                signature.prompts = pl_module.data.prompts_per_rollout
-        pl_module.before_update.append(partial(self._look, trainer, pl_module))
+                signature.prompts = module.data.prompts_per_rollout
+        module.before_update.append(partial(self._look, trainer, module))
         if self.action == "rollback":
             if last_checkpoint(trainer) is None:
                 raise UserError("Collapse.action", "is 'rollback', but this run keeps no checkpoints", fix="use 'stop'")
-            pl_module.guard.choice = "skip"  # the weights will be put back: a NaN must not stop the run before that
-            pl_module.guard.max_skips += pl_module.data.updates_per_iteration * (self.max_rollbacks + 1)
+            module.guard.choice = "skip"  # the weights will be put back: a NaN must not stop the run before that
+            module.guard.max_skips += module.data.updates_per_iteration * (self.max_rollbacks + 1)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The weights have their final form now.
@@ -92,7 +93,7 @@ class Collapse(Callback):
         Raises:
             UserError: they are sharded, and the callback was to roll them back.
         """
-        if self.action == "rollback" and is_sharded(pl_module.policy):
+        if self.action == "rollback" and is_sharded(learner(pl_module).policy):
             raise UserError(
                 "Collapse.action",
                 "is 'rollback', but the weights are sharded",
@@ -106,20 +107,21 @@ class Collapse(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """At the end of an iteration: roll back if that is due, and remember whether a checkpoint of now is good."""
-        loader = pl_module.data.loader
+        module = learner(pl_module)
+        loader = module.data.loader
         if loader.trained < len(loader):
             return
         if self._due is not None:
-            self._go_back(trainer, pl_module, self._due)
+            self._go_back(trainer, module, self._due)
         if self.action == "rollback" and (keeper := last_checkpoint(trainer)) is not None:
             if self.watch.quiet:
                 self._quiet = [*self._quiet, trainer.global_step][-16:]
-            due = keeper.every_n_iterations * pl_module.data.updates_per_iteration
+            due = keeper.every_n_iterations * module.data.updates_per_iteration
             keeper.protected = set([step for step in self._quiet if step % due == 0][-1:])
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """A NaN that stops the run is an alarm, too; it was dumped already."""
-        if isinstance(exception, NonFiniteError) and pl_module.data.loader.iteration >= 0:
+        if isinstance(exception, NonFiniteError) and learner(pl_module).data.loader.iteration >= 0:
             update = trainer.global_step + 1
             kind, dumps = SIGNATURES["non_finite"], sorted((self._folder / "dumps").glob("*.pt"))
             what = str(exception).splitlines()[0]
@@ -142,7 +144,7 @@ class Collapse(Callback):
 
     # what it does ----------------------------------------------------------------------------------------------------
 
-    def _look(self, trainer: Trainer, module: Any, values: dict[str, float]) -> None:
+    def _look(self, trainer: Trainer, module: GSPOModule, values: dict[str, float]) -> None:
         """Before the optimizer steps: the weights are still those that the numbers are about."""
         update, loader = trainer.global_step + 1, module.data.loader
         look: Mapping[str, float] = values
@@ -159,7 +161,7 @@ class Collapse(Callback):
         if raised and self.action == "rollback" and self._due is None:
             self._due = self.alarms[-len(raised)]
 
-    def _dump(self, module: Any, values: Mapping[str, float]) -> str:
+    def _dump(self, module: GSPOModule, values: Mapping[str, float]) -> str:
         """The batch with the weights before the update; sharded weights are not gathered for it."""
         if self._dumps >= self.max_dumps or is_sharded(module.policy):
             return ""
@@ -178,7 +180,7 @@ class Collapse(Callback):
         batch = f"\n  batch: gspo replay {self._folder / alarm.dump}" if alarm.dump else ""
         _say(f"{_words(alarm)}\n  fix: {alarm.advice}{batch}")
 
-    def _go_back(self, trainer: Trainer, module: Any, alarm: Alarm) -> None:
+    def _go_back(self, trainer: Trainer, module: GSPOModule, alarm: Alarm) -> None:
         self._due = None
         if self.rollbacks >= self.max_rollbacks:
             raise _stopped(alarm, self._folder, f" after {self.rollbacks} rollbacks")

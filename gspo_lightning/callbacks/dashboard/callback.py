@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from gspo_lightning.callbacks.dashboard.layout import GUIDE, layout
 from gspo_lightning.metrics.sums import RATIO_EDGES
+from gspo_lightning.training.module import learner
 
 __all__ = ["Dashboard", "sample_table", "write_ratios"]
 
@@ -34,10 +35,11 @@ class Dashboard(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Arrange the tab "Custom Scalars" and say how to read it."""
-        data = pl_module.data
+        module = learner(pl_module)
+        data = module.data
         charts = layout(
-            routers=pl_module.policy.routing is not None,
-            reference=pl_module.reference is not None,
+            routers=module.policy.routing is not None,
+            reference=module.reference is not None,
             staleness=data.partial is not None or data.max_staleness > 0,
         )
         for writer in _writers(trainer):
@@ -46,11 +48,12 @@ class Dashboard(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Write under the number of updates so far."""
-        step, loader = trainer.global_step, pl_module.data.loader
+        module = learner(pl_module)
+        step, loader = trainer.global_step, module.data.loader
         first = loader.trained == 1
         for writer in _writers(trainer):
-            if pl_module.histogram_every and step % pl_module.histogram_every == 0:
-                for tag, counts in pl_module.meter.histograms.items():
+            if module.histogram_every and step % module.histogram_every == 0:
+                for tag, counts in module.meter.histograms.items():
                     write_ratios(writer, tag, counts, step)
             if first:
                 for tag, name in DISTRIBUTIONS.items():
