@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gspo_lightning.callbacks.folder import run_folder
+from gspo_lightning.callbacks.sink.sink import Sink
 from gspo_lightning.metrics.table import lookup
 from gspo_lightning.report.page import write_report
 from gspo_lightning.resume.versions import versions
@@ -28,7 +29,7 @@ class RunSummary(Callback):
 
     Args:
         examples: held-out prompts whose answers are shown, before and after.
-        report: also draw ``report.png``.
+        report: also draw ``report.png``, and show it to the loggers that can show pictures, as ``report``.
     """
 
     def __init__(self, examples: int = 3, report: bool = True) -> None:
@@ -73,6 +74,8 @@ class RunSummary(Callback):
         for logger in trainer.loggers:
             logger.save()
         picture = write_report([folder], folder) if self.report and any(folder.glob("events.*")) else None
+        if picture is not None:
+            Sink.of(trainer).picture("report", picture, trainer.global_step)
         show(summary, folder, picture)
 
     def _summary(self, trainer: Trainer, module: GSPOModule) -> dict[str, Any]:

@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gspo_lightning.callbacks.checkpoints import last_checkpoint
 from gspo_lightning.callbacks.collapse import SIGNATURES, Alarm, Signature, Watch
 from gspo_lightning.callbacks.collapse.rollback import good_checkpoint, roll_back
 from gspo_lightning.callbacks.folder import run_folder
+from gspo_lightning.callbacks.sink.sink import Sink
 from gspo_lightning.errors import CollapseError, NonFiniteError, UserError, did_you_mean
 from gspo_lightning.resume import write_text
 from gspo_lightning.strategies.sharding import is_sharded
@@ -226,13 +226,9 @@ def _stopped(alarm: Alarm, folder: Path, after: str = "") -> CollapseError:
 @rank_zero_only
 def _write(trainer: Trainer, folder: Path, alarms: Sequence[Alarm]) -> None:
     _write_file(folder, alarms)
-    lines = ["| signature | since update | recognised at | what | done | batch |", "|---|---|---|---|---|---|"]
-    for a in alarms:
-        what = a.what.replace("|", "\\|")
-        lines.append(f"| {a.signature} | {a.since} | {a.update} | {what} | {a.action} | `{a.dump or 'not written'}` |")
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            cast(Any, logger.experiment).add_text("alarms", "\n".join(lines), alarms[-1].update)
+    columns = ("signature", "since update", "recognised at", "what", "done", "batch")
+    rows = [[a.signature, str(a.since), str(a.update), a.what, a.action, a.dump or "not written"] for a in alarms]
+    Sink.of(trainer).table("alarms", columns, rows, alarms[-1].update, code=("batch",))
 
 
 def _write_file(folder: Path, alarms: Sequence[Alarm]) -> None:
