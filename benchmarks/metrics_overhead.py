@@ -23,7 +23,8 @@ from benchmarks.models import MODELS, build_model, word_tokenizer
 from benchmarks.ours import Ours
 from benchmarks.workloads import WORKLOADS, reward
 from gspo_lightning.callbacks.collapse import SIGNATURES, Watch
-from gspo_lightning.callbacks.dashboard.callback import write_ratios
+from gspo_lightning.callbacks.dashboard.callback import RATIO_BINS
+from gspo_lightning.callbacks.sink.outlets import write_counts
 from gspo_lightning.metrics.meter import UpdateMeter
 from gspo_lightning.metrics.responses import distribution_scalars, extremes, measure_distributions
 from gspo_lightning.metrics.rollouts import measure_rollouts
@@ -82,7 +83,8 @@ class Measured(Ours):
         for tag, value in values.items():
             self.writer.add_scalar(tag, value, self.done)
         for tag, counts in self.meter.histograms.items():
-            write_ratios(self.writer, tag, counts, self.done)
+            if any(counts):
+                write_counts(self.writer, tag, np.asarray(counts), RATIO_BINS, self.done)
 
     def _measure_rollouts(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         cpu = torch.device("cpu")

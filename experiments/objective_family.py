@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.callbacks import versions
 from gspo_lightning.cli import main as gspo
 from gspo_lightning.registry import components
+from gspo_lightning.resume.versions import versions
 
 EXTRA = {"DrGRPO": ["--model.objective.max_response_tokens=32"]}
 """Arguments without a default."""

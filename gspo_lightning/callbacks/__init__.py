@@ -11,10 +11,9 @@ from gspo_lightning.callbacks.predictions import PredictionWriter
 from gspo_lightning.callbacks.progress import RunProgress
 from gspo_lightning.callbacks.side_by_side import SideBySide
 from gspo_lightning.callbacks.summary import RunSummary, show_evaluation
-from gspo_lightning.resume.versions import versions
 
 __all__ = [
     "AtomicCheckpointIO", "AveragedWeights", "Collapse", "Dashboard", "Interrupts", "LastCheckpoint",
     "NewOptimizerSettings", "PredictionWriter", "RunProgress", "RunSummary", "SideBySide", "Terminated",
-    "adapted", "show_evaluation", "versions",
+    "adapted", "show_evaluation",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 
+from gspo_lightning.callbacks.learner import learner
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.averaging import Average
 from gspo_lightning.strategies.sharding import is_sharded
@@ -46,25 +47,28 @@ class AveragedWeights(Callback):
         Raises:
             UserError: the weights are sharded.
         """
-        if is_sharded(pl_module.policy):
+        module = learner(pl_module)
+        if is_sharded(module.policy):
             raise UserError(
                 "trainer.callbacks",
                 f"{type(self.chosen).__name__} needs whole weights, but this strategy spreads them over the ranks",
                 fix="use trainer.strategy: ddp, or leave it out",
             )
-        pl_module.average = Average(pl_module.policy, self.chosen._device, **self.chosen._kwargs)
-        if (checkpoint := pl_module.restored) is not None:
-            pl_module.average.load(checkpoint)
+        module.average = Average(module.policy, self.chosen._device, **self.chosen._kwargs)
+        if (checkpoint := module.restored) is not None:
+            module.average.load(checkpoint)
         elif trainer.ckpt_path is not None:
             log.info("the checkpoint holds no average of weights: it begins with the weights there")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Once per update, and once more where an iteration is over: before it is evaluated and saved."""
+        module, average = learner(pl_module), learner(pl_module).average
+        assert average is not None, "on_fit_start comes first"
         step, iteration = trainer.global_step, trainer.current_epoch
         if step > self._step and self.chosen.should_update(step_idx=step - 1):
-            pl_module.average.update()
+            average.update()
             self._step = step
-        over = pl_module.data.loader.spent and iteration > self._iteration
+        over = module.data.loader.spent and iteration > self._iteration
         if over and self.chosen.should_update(epoch_idx=iteration):
-            pl_module.average.update()
+            average.update()
             self._iteration = iteration

@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from gspo_lightning.callbacks.folder import evaluation_follows, run_folder
+from gspo_lightning.callbacks.learner import learner
 from gspo_lightning.errors import UserError
 from gspo_lightning.resume import (
     Manifest,
@@ -26,6 +27,7 @@ from gspo_lightning.resume import (
     sync_folder,
     unwritable,
 )
+from gspo_lightning.training.module import GSPOModule
 
 __all__ = ["AtomicCheckpointIO", "LastCheckpoint"]
 
@@ -126,19 +128,19 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Save when an iteration is over, unless it is evaluated first (the last one always may be)."""
         final = trainer.max_epochs == trainer.current_epoch + 1 and evaluation_follows(trainer, at_the_end=True)
-        if self._due(trainer, pl_module) and not evaluation_follows(trainer) and not final:
+        if self._due(trainer, learner(pl_module)) and not evaluation_follows(trainer) and not final:
             self.save(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save now that the evaluation of the iteration is over."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and self._due(trainer, pl_module):
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and self._due(trainer, learner(pl_module)):
             self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The last iteration always leaves a checkpoint."""
         self.save(trainer)
 
-    def _due(self, trainer: Trainer, module: LightningModule) -> bool:
+    def _due(self, trainer: Trainer, module: GSPOModule) -> bool:
         updates = module.data.settings.updates_per_iteration * self.every_n_iterations
         return trainer.global_step > 0 and trainer.global_step % updates == 0
 
@@ -147,7 +149,7 @@ class LastCheckpoint(Checkpoint):
         path = self._folder / f"step-{trainer.global_step:08d}.ckpt"
         if trainer.global_step == self._saved:
             return path
-        module = trainer.lightning_module
+        module = learner(trainer.lightning_module)
         score = {**module.evaluator.last, **module.last_update}.get(self.best_by)
         trainer.save_checkpoint(path, weights_only=False, storage_options={"score": score})
         self._saved = trainer.global_step

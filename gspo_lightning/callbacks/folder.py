@@ -6,6 +6,8 @@ from pathlib import Path
 
 from lightning.pytorch import Trainer
 
+from gspo_lightning.callbacks.learner import learner
+
 __all__ = ["evaluation_follows", "run_folder"]
 
 
@@ -20,6 +22,6 @@ def evaluation_follows(trainer: Trainer, *, at_the_end: bool = False) -> bool:
     A checkpoint waits for it: one from before it would resume without the evaluation.
     """
     every = 1 if at_the_end else trainer.check_val_every_n_epoch or 1
-    has_prompts = trainer.lightning_module.data.val is not None and trainer.enable_validation
+    has_prompts = learner(trainer.lightning_module).data.val is not None and trainer.enable_validation
     last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
     return has_prompts and last and (trainer.current_epoch + 1) % every == 0

@@ -9,7 +9,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm.auto import tqdm
 
-from gspo_lightning.training.trainer_checks import iterations
+from gspo_lightning.callbacks.learner import learner
+from gspo_lightning.training.module import GSPOModule
 
 __all__ = ["RunProgress"]
 
@@ -32,14 +33,15 @@ class RunProgress(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar where a resumed run stands."""
-        updates = pl_module.data.settings.updates_per_iteration
-        whole = iterations(trainer, updates)
+        module = learner(pl_module)
+        updates = module.data.settings.updates_per_iteration
+        whole = module.iterations
         total = None if whole is None else whole * updates
         if total is not None and trainer.max_steps >= 0:
             total = min(total, trainer.max_steps)
         interactive = sys.stderr.isatty()
         self._bar = tqdm(
-            total=total, initial=trainer.global_step, desc=type(pl_module.objective).__name__, unit="update",
+            total=total, initial=trainer.global_step, desc=type(module.objective).__name__, unit="update",
             disable=not self._enabled, dynamic_ncols=True, mininterval=0.2 if interactive else 5.0, leave=True,
         )  # fmt: skip
 
@@ -48,12 +50,12 @@ class RunProgress(ProgressBar):
         if self._bar is None:
             return
         self._bar.update(trainer.global_step - self._bar.n)
-        self._bar.set_postfix_str(describe(pl_module), refresh=False)
+        self._bar.set_postfix_str(describe(learner(pl_module)), refresh=False)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show a new held-out accuracy at once."""
         if self._bar is not None and not trainer.sanity_checking:
-            self._bar.set_postfix_str(describe(pl_module))
+            self._bar.set_postfix_str(describe(learner(pl_module)))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Close the bar."""
@@ -69,7 +71,7 @@ class RunProgress(ProgressBar):
             self._bar = None
 
 
-def describe(module: Any) -> str:
+def describe(module: GSPOModule) -> str:
     """``reward 0.91, held-out 0.87, clipped 41%, length 19.8`` from the latest numbers."""
     update, evaluation = module.last_update, module.evaluator.last
     parts = [f"reward {update['reward/mean']:.2f}"] if "reward/mean" in update else []

@@ -13,12 +13,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from gspo_lightning.callbacks.folder import run_folder
+from gspo_lightning.callbacks.learner import learner
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import UserError
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.metrics.update import update_scalars
 from gspo_lightning.objectives import Objective
 from gspo_lightning.policy.routing import Replay, replay_word
+from gspo_lightning.training.module import GSPOModule
 from gspo_lightning.types import MiniBatch
 from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
 
@@ -63,7 +65,7 @@ class SideBySide(Callback):
         """
         if rank_and_world()[1] > 1:
             raise UserError("trainer.devices", "SideBySide compares gradients in one process", fix="use one device")
-        routing = pl_module.policy.routing
+        routing = learner(pl_module).policy.routing
         if "R2" in self.replay.values() and (routing is None or routing.replay != "R2"):
             raise UserError("model.routing_replay", "is off, but an objective is to replay experts", fix="use R2")
         self._path = run_folder(trainer) / SIDE_BY_SIDE
@@ -75,12 +77,12 @@ class SideBySide(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: MiniBatch, batch_idx: int
     ) -> None:
         """Measure; gradients are gone afterwards, and the update follows the first objective's routing."""
-        found, gradients = {}, []
+        module, found, gradients = learner(pl_module), {}, []
         for name, objective in self.objectives.items():
-            self._route(pl_module, self.replay[name])
-            found[name], gradient = self._gradient(trainer, pl_module, objective, batch)
+            self._route(module, self.replay[name])
+            found[name], gradient = self._gradient(trainer, module, objective, batch)
             gradients.append(gradient)
-        self._route(pl_module, next(iter(self.replay.values())))
+        self._route(module, next(iter(self.replay.values())))
         row = {
             "update": trainer.global_step + 1,
             "iteration": batch.iteration,
@@ -96,14 +98,14 @@ class SideBySide(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """The next rollouts keep their experts again, where some objective replays them."""
         if "R2" in self.replay.values():
-            self._route(pl_module, "R2")
+            self._route(learner(pl_module), "R2")
 
-    def _route(self, module: LightningModule, word: Replay) -> None:
-        if "R2" in self.replay.values():
-            module.policy.routing = dataclasses.replace(module.policy.routing, replay=word)
+    def _route(self, module: GSPOModule, word: Replay) -> None:
+        if (routing := module.policy.routing) is not None and "R2" in self.replay.values():
+            module.policy.routing = dataclasses.replace(routing, replay=word)
 
     def _gradient(
-        self, trainer: Trainer, module: LightningModule, objective: Objective, batch: MiniBatch
+        self, trainer: Trainer, module: GSPOModule, objective: Objective, batch: MiniBatch
     ) -> tuple[dict[str, float], list[Tensor]]:
         """What is measured of an objective on a mini-batch, and its gradient, a tensor a parameter."""
         sums, on_policy = MetricSums("basic"), module.on_policy(batch)

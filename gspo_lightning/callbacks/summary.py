@@ -15,9 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from gspo_lightning.callbacks.folder import run_folder
+from gspo_lightning.callbacks.learner import learner
+from gspo_lightning.callbacks.sink.sink import Sink
 from gspo_lightning.metrics.table import lookup
 from gspo_lightning.report.page import write_report
 from gspo_lightning.resume.versions import versions
+from gspo_lightning.training.module import GSPOModule
 
 __all__ = ["RunSummary", "show_evaluation"]
 
@@ -27,7 +30,7 @@ class RunSummary(Callback):
 
     Args:
         examples: held-out prompts whose answers are shown, before and after.
-        report: also draw ``report.png``.
+        report: also draw ``report.png``, and show it to the loggers that can show pictures, as ``report``.
     """
 
     def __init__(self, examples: int = 3, report: bool = True) -> None:
@@ -48,35 +51,39 @@ class RunSummary(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the first evaluation: it is the one before the first update."""
         if trainer.state.fn == "fit" and not self._before:
-            self._before = {"accuracy": pl_module.evaluator.last.get("val/accuracy"), "answers": _answers(pl_module)}
+            module = learner(pl_module)
+            self._before = {"accuracy": module.evaluator.last.get("val/accuracy"), "answers": _answers(module)}
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Remember how many tokens were clipped."""
-        if (value := pl_module.last_update.get("clip/tokens")) is not None:
+        if (value := learner(pl_module).last_update.get("clip/tokens")) is not None:
             self._clipped.append(value)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The accuracy after training is the final policy's, whatever the interval between evaluations."""
+        module = learner(pl_module)
         if (
-            pl_module.data.val is not None
-            and pl_module.evaluator.history[-1:] != []
-            and (pl_module.evaluator.history[-1][0] != trainer.global_step)
+            module.data.val is not None
+            and module.evaluator.history
+            and module.evaluator.history[-1][0] != trainer.global_step
         ):
-            pl_module.evaluate()
+            module.evaluate()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write and show the summary."""
         folder = run_folder(trainer)
         if not trainer.is_global_zero:
             return
-        summary = self._summary(trainer, pl_module)
+        summary = self._summary(trainer, learner(pl_module))
         write_json(folder / "summary.json", summary)
         for logger in trainer.loggers:
             logger.save()
         picture = write_report([folder], folder) if self.report and any(folder.glob("events.*")) else None
+        if picture is not None:
+            Sink.of(trainer).picture("report", picture, trainer.global_step)
         show(summary, folder, picture)
 
-    def _summary(self, trainer: Trainer, module: LightningModule) -> dict[str, Any]:
+    def _summary(self, trainer: Trainer, module: GSPOModule) -> dict[str, Any]:
         after = _answers(module)
         examples = [
             {
@@ -108,7 +115,7 @@ class RunSummary(Callback):
         }
 
 
-def _answers(module: LightningModule) -> dict[str, dict[str, str]]:
+def _answers(module: GSPOModule) -> dict[str, dict[str, str]]:
     return {
         r.prompt.text: {"completion": r.transcript, "answer": str(r.prompt.columns.get("answer", ""))}
         for r in module.evaluator.examples[:16]

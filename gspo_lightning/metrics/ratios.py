@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gspo_lightning.metrics.sums import RATIO_EDGES
+from gspo_lightning.metrics.sums import RATIO_EDGES, percentile
 
 __all__ = ["HISTOGRAMS", "by_mini_batch", "ratio_counts", "ratio_histograms", "ratio_scalars"]
 
@@ -77,7 +77,7 @@ def ratio_scalars(vectors: Mapping[str, Sequence[float]]) -> dict[str, float]:
         everything = [sum(bin_) for bin_ in zip(*parts.values(), strict=True)]
         for name, counts in (("", everything), ("positive_", parts["positive"]), ("negative_", parts["negative"])):
             for share in shares if sum(counts) else ():
-                scalars[f"ratio/log_{level}_{name}p{share:02d}"] = _percentile(counts, share / 100)
+                scalars[f"ratio/log_{level}_{name}p{share:02d}"] = percentile(counts, share / 100)
     return scalars
 
 
@@ -88,14 +88,3 @@ def by_mini_batch(scalars: Mapping[str, float], place: int) -> dict[str, float]:
 
 def _by_sign(counts: Sequence[float]) -> dict[str, Sequence[float]]:
     return {sign: counts[i * BINS : (i + 1) * BINS] for i, sign in enumerate(SIGNS)}
-
-
-def _percentile(counts: Sequence[float], share: float) -> float:
-    """The edge nearer to 0 of the bin that holds it, so never overstated."""
-    wanted, running = share * sum(counts), 0.0
-    for i, count in enumerate(counts):
-        running += count
-        if count and running >= wanted:
-            edges = RATIO_EDGES[max(i - 1, 0)], RATIO_EDGES[min(i, RATIO_EDGES.numel() - 1)]
-            return float(min(edges, key=abs))
-    raise ValueError("an empty histogram has no percentiles")

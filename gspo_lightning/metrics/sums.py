@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gspo_lightning.distributed import all_max, all_sum
 
-__all__ = ["RATIO_EDGES", "Level", "MetricSums", "ratio_histogram", "ratio_percentiles"]
+__all__ = ["RATIO_EDGES", "Level", "MetricSums", "percentile", "ratio_histogram", "ratio_percentiles"]
 
 Level = Literal["full", "basic", "off"]
 """How much is measured: see :class:`gspo_lightning.metrics.meter.UpdateMeter`."""
@@ -27,18 +27,26 @@ def ratio_histogram(log_ratios: Tensor) -> Tensor:
     return torch.bincount(bins, minlength=edges.numel() + 1).double()
 
 
-def ratio_percentiles(counts: Sequence[float]) -> dict[str, float]:
-    """5th and 95th percentile of log s_i from a histogram: the bin's edge nearer to 0, so never overstated."""
-    total, running = sum(counts), 0.0
-    found: dict[str, float] = {}
+def percentile(counts: Sequence[float], share: float) -> float:
+    """Of log-ratios, from their histogram: the edge nearer to 0 of the bin that holds it, so never overstated.
+
+    Args:
+        counts: of :func:`ratio_histogram`, not all 0.
+        share: in (0, 1): 0.05 is the 5th percentile.
+    """
+    wanted, running = share * sum(counts), 0.0
     for i, count in enumerate(counts):
-        before, running = running, running + count
-        low, high = RATIO_EDGES[max(i - 1, 0)], RATIO_EDGES[min(i, RATIO_EDGES.numel() - 1)]
-        nearer = float(min(low, high, key=abs))
-        for name, share in (("ratio/log_sequence_p05", 0.05), ("ratio/log_sequence_p95", 0.95)):
-            if total and before < share * total <= running:
-                found[name] = nearer
-    return {"ratio/log_sequence_p05": 0.0, "ratio/log_sequence_p95": 0.0} | found
+        running += count
+        if count and running >= wanted:
+            edges = RATIO_EDGES[max(i - 1, 0)], RATIO_EDGES[min(i, RATIO_EDGES.numel() - 1)]
+            return float(min(edges, key=abs))
+    raise ValueError("an empty histogram has no percentiles")
+
+
+def ratio_percentiles(counts: Sequence[float]) -> dict[str, float]:
+    """5th and 95th percentile of log s_i from its histogram, under their tags; 0 where there are no sequences."""
+    shares = {"ratio/log_sequence_p05": 0.05, "ratio/log_sequence_p95": 0.95}
+    return {tag: percentile(counts, share) if any(counts) else 0.0 for tag, share in shares.items()}
 
 
 NEEDED = {"loss", "sampler_logprob_gap_squared", "sampler_sequence_gap_squared"}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from gspo_lightning.callbacks.dashboard import layout as dashboard_layout
+from gspo_lightning.commands.fit import cli
 from gspo_lightning.metrics import table
 from tests.runs import runs
 
@@ -94,3 +98,27 @@ def test_text_says_how_to_read_and_shows_the_extremes(reader: EventAccumulator) 
     for shown_as in ("sample", "largest advantage", "smallest advantage", "longest", "most repetitive"):
         assert f"| {shown_as} |" in samples
     assert samples.count("| 1 |") > 6, "nearly all answers are right at the end"
+
+
+def test_the_picture_of_the_run_is_there_at_the_end(quickstart: Path, reader: EventAccumulator) -> None:
+    (picture,) = reader.Images("report")
+    assert picture.step == 80
+    header = (quickstart / "report.png").read_bytes()[16:24]  # IHDR: width and height
+    assert (picture.width, picture.height) == (int.from_bytes(header[:4]), int.from_bytes(header[4:]))
+
+
+def test_a_logger_that_knows_numbers_only_gets_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_csv(*_: Any) -> CSVLogger:
+        return CSVLogger(tmp_path, name="quickstart")
+
+    monkeypatch.setattr(cli, "loggers_of", only_csv)
+    run = runs.fit(tmp_path, *runs.UNTAUGHT)
+    assert not list(run.glob("events.*"))
+    with open(run / "metrics.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    updates = [row for row in rows if row["reward/mean"]]
+    assert [int(row["step"]) for row in updates] == [1, 2, 3, 4]
+    for tag in ("loss", "ratio/log_sequence_p95", "response/length_p50", "collapse/alarms"):
+        assert all(row[tag] for row in updates), tag
+    assert any(row["val/accuracy"] for row in rows)
+    assert runs.summary(run)["updates"] == 4

@@ -8,19 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gspo_lightning.callbacks.checkpoints import last_checkpoint
 from gspo_lightning.callbacks.collapse import SIGNATURES, Alarm, Signature, Watch
 from gspo_lightning.callbacks.collapse.rollback import good_checkpoint, roll_back
 from gspo_lightning.callbacks.folder import run_folder
+from gspo_lightning.callbacks.learner import learner
+from gspo_lightning.callbacks.sink.sink import Sink
 from gspo_lightning.errors import CollapseError, NonFiniteError, UserError, did_you_mean
 from gspo_lightning.resume import write_text
 from gspo_lightning.strategies.sharding import is_sharded
+from gspo_lightning.training.module import GSPOModule
 
 __all__ = ["ALARMS", "Action", "Collapse"]
 
@@ -75,16 +77,16 @@ class Collapse(Callback):
         Raises:
             UserError: this run cannot be rolled back.
         """
-        self._folder = run_folder(trainer)
+        self._folder, module = run_folder(trainer), learner(pl_module)
         for signature in self.watch.signatures:
             if hasattr(signature, "prompts"):
-                signature.prompts = pl_module.data.settings.prompts_per_rollout
-        pl_module.before_update.append(partial(self._look, trainer, pl_module))
+                signature.prompts = module.data.settings.prompts_per_rollout
+        module.before_update.append(partial(self._look, trainer, module))
         if self.action == "rollback":
             if last_checkpoint(trainer) is None:
                 raise UserError("Collapse.action", "is 'rollback', but this run keeps no checkpoints", fix="use 'stop'")
-            pl_module.guard.choice = "skip"  # the weights will be put back: a NaN must not stop the run before that
-            pl_module.guard.max_skips += pl_module.data.settings.updates_per_iteration * (self.max_rollbacks + 1)
+            module.guard.choice = "skip"  # the weights will be put back: a NaN must not stop the run before that
+            module.guard.max_skips += module.data.settings.updates_per_iteration * (self.max_rollbacks + 1)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The weights have their final form now.
@@ -92,7 +94,7 @@ class Collapse(Callback):
         Raises:
             UserError: they are sharded, and the callback was to roll them back.
         """
-        if self.action == "rollback" and is_sharded(pl_module.policy):
+        if self.action == "rollback" and is_sharded(learner(pl_module).policy):
             raise UserError(
                 "Collapse.action",
                 "is 'rollback', but the weights are sharded",
@@ -106,20 +108,21 @@ class Collapse(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """At the end of an iteration: roll back if that is due, and remember whether a checkpoint of now is good."""
-        loader = pl_module.data.loader
+        module = learner(pl_module)
+        loader = module.data.loader
         if loader.trained < len(loader):
             return
         if self._due is not None:
-            self._go_back(trainer, pl_module, self._due)
+            self._go_back(trainer, module, self._due)
         if self.action == "rollback" and (keeper := last_checkpoint(trainer)) is not None:
             if self.watch.quiet:
                 self._quiet = [*self._quiet, trainer.global_step][-16:]
-            due = keeper.every_n_iterations * pl_module.data.settings.updates_per_iteration
+            due = keeper.every_n_iterations * module.data.settings.updates_per_iteration
             keeper.protected = set([step for step in self._quiet if step % due == 0][-1:])
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """A NaN that stops the run is an alarm, too; it was dumped already."""
-        if isinstance(exception, NonFiniteError) and pl_module.data.loader.iteration >= 0:
+        if isinstance(exception, NonFiniteError) and learner(pl_module).data.loader.iteration >= 0:
             update = trainer.global_step + 1
             kind, dumps = SIGNATURES["non_finite"], sorted((self._folder / "dumps").glob("*.pt"))
             what = str(exception).splitlines()[0]
@@ -142,7 +145,7 @@ class Collapse(Callback):
 
     # what it does ----------------------------------------------------------------------------------------------------
 
-    def _look(self, trainer: Trainer, module: Any, values: dict[str, float]) -> None:
+    def _look(self, trainer: Trainer, module: GSPOModule, values: dict[str, float]) -> None:
         """Before the optimizer steps: the weights are still those that the numbers are about."""
         update, loader = trainer.global_step + 1, module.data.loader
         look: Mapping[str, float] = values
@@ -159,7 +162,7 @@ class Collapse(Callback):
         if raised and self.action == "rollback" and self._due is None:
             self._due = self.alarms[-len(raised)]
 
-    def _dump(self, module: Any, values: Mapping[str, float]) -> str:
+    def _dump(self, module: GSPOModule, values: Mapping[str, float]) -> str:
         """The batch with the weights before the update; sharded weights are not gathered for it."""
         if self._dumps >= self.max_dumps or is_sharded(module.policy):
             return ""
@@ -178,7 +181,7 @@ class Collapse(Callback):
         batch = f"\n  batch: gspo replay {self._folder / alarm.dump}" if alarm.dump else ""
         _say(f"{_words(alarm)}\n  fix: {alarm.advice}{batch}")
 
-    def _go_back(self, trainer: Trainer, module: Any, alarm: Alarm) -> None:
+    def _go_back(self, trainer: Trainer, module: GSPOModule, alarm: Alarm) -> None:
         self._due = None
         if self.rollbacks >= self.max_rollbacks:
             raise _stopped(alarm, self._folder, f" after {self.rollbacks} rollbacks")
@@ -224,13 +227,9 @@ def _stopped(alarm: Alarm, folder: Path, after: str = "") -> CollapseError:
 @rank_zero_only
 def _write(trainer: Trainer, folder: Path, alarms: Sequence[Alarm]) -> None:
     _write_file(folder, alarms)
-    lines = ["| signature | since update | recognised at | what | done | batch |", "|---|---|---|---|---|---|"]
-    for a in alarms:
-        what = a.what.replace("|", "\\|")
-        lines.append(f"| {a.signature} | {a.since} | {a.update} | {what} | {a.action} | `{a.dump or 'not written'}` |")
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            cast(Any, logger.experiment).add_text("alarms", "\n".join(lines), alarms[-1].update)
+    columns = ("signature", "since update", "recognised at", "what", "done", "batch")
+    rows = [[a.signature, str(a.since), str(a.update), a.what, a.action, a.dump or "not written"] for a in alarms]
+    Sink.of(trainer).table("alarms", columns, rows, alarms[-1].update, code=("batch",))
 
 
 def _write_file(folder: Path, alarms: Sequence[Alarm]) -> None:

@@ -15,6 +15,7 @@ from lightning.pytorch import Trainer
 
 from gspo_lightning.policy.averaging import holds_average, training_weights
 from gspo_lightning.resume import damage, manifests
+from gspo_lightning.training.module import GSPOModule
 
 __all__ = ["good_checkpoint", "roll_back"]
 
@@ -31,7 +32,7 @@ def good_checkpoint(folder: Path, quiet: Collection[int], since: int) -> Path | 
     return next((path for _, path in sorted(known, reverse=True) if damage(path) is None), None)
 
 
-def roll_back(trainer: Trainer, module: Any, path: Path, lr_factor: float) -> dict[str, Any]:
+def roll_back(trainer: Trainer, module: GSPOModule, path: Path, lr_factor: float) -> dict[str, Any]:
     """Put policy, snapshot, optimizer and the history of gradient norms back; returns the checkpoint.
 
     Every rank reads the file. Learning rates are those of now times ``lr_factor``; a schedule goes on from there.

@@ -1,16 +1,248 @@
-"""All of them, in the order in which they are looked for."""
+"""All signatures of a collapsing run, each a small class whose fields are its thresholds (docs/collapse.md).
+
+A new one: subclass :class:`~gspo_lightning.callbacks.collapse.signature.Signature`, list it in :data:`SIGNATURES`.
+"""
 
 from __future__ import annotations
 
-from gspo_lightning.callbacks.collapse.entropy import EntropyCollapse, EntropyExplosion
-from gspo_lightning.callbacks.collapse.gradients import GradientSpikes, NonFinite
-from gspo_lightning.callbacks.collapse.length import LengthCollapse, LengthRunaway
-from gspo_lightning.callbacks.collapse.ratio import RatioExplosion
-from gspo_lightning.callbacks.collapse.repetition import Repetition
-from gspo_lightning.callbacks.collapse.reward import DeadGroupFlood, RewardCollapse
-from gspo_lightning.callbacks.collapse.signature import Signature
+import math
+from dataclasses import dataclass
+from typing import ClassVar
 
-__all__ = ["SIGNATURES"]
+from gspo_lightning.callbacks.collapse.signature import History, Look, Signature, reward_share, rose
+
+__all__ = [
+    "SIGNATURES", "DeadGroupFlood", "EntropyCollapse", "EntropyExplosion", "GradientSpikes", "LengthCollapse",
+    "LengthRunaway", "NonFinite", "RatioExplosion", "Repetition", "RewardCollapse",
+]  # fmt: skip
+
+ENTROPY = "policy/entropy"
+
+
+@dataclass
+class GradientSpikes(Signature):
+    """Gradient norms, before clipping, that are many times their median: a few in a row, or a single huge one.
+
+    Single spikes of up to 30 times the median are seen in healthy runs, where most of a batch has nothing to teach.
+    """
+
+    name: ClassVar[str] = "gradient_spikes"
+    advice: ClassVar[str] = "lower the learning rate, use a sequence-level ratio; clipping hides spikes, it is no cure"
+    scope = "update"
+    hits: ClassVar[int] = 3
+    window: ClassVar[int] = 8
+    factor: float = 10.0
+    """Of the median of the 64 norms before."""
+    huge: float = 100.0
+    """One is enough."""
+
+    def suspicious(self, look: Look, history: History) -> str | None:
+        """See the class."""
+        spike = look.get("optim/gradient_spike", 1.0)
+        if spike <= self.factor:
+            return None
+        return f"gradient norm {look.get('optim/gradient_norm', math.nan):.3g}, {spike:.0f} times its median"
+
+    def at_once(self, look: Look) -> bool:
+        """A huge one."""
+        return look.get("optim/gradient_spike", 1.0) > self.huge
+
+
+@dataclass
+class NonFinite(Signature):
+    """A NaN or infinity in what was measured. Whether the update is skipped is model.on_nonfinite's choice."""
+
+    name: ClassVar[str] = "non_finite"
+    advice: ClassVar[str] = "gspo replay names the row and the tensor; lower the learning rate, check the reward"
+    scope = "update"
+    hits: ClassVar[int] = 1
+    window: ClassVar[int] = 1
+
+    def suspicious(self, look: Look, history: History) -> str | None:
+        """See the class."""
+        bad = sorted(tag for tag, value in look.items() if not math.isfinite(value))
+        return f"{', '.join(bad[:3])} not finite" if bad else None
+
+
+@dataclass
+class RatioExplosion(Signature):
+    """Ratios to the old policy spread far beyond anything that clipping is meant for."""
+
+    name: ClassVar[str] = "ratio_explosion"
+    advice: ClassVar[str] = "lower the learning rate or minibatches_per_rollout; look at optim/gradient_norm before it"
+    scope = "update"
+    hits: ClassVar[int] = 2
+    window: ClassVar[int] = 8
+    spread: float = 0.25
+    """Standard deviation of log s_i over sequences, nats per token."""
+    effective: float = 0.5
+    """Effective sample size, as a fraction of the samples."""
+
+    def suspicious(self, look: Look, history: History) -> str | None:
+        """See the class."""
+        spread = look.get("ratio/log_sequence_std", 0.0)
+        if spread > self.spread:
+            return f"log s_i spreads by {spread:.3g} nats per token over sequences"
+        effective = look.get("ratio/effective_sample_size", 1.0)
+        if 0 < effective < self.effective:
+            return f"the effective sample size is {100 * effective:.0f}% of the samples"
+        if (clamped := look.get("ratio/clamped", 0.0)) > 0:
+            return f"{100 * clamped:.2g}% of ratios are beyond e^20"
+        return None
+
+
+@dataclass
+class RewardCollapse(Signature):
+    """The mean reward falls back by half of what lies between the lowest reward and the best iterations."""
+
+    name: ClassVar[str] = "reward_collapse"
+    advice: ClassVar[str] = "go back to a checkpoint from before it and lower the learning rate; read samples first"
+    fall: float = 0.5
+    """Share of the way from the lowest reward of the run to its best level."""
+    errors: float = 4.0
+    """Standard errors that the fall must be beyond what the choice of prompts explains."""
+    prompts: int = 32
+    """Prompts per iteration; set by the callback."""
+
+    def suspicious(self, look: Look, history: History) -> str | None:
+        """See the class."""
+        now, best, lowest = look.get("reward/mean"), history.best, history.lowest_reward
+        if now is None or best is None or lowest is None or best <= lowest:
+            return None
+        noise = max(history.recent.get("reward/std", [0.0])) / self.prompts**0.5
+        if best - now > max(self.fall * (best - lowest), self.errors * noise):
+            return f"mean reward {now:.3g}, {best:.3g} at its best"
+        return None
+
+
+@dataclass
+class DeadGroupFlood(Signature):
+    """Nearly all groups have equal rewards, and not because the prompts are solved."""
+
+    name: ClassVar[str] = "dead_group_flood"
+    advice: ClassVar[str] = "use easier prompts, larger groups, a finer reward, or data.resample_dead_groups"
+    hits: ClassVar[int] = 3
+    window: ClassVar[int] = 3
+    dead: float = 0.9
+    """Fraction of groups."""
+    solved: float = 0.7
+    """Share of the reward's range from which on equal rewards are success."""
+
+    def suspicious(self, look: Look, history: History) -> str | None:
+        """See the class."""
+        dead = look.get("reward/dead_groups", 0.0)
+        if dead < self.dead or reward_share(look, history) >= self.solved:
+            return None
+        return f"{100 * dead:.0f}% of groups have equal rewards at a mean reward of {look.get('reward/mean', 0.0):.3g}"
+
+
+@dataclass
+class EntropyCollapse(Signature):
+    """Entropy falls while the reward does not rise. Falling with a rising reward is how a skill is learned."""
+
+    name: ClassVar[str] = "entropy_collapse"
+    advice: ClassVar[str] = "raise clip_high or the temperature, add entropy_coef, or lower the learning rate"
+    sudden: float = 0.25
+    """Of the median of the last iterations."""
+    slow: float = 0.1
+    """Of the first iterations."""
+    solved: float = 0.9
+    """Share of the reward's range from which on certainty is what one wants."""
+
+    def suspicious(self, look: Look, history: History) -> str | None:
+        """See the class."""
+        now, usual, start = look.get(ENTROPY), history.usual(ENTROPY), history.start(ENTROPY)
+        if now is None or usual is None or start is None or reward_share(look, history) >= self.solved:
+            return None
+        if now < self.sudden * usual and not rose(look, history, 0.1):
+            return f"entropy {now:.3g} nats per token, {usual:.3g} before, while the reward does not rise"
+        if now < self.slow * start and not rose(look, history, 0.2, since_start=True):
+            return f"entropy {now:.3g} nats per token, {start:.3g} at the start, and the reward has not risen since"
+        return None
+
+
+@dataclass
+class EntropyExplosion(Signature):
+    """Entropy climbs while the reward does not: the policy forgets how to write."""
+
+    name: ClassVar[str] = "entropy_explosion"
+    advice: ClassVar[str] = "lower the learning rate or entropy_coef, take fewer updates per rollout, or add a KL term"
+    factor: float = 2.5
+    """Of the median of the last iterations."""
+    least: float = 0.2
+    """Nats per token above that median."""
+
+    def suspicious(self, look: Look, history: History) -> str | None:
+        """See the class."""
+        now, usual = look.get(ENTROPY), history.usual(ENTROPY)
+        if now is None or usual is None or now <= max(self.factor * usual, usual + self.least):
+            return None
+        if rose(look, history, 0.1):
+            return None
+        return f"entropy {now:.3g} nats per token, {usual:.3g} before, while the reward does not rise"
+
+
+@dataclass
+class LengthCollapse(Signature):
+    """Responses shrink while the reward does not rise."""
+
+    name: ClassVar[str] = "length_collapse"
+    advice: ClassVar[str] = "look at samples: what short answer is being paid for? lower its reward part"
+    factor: float = 0.4
+    """Of the median of the last iterations."""
+
+    def suspicious(self, look: Look, history: History) -> str | None:
+        """See the class."""
+        now, usual = look.get("response/length"), history.usual("response/length")
+        if now is None or usual is None or now >= self.factor * usual or rose(look, history, 0.1):
+            return None
+        return f"{now:.1f} tokens per response, {usual:.1f} before, while the reward does not rise"
+
+
+@dataclass
+class LengthRunaway(Signature):
+    """Responses grow, or are cut, while the reward does not rise. Growing with it is how thinking is learned."""
+
+    name: ClassVar[str] = "length_runaway"
+    advice: ClassVar[str] = "look at samples for rambling; use truncated_responses: mask or penalise"
+    factor: float = 2.0
+    """Of the median of the last iterations."""
+    cut: float = 0.5
+    """Fraction of responses that reach the limit ..."""
+    cut_more: float = 0.3
+    """... if that is so much more than before."""
+
+    def suspicious(self, look: Look, history: History) -> str | None:
+        """See the class."""
+        if rose(look, history, 0.1):
+            return None
+        now, usual = look.get("response/length"), history.usual("response/length")
+        if now is not None and usual is not None and now > self.factor * usual:
+            return f"{now:.1f} tokens per response, {usual:.1f} before, while the reward does not rise"
+        cut, before = look.get("response/truncated"), history.usual("response/truncated")
+        if cut is not None and before is not None and cut > max(self.cut, before + self.cut_more):
+            return f"{100 * cut:.0f}% of responses are cut, {100 * before:.0f}% before"
+        return None
+
+
+@dataclass
+class Repetition(Signature):
+    """A large share of 4-grams occurred before in the same response, much larger than before in the run."""
+
+    name: ClassVar[str] = "repetition"
+    advice: ClassVar[str] = "read samples: the reward pays for length or format, or the end token is no longer written"
+    level: float = 0.3
+    """Fraction of 4-grams ..."""
+    more: float = 0.2
+    """... if that is so much more than before."""
+
+    def suspicious(self, look: Look, history: History) -> str | None:
+        """See the class."""
+        now, usual = look.get("response/repetition"), history.usual("response/repetition")
+        if now is None or usual is None or now <= max(self.level, usual + self.more):
+            return None
+        return f"{100 * now:.0f}% of 4-grams are repeated within a response, {100 * usual:.0f}% before"
+
 
 SIGNATURES: dict[str, type[Signature]] = {
     kind.name: kind
@@ -19,4 +251,4 @@ SIGNATURES: dict[str, type[Signature]] = {
         LengthRunaway, Repetition, DeadGroupFlood,
     )
 }  # fmt: skip
-"""Name -> class."""
+"""Name -> class, in the order in which they are looked for."""

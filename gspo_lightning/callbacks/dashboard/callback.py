@@ -1,18 +1,22 @@
-"""TensorBoard beyond scalars: a layout that needs no setup, histograms, and tables of samples."""
+"""Beyond numbers: a layout of charts that needs no setup, histograms, and tables of samples."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from gspo_lightning.callbacks.dashboard.layout import GUIDE, layout
+from gspo_lightning.callbacks.learner import learner
+from gspo_lightning.callbacks.sink.sink import Sink
 from gspo_lightning.metrics.sums import RATIO_EDGES
 
-__all__ = ["Dashboard", "sample_table", "write_ratios"]
+__all__ = ["RATIO_BINS", "Dashboard"]
+
+RATIO_BINS = np.append(0.0, np.exp(np.append(RATIO_EDGES.numpy(), RATIO_EDGES[-1] + 1.0)))
+"""Edges of the bins of a ratio, [bins + 1]; those of its logarithm are ``RATIO_EDGES``, and the outer two are open."""
 
 DISTRIBUTIONS = {
     "reward/histogram": "reward",
@@ -21,9 +25,11 @@ DISTRIBUTIONS = {
 }
 """Tag -> what is known of each response of an iteration."""
 
+SAMPLE_COLUMNS = ("shown as", "prompt", "completion", "answer", "reward", "advantage", "tokens", "finish")
+
 
 class Dashboard(Callback):
-    """Writes the layout, histograms of ratios, rewards and lengths, and ``samples`` to TensorBoard.
+    """Writes the layout, histograms of ratios, rewards and lengths, and ``samples`` to the loggers that can show them.
 
     Args:
         samples_every: iterations between two sample tables.
@@ -33,73 +39,37 @@ class Dashboard(Callback):
         self.samples_every = samples_every
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Arrange the tab "Custom Scalars" and say how to read it."""
-        data = pl_module.data
+        """Arrange the charts and say how to read them."""
+        module = learner(pl_module)
+        data = module.data
         charts = layout(
-            routers=pl_module.policy.routing is not None,
-            reference=pl_module.reference is not None,
+            routers=module.policy.routing is not None,
+            reference=module.reference is not None,
             staleness=data.partial is not None or data.settings.max_staleness > 0,
         )
-        for writer in _writers(trainer):
-            writer.add_custom_scalars(charts)
-            writer.add_text("how_to_read", GUIDE, trainer.global_step)
+        sink = Sink.of(trainer)
+        sink.layout(charts)
+        sink.text("how_to_read", GUIDE, trainer.global_step)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Write under the number of updates so far."""
-        step, loader = trainer.global_step, pl_module.data.loader
-        first = loader.trained == 1
-        for writer in _writers(trainer):
-            if pl_module.histogram_every and step % pl_module.histogram_every == 0:
-                for tag, counts in pl_module.meter.histograms.items():
-                    write_ratios(writer, tag, counts, step)
-            if first:
-                for tag, name in DISTRIBUTIONS.items():
-                    values = np.asarray(loader.experience.distributions.get(name, ()))
-                    if (known := values[~np.isnan(values)]).size:
-                        writer.add_histogram(tag, known, step)
-            if first and loader.iteration % self.samples_every == 0:
-                writer.add_text("samples", sample_table(loader.experience.examples), step)
+        module, sink = learner(pl_module), Sink.of(trainer)
+        step, loader = trainer.global_step, module.data.loader
+        if module.histogram_every and step % module.histogram_every == 0:
+            for tag, counts in module.meter.histograms.items():
+                sink.counts(tag, np.asarray(counts), RATIO_BINS, step)
+        if loader.trained != 1:  # the rest is of the iteration, and written with its first update
+            return
+        for tag, name in DISTRIBUTIONS.items():
+            sink.values(tag, np.asarray(loader.experience.distributions.get(name, ()), dtype=np.float64), step)
+        if loader.iteration % self.samples_every == 0:
+            rows = [sample_row(example) for example in loader.experience.examples]
+            sink.table("samples", SAMPLE_COLUMNS, rows, step, code=("prompt", "completion", "answer"))
 
 
-def _writers(trainer: Trainer) -> list[Any]:
-    return [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-
-
-def write_ratios(writer: Any, tag: str, counts: Sequence[float], step: int) -> None:
-    """Counts per bin of a log-ratio as a histogram of the ratio."""
-    limits = np.exp(np.append(RATIO_EDGES.numpy(), RATIO_EDGES[-1] + 1.0))
-    filled = np.asarray(counts)
-    centres = np.append(limits[:1], (limits[1:] + limits[:-1]) / 2)
-    if not filled.sum():
-        return
-    present = np.nonzero(filled)[0]
-    writer.add_histogram_raw(
-        tag,
-        min=float(limits[max(present[0] - 1, 0)]),
-        max=float(limits[present[-1]]),
-        num=int(filled.sum()),
-        sum=float((filled * centres).sum()),
-        sum_squares=float((filled * centres**2).sum()),
-        bucket_limits=limits.tolist(),
-        bucket_counts=filled.tolist(),
-        global_step=step,
-    )
-
-
-def sample_table(examples: Sequence[dict[str, Any]]) -> str:
-    """A Markdown table of completions with their reward and advantage, and why each is shown."""
-    lines = [
-        "| shown as | prompt | completion | answer | reward | advantage | tokens | finish |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for e in examples:
-        cells = [_cell(e["prompt"]), _cell(e["completion"]), _cell(e["answer"])]
-        reward = "missing" if e["reward"] is None else f"{e['reward']:.3g}"
-        numbers = f"{reward} | {e['advantage']:+.2f} | {e['tokens']} | {e['finish']}"
-        lines.append(f"| {e.get('shown_as', '')} | {' | '.join(cells)} | {numbers} |")
-    return "\n".join(lines)
-
-
-def _cell(text: str, limit: int = 400) -> str:
-    short = text if len(text) <= limit else text[: limit - 1] + "…"
-    return "`" + short.replace("`", "'").replace("|", "\\|").replace("\n", "⏎") + "`" if short else " "
+def sample_row(example: Mapping[str, Any]) -> list[str]:
+    """A completion with its reward and advantage, and why it is shown: the cells of :data:`SAMPLE_COLUMNS`."""
+    reward = "missing" if example["reward"] is None else f"{example['reward']:.3g}"
+    said = [example["prompt"], example["completion"], example["answer"]]
+    numbers = [reward, f"{example['advantage']:+.2f}", str(example["tokens"]), str(example["finish"])]
+    return [example.get("shown_as", ""), *said, *numbers]

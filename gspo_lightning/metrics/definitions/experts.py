@@ -1,13 +1,13 @@
-"""The metrics of mixtures of experts. Symbols: see ``definitions.py``; L layers, k of E experts a token."""
+"""The metrics of mixtures of experts. Besides the symbols: L layers, k of E experts a token."""
 
 from __future__ import annotations
 
+from gspo_lightning.metrics.definitions.reading import Mean
 from gspo_lightning.metrics.definitions.spec import MetricSpec
 
 __all__ = ["MOE"]
 
 _WHEN = "mixtures of experts, unless `model.router_metrics: false`"
-_GROUP = "Mixture of experts"
 
 MOE = (
     MetricSpec(
@@ -19,8 +19,9 @@ MOE = (
         "data/mini_batch 1 is the effect of one update (paper: about 0.1; tiny MoE 0.02 to 0.15)",
         "If it jumps within an iteration, token ratios are between different networks: use a sequence-level objective, "
         "model.routing_replay, or a lower learning rate.",
-        _GROUP,
+        "Mixture of experts",
         when=_WHEN,
+        reading=Mean("changed_choices"),
     ),
     MetricSpec(
         "moe/changed_experts",
@@ -28,8 +29,9 @@ MOE = (
         "fraction",
         "between moe/changed_choices / k and moe/changed_choices",
         "Read with moe/changed_choices: near it, whole sets of experts are exchanged.",
-        _GROUP,
+        "Mixture of experts",
         when=_WHEN,
+        reading=Mean("changed_experts"),
     ),
     MetricSpec(
         "moe/changed_over_iteration",
@@ -37,7 +39,7 @@ MOE = (
         "fraction",
         "above the last moe/changed_choices of the iteration, by about one update's share",
         "If it stays above 0.3, the policy that samples next is routed unlike the one that was trained against.",
-        _GROUP,
+        "Mixture of experts",
         when="the last update of each iteration; " + _WHEN,
     ),
     MetricSpec(
@@ -46,8 +48,9 @@ MOE = (
         "fraction",
         "above 1 / E and below 1; it usually rises slowly with training",
         "Near 1 / E choices are a coin toss and change at every update; near 1 the router no longer explores.",
-        _GROUP,
+        "Mixture of experts",
         when=_WHEN,
+        reading=Mean("router_confidence"),
     ),
     MetricSpec(
         "moe/load_max_violation",
@@ -55,7 +58,7 @@ MOE = (
         "1",
         "0 is a perfect balance, E / k - 1 everything to the same k experts; on a narrow task 1 to 3 is usual",
         "If it climbs towards E / k - 1, experts starve: lower the learning rate of the router, or freeze it.",
-        _GROUP,
+        "Mixture of experts",
         when=_WHEN,
     ),
     MetricSpec(
@@ -64,7 +67,7 @@ MOE = (
         "fraction",
         "1 is even, log k / log E everything to the same k experts",
         "A steady fall is the slow form of what moe/load_max_violation shows at once.",
-        _GROUP,
+        "Mixture of experts",
         when=_WHEN,
     ),
     MetricSpec(
@@ -73,7 +76,7 @@ MOE = (
         "fraction",
         "near 0 with thousands of tokens per update; above 0 on a narrow task",
         "If it rises, parameters are carried along without gradient: look at moe/load_entropy.",
-        _GROUP,
+        "Mixture of experts",
         when=_WHEN,
     ),
     MetricSpec(
@@ -83,7 +86,8 @@ MOE = (
         "1",
         "k at a perfect balance, up to E for everything to the same k experts with certainty",
         "If it stays far above k, raise the coefficient; if rewards stop rising with it, lower the coefficient.",
-        _GROUP,
+        "Mixture of experts",
         when="every update; only with model.router_aux_loss_coef above 0",
+        reading=Mean("router_aux_loss"),
     ),
 )

@@ -1,10 +1,11 @@
-"""The metrics of how far the policy moves: ratios, clipping, drift. Symbols: see ``definitions.py``."""
+"""The metrics of ratios to the old policy: of sequences and tokens, by the sign of A, by mini-batch."""
 
 from __future__ import annotations
 
-from gspo_lightning.metrics.definitions.spec import MetricSpec
+from gspo_lightning.metrics.definitions.reading import Deviation, EffectiveSize, Mean
+from gspo_lightning.metrics.definitions.spec import FULL, MetricSpec
 
-__all__ = ["CLIP", "DRIFT", "RATIO"]
+__all__ = ["BY_MINI_BATCH", "RATIO"]
 
 RATIO = (
     MetricSpec(
@@ -14,6 +15,7 @@ RATIO = (
         "within a few clip widths of 1, and exactly 1 in the first update of an iteration (float32)",
         "If the first update of an iteration is not at 1, old and new log-probs have different origins: see noise/.",
         "Ratio to the old policy",
+        reading=Mean("ratio"),
     ),
     MetricSpec(
         "ratio/std",
@@ -22,6 +24,7 @@ RATIO = (
         "about 0.01 on the quickstart; it grows with the learning rate and with the updates per iteration",
         "If it keeps growing, lower the learning rate or data.minibatches_per_rollout.",
         "Ratio to the old policy",
+        reading=Deviation("ratio_squared", first="ratio"),
     ),
     MetricSpec(
         "ratio/log_sequence_mean",
@@ -30,6 +33,7 @@ RATIO = (
         "slightly below 0, as its negative estimates a KL divergence (quickstart: -0.004 on average, -0.03 early)",
         "If it stays below -0.05, the policy leaves its own samples: lower the learning rate.",
         "Ratio to the old policy",
+        reading=Mean("log_ratio_sequence"),
     ),
     MetricSpec(
         "ratio/log_sequence_std",
@@ -38,6 +42,7 @@ RATIO = (
         "0 in the first update of an iteration; quickstart, for GSPO and GRPO: 0.01 on average, up to 0.1 early",
         "If it explodes, sequences moved very unequally: use fewer updates per iteration or a lower learning rate.",
         "Ratio to the old policy",
+        reading=Deviation("log_ratio_sequence_squared", first="log_ratio_sequence"),
     ),
     MetricSpec(
         "ratio/outside_band",
@@ -47,6 +52,7 @@ RATIO = (
         "Read clip/tokens for what is really taken out; this one says how far the policy has moved.",
         "Ratio to the old policy",
         when="objectives with a clip range",
+        reading=Mean("outside_band"),
     ),
     MetricSpec(
         "ratio/clamped",
@@ -56,6 +62,7 @@ RATIO = (
         "Above 0 stop the run: look for a wrong prompt template, a wrong mask or exploded weights.",
         "Ratio to the old policy",
         when="objectives that exponentiate a ratio",
+        reading=Mean("clamped_ratios"),
     ),
     MetricSpec(
         "ratio/histogram",
@@ -81,6 +88,7 @@ RATIO = (
         "1 in the first update of an iteration, above 0.9 later: fewer samples than that do the work alone",
         "If it falls with data/mini_batch, take fewer updates per rollout batch.",
         "Ratio to the old policy",
+        reading=EffectiveSize("ratio_squared", first="ratio"),
     ),
     MetricSpec(
         "ratio/log_sequence_p05",
@@ -98,113 +106,109 @@ RATIO = (
         "Compare with log(1 + clip_high): far beyond it, clipping decides for most sequences.",
         "Ratio to the old policy",
     ),
+    MetricSpec(
+        "ratio/log_sequence_p50",
+        "median of log s_i, from the histogram: the edge of its bin nearer to 0",
+        "nats per token",
+        "0 in the first update of an iteration, then within a few clip widths of it",
+        "If the median itself leaves the clip range, the whole batch has moved: lower the learning rate.",
+        "Ratio to the old policy",
+        when=FULL,
+    ),
+    MetricSpec(
+        "ratio/log_sequence_<sign>_p<k>",
+        "5th, 50th and 95th percentile of log s_i of the sequences with positive (negative) A, from the histogram",
+        "nats per token",
+        "positive ones above 0 and negative ones below: the update does what the advantages ask for",
+        "If both move the same way, the batch moves as a whole and clipping throws away half of what it teaches.",
+        "Ratio to the old policy",
+        when=f"{FULL}; updates with such sequences",
+    ),
+    MetricSpec(
+        "ratio/log_token_p<k>",
+        "1st, 50th and 99th percentile of the token log-ratios d, from their histogram",
+        "nats",
+        "a hundred times wider than log s_i; the 1st further out than the 99th, as unlikely tokens move most",
+        "Beyond +-1 the policy has changed its mind about tokens within one iteration: lower the learning rate.",
+        "Ratio to the old policy",
+        when=FULL,
+    ),
+    MetricSpec(
+        "ratio/log_token_<sign>_p<k>",
+        "the same of the tokens with positive (negative) A",
+        "nats",
+        "as ratio/log_token_p<k>; the 1st percentile of negative tokens is the widest",
+        "If the negative side alone runs away, wrong answers are pushed down without bound: use dual_clip or GSPO.",
+        "Ratio to the old policy",
+        when=f"{FULL}; updates with such tokens",
+    ),
+    MetricSpec(
+        "ratio/histogram_<sign>",
+        "counts of s_i over the sequences with positive (negative) A",
+        "sequences",
+        "positive to the right of 1, negative to the left, more so with every update of an iteration",
+        "Both on one side: the update moves all sequences alike, see ratio/log_sequence_<sign>_p<k>.",
+        "Ratio to the old policy",
+        kind="histogram",
+        when=f"{FULL}; every model.histogram_every updates",
+    ),
+    MetricSpec(
+        "ratio/token_histogram",
+        "counts of the token ratio exp(d) over the response tokens of the update",
+        "tokens",
+        "one peak at 1 with tails to both sides",
+        "Compare with ratio/histogram: one batch is calm as sequences and wild as tokens, which is GSPO's point.",
+        "Ratio to the old policy",
+        kind="histogram",
+        when=f"{FULL}; every model.histogram_every updates",
+    ),
+    MetricSpec(
+        "ratio/token_histogram_<sign>",
+        "counts of exp(d) over the tokens with positive (negative) A",
+        "tokens",
+        "as ratio/token_histogram",
+        "A second peak far below 1 on the negative side is a set of tokens that are being unlearned together.",
+        "Ratio to the old policy",
+        kind="histogram",
+        when=f"{FULL}; every model.histogram_every updates",
+    ),
 )
 
-CLIP = (
+BY_MINI_BATCH = (
     MetricSpec(
-        "clip/tokens",
-        "response tokens whose clipped branch is taken, so that they have no gradient / all response tokens",
+        "by_mini_batch/effective_sample_size_<k>",
+        "ratio/effective_sample_size of the k-th mini-batch of an iteration, from 0",
         "fraction",
-        "sequence level with 3e-4/4e-4: 0.05 to 0.75 (paper about 0.15, quickstart 0.4 to 0.5); token level with 0.2: "
-        "0.0005 to 0.02 (paper 0.0013); exactly 0 in the first update of an iteration",
-        "If it is 0 in every update, there is one update per rollout or the clip range has a wrong scale.",
-        "Clipping",
+        "1 for k = 0, then falling a little with k",
+        "If it falls below 0.9 at the last k, take fewer updates per rollout batch.",
+        "By mini-batch",
+        when=f"{FULL}; once an iteration",
     ),
     MetricSpec(
-        "clip/sequences",
-        "sequences whose clipped branch is taken (GSPO-token: the mean share of their tokens) / all sequences",
-        "fraction",
-        "near clip/tokens; the two differ where long and short responses are clipped unequally often",
-        "If it is far above clip/tokens, short responses are clipped more: their s_i is noisier.",
-        "Clipping",
-        when="sequence-level objectives",
-    ),
-    MetricSpec(
-        "clip/low",
-        "response tokens clipped at 1 - clip_low (A < 0 and already less likely) / all response tokens",
-        "fraction",
-        "quickstart, sequence level: a tenth of clip/tokens; token level: most of it, unlikely tokens move furthest",
-        "If it dominates at sequence level, the policy mostly moves away from bad answers: widen clip_high.",
-        "Clipping",
-        when="objectives with a lower clip bound",
-    ),
-    MetricSpec(
-        "clip/high",
-        "response tokens clipped at 1 + clip_high (A > 0 and already more likely) / all response tokens",
-        "fraction",
-        "quickstart, sequence level: most of clip/tokens, because good answers quickly become more likely as a whole",
-        "If it dominates, good answers are held back; a larger clip_high keeps more of them.",
-        "Clipping",
-        when="objectives with an upper clip bound",
-    ),
-    MetricSpec(
-        "clip/tokens_positive",
-        "clipped response tokens with A > 0 / response tokens with A > 0",
-        "fraction",
-        "at or above clip/tokens, whose denominator also holds the tokens of dead groups (A = 0)",
-        "Compare with clip/tokens_negative: the larger one is the sign that the clip range throttles.",
-        "Clipping",
-    ),
-    MetricSpec(
-        "clip/tokens_negative",
-        "clipped response tokens with A < 0 / response tokens with A < 0",
-        "fraction",
-        "at or above clip/tokens, for the same reason; noisy once few answers are wrong",
-        "If it is far below clip/tokens_positive for long, mostly bad answers teach: widen clip_high.",
-        "Clipping",
-    ),
-    MetricSpec(
-        "clip/zero_gradient_tokens",
-        "response tokens without a gradient: clipped, with A = 0, at the numerical limit, or masked by an option / all "
-        "response tokens",
-        "fraction",
-        "clip/tokens plus the share of dead groups; below 0.9 while learning, 1 in an update with nothing to learn",
-        "What is left, 1 minus this, is the share of the batch that teaches: if it is small, remove dead groups first.",
-        "Clipping",
-    ),
-)
-
-DRIFT = (
-    MetricSpec(
-        "kl/old_new_k1",
-        "mean over response tokens of log pi_old - log pi = -d",
+        "by_mini_batch/log_sequence_std_<k>",
+        "ratio/log_sequence_std of the k-th mini-batch of an iteration, from 0",
         "nats per token",
-        "around 0 and noisy, of either sign: unbiased for KL(old || new) only as an average",
-        "Use kl/old_new_k3 for the size; a k1 that stays clearly negative means sampled tokens become more likely.",
-        "Drift and entropy",
+        "0 for k = 0, then growing with k, about as sqrt(k)",
+        "If it grows faster than k, the updates of an iteration build on each other: lower the learning rate.",
+        "By mini-batch",
+        when=f"{FULL}; once an iteration",
     ),
     MetricSpec(
-        "kl/old_new_k3",
-        "mean over response tokens of exp(d) - 1 - d, never negative",
-        "nats per token",
-        "0 in the first update of an iteration, below 0.01 in the last (quickstart: 0.007 at most)",
-        "If it climbs over the iterations, the updates per rollout take the policy too far: lower the learning rate.",
-        "Drift and entropy",
+        "by_mini_batch/clip_tokens_<k>",
+        "clip/tokens of the k-th mini-batch of an iteration, from 0",
+        "fraction",
+        "0 for k = 0; at sequence level near its final value from k = 1 on",
+        "If the last mini-batches lose nearly all tokens, their updates are for nothing: take fewer.",
+        "By mini-batch",
+        when=f"{FULL}; once an iteration",
     ),
     MetricSpec(
-        "kl/policy_reference_k1",
-        "mean over response tokens of log pi - log pi_ref",
+        "by_mini_batch/kl_old_new_k3_<k>",
+        "kl/old_new_k3 of the k-th mini-batch of an iteration, from 0",
         "nats per token",
-        "0 at the start, then grows slowly",
-        "If it grows without a better reward, raise model.objective.kl_coef or lower the learning rate.",
-        "Drift and entropy",
-        when="model.objective.kl_coef above 0",
-    ),
-    MetricSpec(
-        "kl/policy_reference_k3",
-        "mean over response tokens of exp(x) - 1 - x with x = log pi_ref - log pi, never negative",
-        "nats per token",
-        "0 at the start, then grows slowly",
-        "If it grows without a better reward, raise model.objective.kl_coef or lower the learning rate.",
-        "Drift and entropy",
-        when="model.objective.kl_coef above 0",
-    ),
-    MetricSpec(
-        "policy/entropy",
-        "mean over response tokens of -sum_v p_v log p_v of the current policy at the training temperature",
-        "nats per token",
-        "falls while a skill is learned (quickstart: 0.3 to 0.02); a fall at flat reward, or a rise, is not healthy",
-        "If it reaches 0 before the reward rises, exploration is over: raise clip_high or the temperature.",
-        "Drift and entropy",
+        "0 for k = 0, then growing with k, below 0.01 at the last",
+        "If it grows from iteration to iteration at the same k, the steps become larger: lower the learning rate.",
+        "By mini-batch",
+        when=f"{FULL}; once an iteration",
     ),
 )

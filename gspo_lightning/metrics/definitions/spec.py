@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gspo_lightning.metrics.definitions.reading import Reading
+
 __all__ = ["FULL", "Kind", "MetricSpec"]
 
 FULL = "model.metrics: full"
@@ -33,3 +35,5 @@ class MetricSpec:
     """How it is stored."""
     when: str = ""
     """The runs or updates that have it, where not all do."""
+    reading: Reading | None = None
+    """The sum that it is read from, and how; None where it is none of the sums of an update."""

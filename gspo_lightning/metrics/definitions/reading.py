@@ -1,0 +1,105 @@
+"""How a metric is read from what was summed: the name of its sum stands here and where the sum is made, nowhere else.
+
+A sum is a pair, over all micro-batches and ranks of an update: of values, and how many they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Deviation", "EffectiveSize", "Mean", "Reading", "Root", "Sums", "Total"]
+
+Sums = Mapping[str, tuple[float, float]]
+"""Name -> (sum, count)."""
+
+
+class Reading(Protocol):
+    """A number from sums that hold at least the one of this name."""
+
+    @property
+    def name(self) -> str:
+        """Of the sum without which there is no such metric."""
+
+    def read(self, sums: Sums) -> float:
+        """The number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """The sum itself: of shares that were divided already."""
+
+    name: str
+
+    def read(self, sums: Sums) -> float:
+        """sum."""
+        return sums[self.name][0]
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The mean of values; 0 where there are none.
+
+    >>> Mean("x").read({"x": (3.0, 4.0)})
+    0.75
+    """
+
+    name: str
+
+    def read(self, sums: Sums) -> float:
+        """sum / count."""
+        return _mean(sums[self.name])
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The root of the mean of squares.
+
+    >>> Root("xx").read({"xx": (8.0, 2.0)})
+    2.0
+    """
+
+    name: str
+
+    def read(self, sums: Sums) -> float:
+        """sqrt(sum / count)."""
+        return float(_mean(sums[self.name]) ** 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """The standard deviation (divisor: the count) of values of which the squares are summed, and under ``first`` they.
+
+    >>> Deviation("xx", first="x").read({"x": (4.0, 2.0), "xx": (10.0, 2.0)})  # 1 and 3
+    1.0
+    """
+
+    name: str
+    first: str
+
+    def read(self, sums: Sums) -> float:
+        """sqrt(mean of squares - square of the mean), 0 where rounding makes that negative."""
+        return float(max(_mean(sums[self.name]) - _mean(sums[self.first]) ** 2, 0.0) ** 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveSize:
+    """Kish's effective sample size of weights, as a share of the samples: of the same two sums as a deviation.
+
+    >>> EffectiveSize("ww", first="w").read({"w": (4.0, 3.0), "ww": (6.0, 3.0)})  # 1, 1 and 2
+    0.8888888888888888
+    """
+
+    name: str
+    first: str
+
+    def read(self, sums: Sums) -> float:
+        """(sum w)^2 / (n sum w^2); 0 where there are none."""
+        (weights, count), squares = sums[self.first], sums[self.name][0]
+        return weights**2 / (count * squares) if count and squares else 0.0
+
+
+def _mean(pair: tuple[float, float]) -> float:
+    total, count = pair
+    return total / count if count else 0.0

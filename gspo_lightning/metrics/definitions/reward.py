@@ -1,0 +1,121 @@
+"""The metrics of rewards and advantages."""
+
+from __future__ import annotations
+
+from gspo_lightning.metrics.definitions.spec import FULL, MetricSpec
+
+__all__ = ["REWARD"]
+
+REWARD = (
+    MetricSpec(
+        "reward/mean",
+        "mean reward over the iteration's responses that are not missing",
+        "reward",
+        "rises; wobbles by about std / sqrt(responses) from one iteration to the next, because the prompts change",
+        "If it stays flat, look at samples and reward/dead_groups before touching the learning rate.",
+        "Reward",
+    ),
+    MetricSpec(
+        "reward/std",
+        "sqrt(mean(R^2) - mean(R)^2) over the iteration's responses that are not missing",
+        "reward",
+        "above 0: without a spread there is nothing to compare; for a 0/1 reward it is sqrt(p (1 - p)), at most 0.5",
+        "At 0 all responses earn the same: make the prompts easier or harder, or the reward finer.",
+        "Reward",
+    ),
+    MetricSpec(
+        "reward/min",
+        "smallest reward of the iteration's responses that are not missing",
+        "reward",
+        "the reward of a wrong answer, until there is none left",
+        "If it is above what a wrong answer should earn, read the sample: something is paid for nothing.",
+        "Reward",
+        when=FULL,
+    ),
+    MetricSpec(
+        "reward/max",
+        "largest reward of the iteration's responses that are not missing",
+        "reward",
+        "the reward of a right answer, from the first iterations on",
+        "If it stays below that, no response is ever right and nothing points the way: start from easier prompts.",
+        "Reward",
+        when=FULL,
+    ),
+    MetricSpec(
+        "reward/histogram",
+        "rewards of the iteration's responses that are not missing",
+        "reward",
+        "two peaks for a 0/1 reward, the upper one growing",
+        "One peak that does not move: all responses earn the same and there is nothing to compare.",
+        "Reward",
+        kind="histogram",
+        when=FULL,
+    ),
+    MetricSpec(
+        "reward/advantage_histogram",
+        "advantages of the iteration's responses",
+        "advantage",
+        "around 0, a bar at exactly 0 for dead groups; with normalisation within a group rarely beyond +-3",
+        "A long tail on one side is one response in many that differs: a larger group tells if it was luck.",
+        "Reward",
+        kind="histogram",
+        when=FULL,
+    ),
+    MetricSpec(
+        "reward/parts/<name>",
+        "mean of the reward part <name>, unweighted, over the responses for which it is not missing",
+        "reward",
+        "moves with reward/mean; a part that rises while the others fall is being exploited",
+        "If a cheap part (format, length) outruns the one that counts, lower its weight.",
+        "Reward",
+    ),
+    MetricSpec(
+        "reward/dead_groups",
+        "groups whose rewards are all equal, or of which fewer than two are present / all groups of the iteration",
+        "fraction",
+        "below 0.5 while learning; rises towards 1 as prompts become solved, which is success and not collapse",
+        "If it is high at a low reward/mean, use easier prompts or larger groups; at a high one, harder prompts.",
+        "Reward",
+    ),
+    MetricSpec(
+        "reward/missing",
+        "responses that could not be scored (worker lost, server down) / all responses of the iteration",
+        "fraction",
+        "0: a missing response is masked, so every one is lost work",
+        "Above 0 look at the log for the infrastructure error; a wrong answer is never missing, it has reward 0.",
+        "Reward",
+    ),
+    MetricSpec(
+        "reward/masked",
+        "responses left out because they were cut (data.truncated_responses: mask) / all responses",
+        "fraction",
+        "0 unless masking is chosen; then it is response/truncated",
+        "If it is high, most of the work is thrown away: raise data.max_response_tokens.",
+        "Reward",
+    ),
+    MetricSpec(
+        "reward/model_errors",
+        "responses with a reward part that could not judge the answer and gave 0 / all responses",
+        "fraction",
+        "near 0 once the format is learnt",
+        "Look at samples: the answers are probably not in the form the reward expects.",
+        "Reward",
+    ),
+    MetricSpec(
+        "reward/timeouts",
+        "responses with a reward part that ran into its deadline and gave 0 / all responses",
+        "fraction",
+        "near 0; every one costs the deadline in CPU time",
+        "If it rises, the policy has found slow answers: shorten what the reward has to read, or look at samples.",
+        "Reward",
+    ),
+    MetricSpec(
+        "reward/resampled_groups",
+        "dead groups of this rank that were replaced by groups of other prompts",
+        "groups",
+        "falls or rises with reward/dead_groups, up to data.resample_dead_groups",
+        "At its limit the budget is spent: the prompts are too easy or too hard.",
+        "Reward",
+        when="data.resample_dead_groups above 0",
+    ),
+)

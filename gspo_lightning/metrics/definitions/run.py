@@ -1,0 +1,103 @@
+"""The metrics of a run's course: its data, samples and speed."""
+
+from __future__ import annotations
+
+from gspo_lightning.metrics.definitions.spec import MetricSpec
+
+__all__ = ["DATA", "SPEED"]
+
+DATA = (
+    MetricSpec(
+        "data/iteration",
+        "number of the rollout batch that the update trains on, from 0",
+        "iterations",
+        "goes up by one every minibatches_per_rollout x epochs_per_rollout updates",
+        "Use it to read the x axis: a saw-tooth with this period is the policy moving away from its snapshot.",
+        "Data",
+    ),
+    MetricSpec(
+        "data/tokens_per_update",
+        "tokens of the mini-batch over all ranks, prompts included, padding not",
+        "tokens",
+        "steady, or moving with response/length",
+        "If it doubles, so does the time of an update: check response/length and response/truncated.",
+        "Data",
+    ),
+    MetricSpec(
+        "data/micro_batches",
+        "forward and backward passes of this rank's mini-batch",
+        "micro-batches",
+        "1 where the memory allows it; the number never changes a gradient",
+        "If it is high while memory is free, raise data.max_tokens_per_micro_batch.",
+        "Data",
+    ),
+    MetricSpec(
+        "data/mini_batch",
+        "position of the mini-batch in its rollout batch, from 0",
+        "index",
+        "counts up to the updates per iteration and starts again",
+        "Plot ratio/* and clip/* against it: how far the policy moves away within an iteration.",
+        "Data",
+    ),
+    MetricSpec(
+        "samples",
+        "prompt, completion, answer, reward, advantage, tokens and finish reason of some responses of the iteration",
+        "table",
+        "completions that a person would have scored the same way",
+        "Read it first when any curve looks odd.",
+        "Data",
+        kind="text",
+    ),
+    MetricSpec(
+        "how_to_read",
+        "a page that says which tab answers which question, written at the start",
+        "text",
+        "there once, and once more for every resume",
+        "Start there.",
+        "Data",
+        kind="text",
+    ),
+)
+
+SPEED = (
+    MetricSpec(
+        "throughput/generated_tokens_per_s",
+        "response tokens of the iteration over all ranks / time/rollout_s",
+        "tokens per second",
+        "steady; falls as responses get longer and their lengths more unequal",
+        "If it collapses, one endless response holds up the batch: see response/truncated.",
+        "Speed",
+    ),
+    MetricSpec(
+        "throughput/trained_tokens_per_s",
+        "data/tokens_per_update / time/update_s",
+        "tokens per second",
+        "steady",
+        "If it is low, raise data.max_tokens_per_micro_batch so that fewer, larger passes are made.",
+        "Speed",
+    ),
+    MetricSpec(
+        "time/rollout_s",
+        "wall time of the iteration's generation",
+        "seconds",
+        "usually the larger part of an iteration",
+        "If it dominates by far, use a faster rollout source, or more updates per rollout if the clip fraction allows.",
+        "Speed",
+    ),
+    MetricSpec(
+        "time/reward_s",
+        "wall time of scoring the iteration's responses",
+        "seconds",
+        "small against time/rollout_s",
+        "If it is not, give the rewards more worker processes or a shorter timeout.",
+        "Speed",
+    ),
+    MetricSpec(
+        "time/update_s",
+        "wall time of one update: forward and backward of all micro-batches, reduction and optimizer step",
+        "seconds",
+        "proportional to data/tokens_per_update",
+        "A single slow update is usually a checkpoint or another process; a trend is response/length.",
+        "Speed",
+    ),
+)
