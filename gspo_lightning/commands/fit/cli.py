@@ -46,7 +46,6 @@ def run(arguments: list[str], cli: type[TrainingCLI] | None = None) -> int:
     import_plugins(plugin_paths(arguments))
     header = [f"{name} {version}" for name, version in versions().items()]  # of every saved config
     parser = {"exit_on_error": False, "dump_header": header}
-    parsers = {name: dict(parser) for name in ("fit", "validate", "test", "predict")}
     argv, sys.argv = sys.argv, [sys.argv[0], *arguments]  # what Lightning's launcher starts the other ranks with
     try:
         with leaves_no_group(of_many=False):  # the other ranks may be this script, with more to do together
@@ -55,7 +54,7 @@ def run(arguments: list[str], cli: type[TrainingCLI] | None = None) -> int:
                 PromptDataModule,
                 args=arguments,
                 seed_everything_default=1,
-                parser_kwargs={**parser, **parsers},
+                parser_kwargs={**parser, arguments[0]: dict(parser)},
                 parser_class=_Parser,
                 save_config_kwargs={"overwrite": True},
                 auto_configure_optimizers=False,
@@ -98,6 +97,11 @@ class _Parser(LightningArgumentParser):
 
 class TrainingCLI(LightningCLI):
     """The YAML tree: seed_everything, plugins, trainer, model, data."""
+
+    def subcommands(self) -> dict[str, set[str]]:
+        """The one that was asked for: parsers of the others take half of the seconds before a command begins."""
+        known: dict[str, set[str]] = super().subcommands()
+        return {name: skipped for name, skipped in known.items() if name in self.parser_kwargs}
 
     def _parse_ckpt_path(self) -> None:
         """Not as in Lightning: no setting comes out of a checkpoint, least of all which model's code is trusted."""
