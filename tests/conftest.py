@@ -1,28 +1,32 @@
-"""Shared by all tests: one thread, no network, a tiny policy and a few prompts."""
+"""Shared by all tests: one thread, no network, a tiny policy and a few prompts.
+
+Nothing of the package is imported here: pytest-xdist's own process reads this file, too, before it starts the others.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before huggingface_hub is imported: a test never waits for the network
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of child processes, too: their threads would wait for each other
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from transformers import PreTrainedTokenizerFast
 
-from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
-from gspo_lightning.types import Prompt
 from tests.support.leftovers import describe, end_group_and_ranks, threads_left
 from tests.support.order import SEED_VARIABLE, in_order, shuffled
 
-torch.set_num_threads(1)
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from gspo_lightning.policy.policy import Policy
+    from gspo_lightning.types import Prompt
+
+# before torch and huggingface_hub are imported, and for child processes, too
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test never waits for the network
+os.environ["OMP_NUM_THREADS"] = "1"  # threads of several processes would wait for each other
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     seed = os.environ.get(SEED_VARIABLE)
     items[:] = shuffled(items, int(seed)) if seed else in_order(items)
+    gc.freeze()  # a million objects of imported modules, which stay: not looked at again and again
 
 
 @pytest.fixture(autouse=True)
@@ -67,17 +72,24 @@ def cold_starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
+    from gspo_lightning.policy.tiny import character_tokenizer
+
     return character_tokenizer()
 
 
 @pytest.fixture
 def policy(tokenizer: PreTrainedTokenizerFast) -> Policy:
     """A fresh, untrained ``tiny-qwen3`` in eval mode."""
+    from gspo_lightning.policy.policy import Policy
+    from gspo_lightning.policy.tiny import build_tiny_model
+
     return Policy(build_tiny_model("tiny-qwen3", seed=0), tokenizer).eval()
 
 
 @pytest.fixture
 def prompts(tokenizer: PreTrainedTokenizerFast) -> list[Prompt]:
     """Four prompts of different lengths, with ids that are not their positions."""
+    from gspo_lightning.types import Prompt
+
     texts = ["7+5*3-4:", "1:", "9-9:", "2*2*2*2*2:"]
     return [Prompt(10 + 3 * i, text, tuple(tokenizer(text)["input_ids"]), {}) for i, text in enumerate(texts)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from gspo_lightning.metrics.definitions.all import METRICS
 from gspo_lightning.metrics.definitions.spec import MetricSpec
 
-__all__ = ["METRICS", "lookup", "main", "markdown", "pattern"]
+__all__ = ["METRICS", "lookup", "main", "markdown", "tag_pattern"]
 
 _INTRO = """\
 # Metrics
@@ -68,12 +68,12 @@ def lookup(tag: str) -> MetricSpec | None:
     'reward'
     """
     for spec in METRICS:
-        if re.fullmatch(pattern(spec.tag), tag):
+        if re.fullmatch(tag_pattern(spec.tag), tag):
             return spec
     return None
 
 
-def pattern(tag: str) -> str:
+def tag_pattern(tag: str) -> str:
     """``<k>`` is a number, any other ``<...>`` a name; everything else stands for itself."""
     pieces = re.split(r"(<\w+>)", tag)
     return "".join({"<k>": r"\d+"}.get(p, ".+") if p.startswith("<") else re.escape(p) for p in pieces)

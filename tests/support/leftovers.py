@@ -9,8 +9,6 @@ import time
 from collections.abc import Iterable, Set
 from weakref import WeakSet
 
-import torch.distributed as dist
-
 __all__ = ["RANK_VARIABLES", "describe", "end_group_and_ranks", "threads_left"]
 
 RANK_VARIABLES = (
@@ -36,6 +34,8 @@ _named: WeakSet[threading.Thread] = WeakSet()
 
 def end_group_and_ranks() -> list[str]:
     """End the default process group and take away the variables of ranks; says what there was."""
+    import torch.distributed as dist  # not above: see tests/conftest.py
+
     left = []
     if dist.is_available() and dist.is_initialized():
         left.append(f"a torch.distributed process group ({dist.get_backend()}, {dist.get_world_size()} ranks)")

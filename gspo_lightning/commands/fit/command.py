@@ -43,7 +43,6 @@ def run(arguments: list[str], cli: type[TrainingCLI] = TrainingCLI) -> int:
     import_plugins(plugin_paths(arguments))
     header = [f"{name} {version}" for name, version in versions().items()]  # of every saved config
     parser = {"exit_on_error": False, "dump_header": header}
-    parsers = {name: dict(parser) for name in ("fit", "validate", "test", "predict")}
     argv, sys.argv = sys.argv, [sys.argv[0], *arguments]  # what Lightning's launcher starts the other ranks with
     try:
         with leaves_no_group(of_many=False):  # the other ranks may be this script, with more to do together
@@ -52,7 +51,7 @@ def run(arguments: list[str], cli: type[TrainingCLI] = TrainingCLI) -> int:
                 PromptDataModule,
                 args=arguments,
                 seed_everything_default=1,
-                parser_kwargs={**parser, **parsers},
+                parser_kwargs={**parser, arguments[0]: dict(parser)},
                 parser_class=Parser,
                 save_config_kwargs={"overwrite": True},
                 auto_configure_optimizers=False,
