@@ -68,7 +68,7 @@ def test_every_sum_is_read_and_every_number_has_one_definition(summed: dict[str,
     read = {spec.reading.name for spec in METRICS if spec.reading is not None}
     assert set(summed) - read == OF_ONE_OBJECTIVE
     for tag in update_scalars(summed):
-        assert len([spec for spec in METRICS if re.fullmatch(pattern(spec.tag), tag)]) == 1, tag
+        assert len([spec for spec in METRICS if re.fullmatch(tag_pattern(spec.tag), tag)]) == 1, tag
 
 
 def test_every_metric_that_is_read_from_a_sum_is_logged(summed: dict[str, tuple[float, float]]) -> None:
