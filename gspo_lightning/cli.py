@@ -29,7 +29,10 @@ COMMANDS = {
     "replay": "do an update again from its dump: one that was not finite, or that raised an alarm",
     "doctor": "versions, devices, and a self-test of the sandbox",
 }
-"""Commands of their own: each is ``main(argv) -> int`` in ``gspo_lightning.commands.<name>``, a file or a package."""
+"""Commands of their own: each is ``main(argv) -> int`` in ``gspo_lightning.commands.<name>``, a file or a package.
+
+``compare`` is given :func:`main` besides, for the runs that it makes.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,9 +115,8 @@ def _usage() -> str:
 
 
 def _complain(error: Exception) -> None:
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0 or not isinstance(
-        error, UserError
-    ):  # the user's: one, not one a rank
+    first = int(os.environ.get("LOCAL_RANK", "0")) == 0
+    if first or not isinstance(error, UserError):  # the user's mistake is said once, not once a rank
         print(f"error: {error}", file=sys.stderr)
 
 

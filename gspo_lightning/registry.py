@@ -27,12 +27,12 @@ __all__ = [
 
 KINDS: dict[str, tuple[str, str]] = {
     "objectives": ("gspo_lightning.objectives", "Objective"),
-    "advantages": ("gspo_lightning.advantages.within_groups", "Advantages"),
+    "advantages": ("gspo_lightning.advantages", "Advantages"),
     "rewards": ("gspo_lightning.rewards", "Reward"),
     "rollouts": ("gspo_lightning.rollouts", "RolloutSource"),
     "environments": ("gspo_lightning.environments", "Environment"),
     "tools": ("gspo_lightning.environments", "Tool"),
-    "old_policies": ("gspo_lightning.old_policy.snapshots", "OldPolicy"),
+    "old_policies": ("gspo_lightning.old_policy", "OldPolicy"),
     "prompts": ("gspo_lightning.prompts", "PromptSet"),
 }
 """Kind -> (module, base class). Importing the module defines the built-in members of the kind."""

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from gspo_lightning.cli import main
 from gspo_lightning.resume import manifest_path
 from tests.runs import runs
 
@@ -57,6 +59,14 @@ def test_a_checkpoint_of_724d79e_goes_on_as_it_would_have_then(name: str, tmp_pa
     allowed = 0.0 if same_machine(name) else ROUNDING
     assert of_weights <= allowed
     assert of_scalars <= allowed
+
+
+def test_a_checkpoint_of_724d79e_can_be_exported(tmp_path: Path) -> None:
+    file = MADE / "snapshot" / "version_0" / "checkpoints" / "step-00000006.ckpt"
+    assert main(["export", str(file), str(tmp_path / "exported")]) == 0
+    weights = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").state_dict()
+    trained = torch.load(file, weights_only=True)["state_dict"]
+    assert all(torch.equal(weights[name], trained[f"policy.model.{name}"]) for name in weights)
 
 
 def without_the_buffer(checkpoint: dict[str, Any]) -> None:
