@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gspo_lightning.metrics.sums import MetricSums
-from gspo_lightning.metrics.table import METRICS, lookup
+from gspo_lightning.metrics.table import METRICS, lookup, tag_pattern
 from gspo_lightning.metrics.update import update_scalars
 from gspo_lightning.objectives import GSPO, Objective
 from gspo_lightning.old_policy.snapshots import CachedLogProbs
