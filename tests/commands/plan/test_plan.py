@@ -89,7 +89,7 @@ def test_small_models_are_copied_to_decode(job: Job, monkeypatch: pytest.MonkeyP
     assert memory_of(packed, CPU).items["weights, transposed"] == {SAMPLING: total}
     assert "weights, transposed" not in memory_of(job, CPU).items
     assert "weights, transposed" not in memory_of(dataclasses.replace(packed, precision="bf16-mixed"), CPU).items
-    monkeypatch.setattr(memory, "LARGEST", total - 1)
+    monkeypatch.setattr(memory, "LARGEST_COPY", total - 1)
     assert "weights, transposed" not in memory_of(packed, CPU).items
 
 
