@@ -26,7 +26,7 @@ from gspo_lightning.policy.settings import Layout
 from gspo_lightning.randomness import Purpose, stream
 from gspo_lightning.rollouts import GroupedSampler
 from gspo_lightning.types import MiniBatch, Rollout, SamplingParams
-from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
+from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_count
 from gspo_lightning.update.optimizers import fuse
 
 __all__ = ["Ours", "recorded"]
@@ -110,19 +110,11 @@ class Ours:
     def accumulate(self, batch: MiniBatch, phases: Phases, sums: MetricSums, on_policy: bool = False) -> None:
         """The gradient of one mini-batch."""
         batch = batch.to(self.policy.device)
+        terms = LossTerms(self.policy, self.old_policy, self.objective, 1.0)
         denominator = mini_batch_count(self.objective, batch.micro_batches)
         for part in batch.micro_batches:
             with phases("forward"), self.context():
-                loss = micro_batch_loss(
-                    part,
-                    policy=self.policy,
-                    old_policy=self.old_policy,
-                    objective=self.objective,
-                    temperature=1.0,
-                    denominator=denominator,
-                    sums=sums,
-                    on_policy=on_policy,
-                )
+                loss = micro_batch_loss(part, terms, denominator=denominator, sums=sums, on_policy=on_policy)
             with phases("backward"):
                 loss.backward()
 

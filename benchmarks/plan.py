@@ -28,7 +28,7 @@ from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.policy.lora import LoRA, add_adapters
 from gspo_lightning.policy.settings import Layout, ModelSettings
 from gspo_lightning.types import MiniBatch
-from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
+from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_count
 
 __all__ = ["CASES", "PlanCase", "compare"]
 
@@ -143,13 +143,11 @@ def _child(case: PlanCase, send: Any) -> None:
 def _update(ours: Ours, batch: MiniBatch, context: AbstractContextManager[Any]) -> None:
     """As ``GSPOModule.training_step``: all micro-batches in one precision context."""
     ours.optimizer.zero_grad(set_to_none=True)
+    terms = LossTerms(ours.policy, ours.old_policy, ours.objective, 1.0)
     denominator = mini_batch_count(ours.objective, batch.micro_batches)
     with context:
         for part in batch.micro_batches:
-            loss = micro_batch_loss(
-                part, policy=ours.policy, old_policy=ours.old_policy, objective=ours.objective, temperature=1.0,
-                denominator=denominator, sums=MetricSums(),
-            )  # fmt: skip
+            loss = micro_batch_loss(part, terms, denominator=denominator, sums=MetricSums())
             with torch.autocast("cpu", enabled=False):
                 loss.backward()
             del loss

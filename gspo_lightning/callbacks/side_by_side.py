@@ -109,21 +109,12 @@ class SideBySide(Callback):
     ) -> tuple[dict[str, float], list[Tensor]]:
         """What is measured of an objective on a mini-batch, and its gradient, a tensor a parameter."""
         sums, on_policy = MetricSums("basic"), module.on_policy(batch)
+        terms = dataclasses.replace(module.terms(), objective=objective)
         denominator = mini_batch_count(objective, batch.micro_batches)
         module.policy.zero_grad(set_to_none=True)
         for part in batch.micro_batches:
             with trainer.precision_plugin.forward_context():
-                loss = micro_batch_loss(
-                    part,
-                    policy=module.policy,
-                    old_policy=module.old_policy,
-                    objective=objective,
-                    temperature=module.data.settings.temperature,
-                    denominator=denominator,
-                    segments=module.segments(part),
-                    sums=sums,
-                    on_policy=on_policy,
-                )
+                loss = micro_batch_loss(part, terms, denominator=denominator, sums=sums, on_policy=on_policy)
             loss.backward()
         gradient = [p.grad.detach().cpu() for p in module.policy.parameters() if p.grad is not None]
         module.policy.zero_grad(set_to_none=True)

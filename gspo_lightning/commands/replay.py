@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +61,7 @@ def replay(dump: Dump) -> tuple[list[str], dict[str, float]]:
     from gspo_lightning.policy.rope import pin_rope
     from gspo_lightning.policy.routing import hook_routers
     from gspo_lightning.registry import component
-    from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
+    from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_count
     from gspo_lightning.update.router_loss import load_balance
 
     objective = component("objectives", dump.objective["class"])(**dump.objective["settings"])
@@ -73,6 +75,7 @@ def replay(dump: Dump) -> tuple[list[str], dict[str, float]]:
         policy.routing = hook_routers(policy.backbone, "R2" if replayed else "off")
     found = [f"weight {name}" for name, value in dump.weights.items() if not _finite(value)]
     parts = dump.mini_batch.micro_batches
+    terms = LossTerms(policy, CachedLogProbs(), objective, dump.temperature)
     denominator = mini_batch_count(objective, parts)
     balance = load_balance(dump.router_aux_loss_coef, policy, parts, dump.temperature)
     sums, gradient = MetricSums(), {name: torch.zeros_like(p) for name, p in policy.named_parameters()}
@@ -82,8 +85,8 @@ def replay(dump: Dump) -> tuple[list[str], dict[str, float]]:
         found += _rows(dump, number, part, "log-probabilities of the run", dump.logprobs[number])
         policy.zero_grad(set_to_none=True)
         loss = micro_batch_loss(
-            part, policy=policy, old_policy=CachedLogProbs(), objective=objective, temperature=dump.temperature,
-            denominator=denominator, sums=sums, segments=segments, balance=balance,
+            part, dataclasses.replace(terms, segments=partial(_given, segments)),
+            denominator=denominator, sums=sums, balance=balance,
         )  # fmt: skip
         if not bool(torch.isfinite(loss)):
             found.append(f"micro-batch {number}: loss {float(loss)}")
@@ -96,6 +99,10 @@ def replay(dump: Dump) -> tuple[list[str], dict[str, float]]:
     values = update_scalars(sums.reduce()[0])
     values["optim/gradient_norm"] = float(torch.nn.utils.get_total_norm(list(gradient.values())))
     return found, {name: values[name] for name in SHOWN if name in values}
+
+
+def _given(segments: Tensor | None, _: MicroBatch) -> Tensor | None:
+    return segments
 
 
 def _finite(value: Tensor) -> bool:

@@ -135,6 +135,12 @@ def respond(
         source.on_group = None
         policy.train(training)
     generated = time.perf_counter()
+    _judge(groups, begun, rewards)
+    return groups, {"time/rollout_s": generated - start, "time/reward_s": time.perf_counter() - generated}
+
+
+def _judge(groups: Groups, begun: Sequence[tuple[Sequence[Rollout], Pending]], rewards: Scorer) -> None:
+    """Wait for the verdicts that have begun, ask for the others, and fill all of them in."""
     if isinstance(rewards, RewardRunner):
         early = {id(r) for group, _ in begun for r in group}
         late = [r for r in _known(r for g in groups for r in g) if id(r) not in early]
@@ -145,7 +151,6 @@ def respond(
         scores = list(rewards.score([_sample(r) for r in scored]))
     for rollout, score in zip(scored, scores, strict=True):
         _fill(rollout, score)
-    return groups, {"time/rollout_s": generated - start, "time/reward_s": time.perf_counter() - generated}
 
 
 def _answering(source: Generator) -> object | None:

@@ -178,8 +178,7 @@ class PromptDataModule(LightningDataModule):
         check_sources(self.settings, self.rollouts, rewards, reward_weights or {}, turn_credit)
         evaluation.check(rewards)
         if isinstance(self.rollouts, EnvironmentRollouts):
-            self.rollouts.system_prompt = system_prompt
-            self.rollouts.chat_template_kwargs = dict(chat_template_kwargs or {})
+            self.rollouts.system_prompt, self.rollouts.chat_template_kwargs = system_prompt, chat_template_kwargs or {}
         self.loader = ExperienceLoader(self._roll_out, minibatches_per_rollout, epochs_per_rollout, seed)
         self.memory = MemoryLimit(max_tokens_per_micro_batch)
         self.partial: PartialRollouts | None = None
@@ -188,10 +187,8 @@ class PromptDataModule(LightningDataModule):
         self._prefetcher = RolloutPrefetcher[Sampled](max_staleness) if max_staleness else None
         self._asking = threading.Lock()  # a source answers one question at a time
         self._runner: RewardRunner | None = None
-        self._sets = PromptSets(
-            {"train": train, "val": val, "test": test or val, "predict": predict or val},
-            columns or {}, max_prompt_tokens, system_prompt, dict(chat_template_kwargs or {}),
-        )  # fmt: skip
+        sources = {"train": train, "val": val, "test": test or val, "predict": predict or val}
+        self._sets = PromptSets(sources, columns or {}, max_prompt_tokens, system_prompt, chat_template_kwargs or {})
 
     # before a run ------------------------------------------------------------------------------------------------
 
@@ -221,8 +218,7 @@ class PromptDataModule(LightningDataModule):
                     self._retrying(self.rollouts), self._order.at, in_flight=in_flight, groups=groups,
                     max_carry=self.settings.max_carry,
                 )  # fmt: skip
-        source = self.rollouts if stage == "fit" else self.rollouts.for_evaluation()
-        source.open(self.longest)
+        (self.rollouts if stage == "fit" else self.rollouts.for_evaluation()).open(self.longest)
         if self._runner is None:
             runner = self.runner  # the workers start now: their import time hides behind the model's
             others = [(p.columns, p.text) for p in self._sets.examples(OTHERS)]

@@ -47,7 +47,8 @@ from gspo_lightning.training.trainer_checks import check_accumulation, check_mea
 from gspo_lightning.types import MicroBatch, MiniBatch
 from gspo_lightning.update.clipping import clip_gradients
 from gspo_lightning.update.dump import make_dump
-from gspo_lightning.update.micro_batches import LossTerms, all_but_last_backward, backward_here
+from gspo_lightning.update.loss import LossTerms
+from gspo_lightning.update.micro_batches import all_but_last_backward, backward_here
 from gspo_lightning.update.nonfinite import NonFiniteGuard, OnNonFinite, check_weights
 from gspo_lightning.update.router_loss import changed_routes
 from gspo_lightning.update.schedules import step_plateaus
@@ -157,23 +158,19 @@ class GSPOModule(PolicyModule):
 
     def on_policy(self, batch: MiniBatch) -> bool:
         """Whether this update is the first on its rollouts, and the snapshot they come from is the policy of now."""
-        first = batch.index == 0 and self.old_policy.due(batch.iteration)
-        return first and not self.old_logprobs.as_behaviour
+        return batch.index == 0 and self.old_policy.due(batch.iteration) and not self.old_logprobs.as_behaviour
 
     def segments(self, part: MicroBatch) -> Tensor | None:
         """[N, T] segment numbers where the objective is over delimited segments."""
         if not self.segment_delimiters:
             return None
-        encode = self.tokenizer.encode
-        ends = [encode(text, add_special_tokens=False)[-1] for text in self.segment_delimiters]
+        ends = [self.tokenizer.encode(text, add_special_tokens=False)[-1] for text in self.segment_delimiters]
         return segments_by_delimiter(part.response_ids, part.response_mask, ends)
 
     def terms(self) -> LossTerms:
         """What the loss of this run is made of."""
-        return LossTerms(
-            self.policy, self.old_policy, self.objective, self.data.settings.temperature,
-            self.segments, self.router_aux_loss_coef,
-        )  # fmt: skip
+        temperature, coef = self.data.settings.temperature, self.router_aux_loss_coef
+        return LossTerms(self.policy, self.old_policy, self.objective, temperature, self.segments, coef)
 
     # building ----------------------------------------------------------------------------------------------------
 

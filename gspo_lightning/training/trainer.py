@@ -45,7 +45,8 @@ from gspo_lightning.rollouts import GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.training.trainer_config import GSPOConfig
 from gspo_lightning.types import MiniBatch, Prompt
-from gspo_lightning.update.micro_batches import LossTerms, all_but_last_backward
+from gspo_lightning.update.loss import LossTerms
+from gspo_lightning.update.micro_batches import all_but_last_backward
 from gspo_lightning.update.optimizers import fuse
 
 __all__ = ["GSPOConfig", "GSPOTrainer", "RewardFunction"]

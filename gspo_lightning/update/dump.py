@@ -15,7 +15,7 @@ from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.resume import atomic_file
 from gspo_lightning.strategies.sharding import full_weights, in_step, is_sharded
 from gspo_lightning.types import MiniBatch
-from gspo_lightning.update.micro_batches import LossTerms
+from gspo_lightning.update.loss import LossTerms
 
 __all__ = ["Dump", "make_dump"]
 

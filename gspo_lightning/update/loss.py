@@ -5,7 +5,8 @@ The Lightning module and :class:`gspo_lightning.GSPOTrainer` both train with thi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,10 +18,35 @@ from gspo_lightning.objectives import Objective
 from gspo_lightning.objectives.shapes import check_count
 from gspo_lightning.old_policy.base import OldPolicy
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.routing import LOAD, LoadBalance, recording, routing_sums
-from gspo_lightning.types import MicroBatch
+from gspo_lightning.policy.routing import LOAD, LoadBalance, Tape, recording, routing_sums
+from gspo_lightning.types import MicroBatch, ObjectiveOutput
 
-__all__ = ["micro_batch_loss", "mini_batch_count"]
+__all__ = ["LossTerms", "micro_batch_loss", "mini_batch_count"]
+
+
+def _no_segments(_: MicroBatch) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerms:
+    """What the loss of a run is made of.
+
+    Args:
+        policy: is trained.
+        old_policy: knows the old log-probabilities.
+        objective: turns log-probabilities and advantages into a loss.
+        temperature: the one responses were sampled at, > 0.
+        segments: [N, T] int64 segment numbers of a micro-batch, for objectives over given segments.
+        router_aux_loss_coef: weight of the routers' load-balancing loss.
+    """
+
+    policy: Policy
+    old_policy: OldPolicy
+    objective: Objective
+    temperature: float
+    segments: Callable[[MicroBatch], Tensor | None] = _no_segments
+    router_aux_loss_coef: float = 0.0
 
 
 def mini_batch_count(objective: Objective, micro_batches: Sequence[MicroBatch]) -> Tensor:
@@ -30,14 +56,10 @@ def mini_batch_count(objective: Objective, micro_batches: Sequence[MicroBatch]) 
 
 def micro_batch_loss(
     part: MicroBatch,
+    terms: LossTerms,
     *,
-    policy: Policy,
-    old_policy: OldPolicy,
-    objective: Objective,
-    temperature: float,
     denominator: Tensor,
     sums: MetricSums,
-    segments: Tensor | None = None,
     on_policy: bool = False,
     balance: LoadBalance | None = None,
 ) -> Tensor:
@@ -45,21 +67,19 @@ def micro_batch_loss(
 
     Args:
         part: N rows on the policy's device.
-        policy: is trained.
-        old_policy: knows the old log-probabilities of ``part``.
-        objective: turns log-probabilities and advantages into a loss.
-        temperature: the one responses were sampled at, > 0.
+        terms: of the loss.
         denominator: :func:`mini_batch_count` of the whole mini-batch, summed over ranks. It makes the gradient
             independent of how the mini-batch was cut.
         sums: what is measured is added here.
-        segments: [N, T] int64, for objectives over given segments.
         on_policy: no update has been made since the snapshot, so that its log-probabilities are the policy's own.
-        balance: of the mini-batch, where routers have a loss of their own (:func:`load_balance`).
+        balance: of the mini-batch, where routers have a loss of their own
+            (:func:`gspo_lightning.update.router_loss.load_balance`).
     """
+    policy = terms.policy
     with recording(policy.routing, with_scores=balance is not None) as tape:
-        logprobs, entropy = policy(part, temperature)
-    old_logprobs = old_policy.logprobs(part, temperature, logprobs if on_policy else None)
-    out = objective(
+        logprobs, entropy = policy(part, terms.temperature)
+    old_logprobs = terms.old_policy.logprobs(part, terms.temperature, logprobs if on_policy else None)
+    out = terms.objective(
         logprobs,
         old_logprobs,
         part.advantages,
@@ -67,26 +87,37 @@ def micro_batch_loss(
         behaviour_logprobs=part.behaviour_logprobs,
         ref_logprobs=part.ref_logprobs,
         entropy=entropy,
-        segments=segments,
+        segments=terms.segments(part),
         denominator=denominator,
     )
-    no_count = torch.zeros_like(denominator)  # shares of a loss add up; there is nothing to divide them by
-    measured = out.sums | {"loss": (out.loss, no_count)} | measure_mismatch(part, old_logprobs)
-    if old_logprobs is part.behaviour_logprobs:  # 0 without a measurement
-        measured = {name: pair for name, pair in measured.items() if not name.startswith("kl_behaviour_old")}
-    sums.add(measured)
-    log_ratios = sequence_log_ratios(logprobs.detach(), old_logprobs, part.response_mask)
-    sums.add_vector("ratio", ratio_histogram(log_ratios))
-    if sums.level == "full":
-        for name, counts in ratio_counts(logprobs, old_logprobs, part.response_mask, part.advantages).items():
-            sums.add_vector(name, counts)
-    sums.add_max("ratio/max", out.ratio)  # 1 at masked positions
-    if tape is not None and policy.routing is not None and sums.level != "off":
-        routes, load = routing_sums(tape, part, policy.routing)
-        sums.add(routes)
-        sums.add_vector(LOAD, load)
-    if balance is None or tape is None or policy.routing is None:
+    _measure(sums, out, part, logprobs, old_logprobs, denominator)
+    if tape is None or policy.routing is None:
+        return out.loss
+    _measure_routes(sums, tape, part, policy)
+    if balance is None:
         return out.loss
     uneven = balance.share(tape, part, policy.routing, policy.packed)
     sums.add({"router_aux_loss": uneven})
     return out.loss + balance.coef * uneven[0]
+
+
+def _measure(
+    sums: MetricSums, out: ObjectiveOutput, part: MicroBatch, new: Tensor, old: Tensor, denominator: Tensor
+) -> None:
+    no_count = torch.zeros_like(denominator)  # shares of a loss add up; there is nothing to divide them by
+    measured = out.sums | {"loss": (out.loss, no_count)} | measure_mismatch(part, old)
+    if old is part.behaviour_logprobs:  # 0 without a measurement
+        measured = {name: pair for name, pair in measured.items() if not name.startswith("kl_behaviour_old")}
+    sums.add(measured)
+    sums.add_vector("ratio", ratio_histogram(sequence_log_ratios(new.detach(), old, part.response_mask)))
+    if sums.level == "full":
+        for name, counts in ratio_counts(new, old, part.response_mask, part.advantages).items():
+            sums.add_vector(name, counts)
+    sums.add_max("ratio/max", out.ratio)  # 1 at masked positions
+
+
+def _measure_routes(sums: MetricSums, tape: Tape, part: MicroBatch, policy: Policy) -> None:
+    if policy.routing is not None and sums.level != "off":
+        routes, load = routing_sums(tape, part, policy.routing)
+        sums.add(routes)
+        sums.add_vector(LOAD, load)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,40 +11,12 @@ from torch import Tensor
 
 from gspo_lightning.distributed import all_sum, largest, rank_and_world
 from gspo_lightning.metrics.sums import MetricSums
-from gspo_lightning.objectives import Objective
-from gspo_lightning.old_policy.base import OldPolicy
 from gspo_lightning.packing.batches import filler
-from gspo_lightning.policy.policy import Policy
 from gspo_lightning.types import MicroBatch
-from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
+from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_count
 from gspo_lightning.update.router_loss import load_balance
 
-__all__ = ["LossTerms", "all_but_last_backward", "backward_here"]
-
-
-def _no_segments(_: MicroBatch) -> None:
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class LossTerms:
-    """What the loss of a run is made of.
-
-    Args:
-        policy: is trained.
-        old_policy: knows the old log-probabilities.
-        objective: turns log-probabilities and advantages into a loss.
-        temperature: the one responses were sampled at, > 0.
-        segments: [N, T] segment numbers of a micro-batch, for objectives over given segments.
-        router_aux_loss_coef: weight of the routers' load-balancing loss.
-    """
-
-    policy: Policy
-    old_policy: OldPolicy
-    objective: Objective
-    temperature: float
-    segments: Callable[[MicroBatch], Tensor | None] = _no_segments
-    router_aux_loss_coef: float = 0.0
+__all__ = ["all_but_last_backward", "backward_here"]
 
 
 def all_but_last_backward(
@@ -75,16 +46,7 @@ def all_but_last_backward(
 
     def loss(part: MicroBatch) -> Tensor:
         return world * micro_batch_loss(
-            part,
-            policy=terms.policy,
-            old_policy=terms.old_policy,
-            objective=terms.objective,
-            temperature=terms.temperature,
-            denominator=denominator,
-            segments=terms.segments(part),
-            sums=sums,
-            on_policy=on_policy,
-            balance=balance,
+            part, terms, denominator=denominator, sums=sums, on_policy=on_policy, balance=balance
         )
 
     for part in parts[:-1]:

@@ -16,7 +16,7 @@ from gspo_lightning.old_policy.snapshots import CachedLogProbs
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import hook_routers
 from gspo_lightning.types import MicroBatch
-from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
+from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_count
 from gspo_lightning.update.router_loss import load_balance
 from tests.objectives.reference_formulas import CASES
 from tests.support.model_families import build_policy
@@ -58,7 +58,7 @@ def summed() -> dict[str, tuple[float, float]]:
 def sums_of(objective: Objective, policy: Policy, part: MicroBatch) -> dict[str, tuple[float, float]]:
     sums = MetricSums("full")
     micro_batch_loss(
-        part, policy=policy, old_policy=CachedLogProbs(), objective=objective, temperature=1.0, sums=sums,
+        part, LossTerms(policy, CachedLogProbs(), objective, 1.0), sums=sums,
         denominator=mini_batch_count(objective, [part]), balance=load_balance(0.1, policy, [part], 1.0),
     )  # fmt: skip
     return sums.reduce()[0]

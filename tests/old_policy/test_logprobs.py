@@ -17,7 +17,7 @@ from gspo_lightning.old_policy.snapshots import CachedLogProbs, ResidentSnapshot
 from gspo_lightning.packing.batches import make_mini_batches
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.types import FinishReason, MicroBatch, MiniBatch, Prompt, Rollout
-from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
+from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_count
 from tests.support.model_families import build_policy
 
 NOISE = 1e-5
@@ -69,8 +69,7 @@ def gradients(
     count = mini_batch_count(objective, batch.micro_batches)
     for part in batch.micro_batches:
         micro_batch_loss(
-            part, policy=policy, old_policy=old, objective=objective, temperature=1.0, denominator=count, sums=sums,
-            on_policy=on_policy,
+            part, LossTerms(policy, old, objective, 1.0), denominator=count, sums=sums, on_policy=on_policy
         ).backward()  # fmt: skip
     return [p.grad.clone() for p in policy.parameters() if p.grad is not None], sums
 

@@ -25,6 +25,7 @@ from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rollouts import Draws, GroupedSampler, RolloutSource, TransformersGenerate
 from gspo_lightning.types import MicroBatch, MiniBatch, Prompt, SamplingParams
 from gspo_lightning.update.dump import Dump, make_dump
+from gspo_lightning.update.loss import LossTerms
 from tests.policy.test_checks import batch
 from tests.support.exact_families import SWITCH, exact_model
 
@@ -138,8 +139,8 @@ def test_a_replay_has_the_factors_of_its_run(tmp_path: Path) -> None:
     rows = batch({5: [3, 6], 9: [4]})  # short ones: left alone, a replay would take the short factors
     rows.advantages = torch.tensor([1.0, -1.0, 0.5])
     dump = make_dump(
-        MiniBatch([rows], 1, 0), policy, CachedLogProbs(), GSPO(), 0.7, on_policy=True, update=1, values={}, rewards={},
-        rng={}, model=ModelSettings(str(tmp_path / "model")), segments=[None], longest=LONGEST,
+        MiniBatch([rows], 1, 0), LossTerms(policy, CachedLogProbs(), GSPO(), 0.7), on_policy=True, update=1, values={},
+        rewards={}, rng={}, model=ModelSettings(str(tmp_path / "model")), longest=LONGEST,
     )  # fmt: skip
     found = Dump.read(dump.write(tmp_path, 0))
     assert replay(found)[1]["ratio/log_sequence_std"] <= 1e-6

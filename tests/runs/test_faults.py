@@ -14,7 +14,7 @@ import torch
 
 from gspo_lightning.rollouts import GroupedSampler
 from gspo_lightning.rollouts.sampler.decoding import SharedDecoder
-from gspo_lightning.training import module
+from gspo_lightning.update import micro_batches
 from tests.runs import runs
 from tests.runs.processes import Command
 
@@ -25,19 +25,19 @@ ROWS = 4
 
 
 def small_memory() -> None:
-    original = module.micro_batch_loss
+    original = micro_batches.micro_batch_loss
 
-    def limited(part: Any, **rest: Any) -> torch.Tensor:
+    def limited(part: Any, *rest: Any, **more: Any) -> torch.Tensor:
         if part.input_ids.shape[0] > ROWS:
             torch.empty(1 << 60)
-        return original(part, **rest)
+        return original(part, *rest, **more)
 
-    module.micro_batch_loss = limited  # type: ignore[assignment]
+    micro_batches.micro_batch_loss = limited  # type: ignore[assignment]
 
 
 @pytest.fixture
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "micro_batch_loss", module.micro_batch_loss)  # restored afterwards
+    monkeypatch.setattr(micro_batches, "micro_batch_loss", micro_batches.micro_batch_loss)  # restored afterwards
     small_memory()
 
 
@@ -78,7 +78,7 @@ def test_out_of_memory_repeats_the_update_in_smaller_pieces(
 ) -> None:
     whole = runs.fit(tmp_path / "whole", *OPTIONS, *SGD)
     with monkeypatch.context() as patched:
-        patched.setattr(module, "micro_batch_loss", module.micro_batch_loss)
+        patched.setattr(micro_batches, "micro_batch_loss", micro_batches.micro_batch_loss)
         small_memory()
         run = runs.fit(tmp_path / "small", *OPTIONS, *SGD)
     assert "out of memory in update 1: a micro-batch of 16 rows and" in capsys.readouterr().err
@@ -108,7 +108,7 @@ def test_a_sequence_that_does_not_fit_is_a_clear_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(globals(), "ROWS", 0)
-    monkeypatch.setattr(module, "micro_batch_loss", module.micro_batch_loss)
+    monkeypatch.setattr(micro_batches, "micro_batch_loss", micro_batches.micro_batch_loss)
     small_memory()
     runs.fit(tmp_path, *OPTIONS, code=1)
     error = capsys.readouterr().err

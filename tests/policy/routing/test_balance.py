@@ -19,7 +19,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import hook_routers, routers_of
 from gspo_lightning.policy.routing.balance import _probabilities
 from gspo_lightning.types import MicroBatch
-from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
+from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_count
 from gspo_lightning.update.router_loss import load_balance
 from tests.support.model_families import build_policy
 
@@ -69,7 +69,7 @@ def test_the_gradient_is_that_of_transformers(pieces: str, packed: bool) -> None
     denominator, sums, objective = mini_batch_count(GSPO(), parts), MetricSums(), GSPO()
     for piece in parts:
         micro_batch_loss(
-            piece, policy=policy, old_policy=CachedLogProbs(), objective=objective, temperature=1.0,
+            piece, LossTerms(policy, CachedLogProbs(), objective, 1.0),
             denominator=denominator, sums=sums, balance=balance,
         ).backward()  # fmt: skip
     found = gradients(policy)
