@@ -14,8 +14,8 @@ from gspo_lightning.rewards.format import FormatReward
 from gspo_lightning.rewards.function import FunctionReward
 from gspo_lightning.rewards.logic.puzzle import LogicPuzzle
 from gspo_lightning.rewards.math.verifier import MathVerifier
-from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
-from gspo_lightning.rewards.workers.runner import Pending, RewardRunner, SampleScore
+from gspo_lightning.rewards.types import Sample, SampleScore, Score, ScoreStatus
+from gspo_lightning.rewards.workers.runner import Pending, RewardRunner
 
 __all__ = [
     "CodeExecutor",

@@ -1,4 +1,4 @@
-"""The nouns of judging: a sample, its score, and what became of it."""
+"""The nouns of judging: a sample, a verdict on it, what became of that, and all verdicts together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Sample", "Score", "ScoreStatus"]
+__all__ = ["Sample", "SampleScore", "Score", "ScoreStatus"]
 
 
 class ScoreStatus(StrEnum):
@@ -21,6 +21,9 @@ class ScoreStatus(StrEnum):
     """Judging the answer used up its CPU time: the model's mistake, reward 0."""
     MISSING = "missing"
     """There is no reward (None): the sample takes no part in statistics or the loss."""
+
+
+_SEVERITY = (ScoreStatus.MISSING, ScoreStatus.TIMEOUT, ScoreStatus.MODEL_ERROR, ScoreStatus.OK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +63,26 @@ class Score:
     def missing(cls, detail: str) -> Score:
         """No reward: nobody can say what the answer is worth."""
         return cls(None, ScoreStatus.MISSING, detail)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleScore:
+    """The verdicts on one sample.
+
+    ``reward`` is the weighted sum of the parts, or None (*missing*) if a part of non-zero weight is missing.
+    """
+
+    reward: float | None
+    parts: dict[str, Score]
+
+    @property
+    def status(self) -> ScoreStatus:
+        """The worst status of a part: missing, then timeout, then model_error, then ok."""
+        return min((p.status for p in self.parts.values()), key=_SEVERITY.index)
+
+    @property
+    def detail(self) -> str:
+        """The details of the parts, with their names if there is more than one."""
+        if len(self.parts) == 1:
+            return next(iter(self.parts.values())).detail
+        return "; ".join(f"{name}: {part.detail}" for name, part in self.parts.items() if part.detail)

@@ -7,7 +7,6 @@ import os
 import sys
 import weakref
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,43 +15,19 @@ from gspo_lightning.registry import import_plugins, plugin_files
 from gspo_lightning.rewards.base import Reward
 from gspo_lightning.rewards.canned import canned, conversation_columns, silent
 from gspo_lightning.rewards.signature import BUILT_IN
-from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
+from gspo_lightning.rewards.types import Sample, SampleScore, Score, ScoreStatus
 from gspo_lightning.rewards.workers.dispatcher import Dispatcher
 from gspo_lightning.rewards.workers.jobs import Job, Limits
 from gspo_lightning.rewards.workers.judge import is_refusal, judge, plugin_error
 from gspo_lightning.rewards.workers.protocol import Setup
 from gspo_lightning.rewards.workers.settings import check_settings, default_workers, fill_weights, pickle_rewards
 
-__all__ = ["Pending", "RewardRunner", "SampleScore"]
+__all__ = ["Pending", "RewardRunner"]
 
 log = logging.getLogger(__name__)
 
-_SEVERITY = (ScoreStatus.MISSING, ScoreStatus.TIMEOUT, ScoreStatus.MODEL_ERROR, ScoreStatus.OK)
 _FEW_LOST = 4
 """So many lost samples never stop a run, however few were scored."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampleScore:
-    """The verdicts on one sample.
-
-    ``reward`` is the weighted sum of the parts, or None (*missing*) if a part of non-zero weight is missing.
-    """
-
-    reward: float | None
-    parts: dict[str, Score]
-
-    @property
-    def status(self) -> ScoreStatus:
-        """The worst status of a part: missing, then timeout, then model_error, then ok."""
-        return min((p.status for p in self.parts.values()), key=_SEVERITY.index)
-
-    @property
-    def detail(self) -> str:
-        """The details of the parts, with their names if there is more than one."""
-        if len(self.parts) == 1:
-            return next(iter(self.parts.values())).detail
-        return "; ".join(f"{name}: {part.detail}" for name, part in self.parts.items() if part.detail)
 
 
 class Pending:
