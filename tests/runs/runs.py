@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tests import ROOT
-
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from gspo_lightning.cli import main
 from gspo_lightning.commands.export import sharded_weights
+from tests import ROOT
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 FEW_PROMPTS = "--data.train.size=512"

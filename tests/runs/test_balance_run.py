@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tests import ROOT
-
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from gspo_lightning.commands.replay import replay
 from gspo_lightning.objectives import GSPO
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.update.dump import Dump
+from tests import ROOT
 from tests.runs import processes, runs
 
 MOE = ROOT / "configs" / "moe.yaml"

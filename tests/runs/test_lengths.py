@@ -13,9 +13,9 @@ from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.prompts import ChainTask
 from gspo_lightning.training.cold_start import ColdStart
+from tests.runs import runs
 from tests.support.exact_families import SWITCH, exact_model
 from tests.support.model_families import COMMON
-from tests.runs import runs
 
 PROMPT, TRAINED, EVALUATED = 8, 6, 24
 LENGTHS = [

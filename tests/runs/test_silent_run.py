@@ -6,8 +6,8 @@ import warnings
 from pathlib import Path
 
 from gspo_lightning.policy.tiny import character_tokenizer
-from tests.support.exact_families import exact_model
 from tests.runs import runs
+from tests.support.exact_families import exact_model
 
 
 def test_a_router_that_draws_experts_is_trained_on_ratios_of_1(tmp_path: Path) -> None:
