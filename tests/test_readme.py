@@ -29,11 +29,15 @@ def commands(program: str) -> list[str]:
 
 
 def shortened(arguments: list[str]) -> list[str]:
-    """Of a run: one iteration, few evaluations, and a few steps of the one cold start that no other test makes."""
+    """One small iteration of a run, few evaluations, a few steps of the one cold start that no other test makes."""
+    few = ["--data.evaluation.limit", "16"]
+    if arguments[0] in ("validate", "predict"):
+        return [*arguments, *few]
     if arguments[0] != "fit":
         return arguments
     cold = ["--model.cold_start.steps", "20"] if "configs/moe.yaml" in arguments else []
-    return [*arguments, "--trainer.max_epochs", "1", "--data.evaluation.limit", "16", *cold]
+    small = ["--data.prompts_per_rollout", "8", "--data.group_size", "4"]
+    return [*arguments, "--trainer.max_epochs", "1", *small, *few, *cold]
 
 
 @pytest.mark.slow

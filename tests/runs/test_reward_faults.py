@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs import runs
+from tests.runs.processes import Command
 
 SLOW = '''
 import os
@@ -115,10 +116,35 @@ def test_a_run_whose_workers_are_killed_at_random_is_the_undisturbed_run(tmp_pat
     assert runs.largest_difference(runs.weights(run), runs.weights(undisturbed)) == 0.0
 
 
+RAISED = "rewards.graded: raised LookupError: the grader has no entry for this on sample"
+
+
+def on_two_ranks(folder: Path, strategy: str) -> list[str]:
+    return [
+        "fit", f"--config={runs.QUICKSTART}", f"--config={runs.ROOT / 'configs' / strategy}.yaml", *runs.SMALL,
+        *plug_in(folder / "plugin", RAISING, "RaisesOnOneRank"), "--trainer.accelerator=cpu", "--trainer.devices=2",
+        "--data.val=null", f"--trainer.default_root_dir={folder / 'run'}",
+    ]  # fmt: skip
+
+
+def test_a_plug_in_that_raises_on_the_first_rank_ends_the_other_one_too(tmp_path: Path) -> None:
+    """Each rank a process that nobody else ends, as where torchrun has started them."""
+    log = tmp_path / "log"
+    codes = Command(on_two_ranks(tmp_path, "ddp"), 2, log=log, prepare=raise_on_the_first).start().wait(240)
+    assert 0 not in codes
+    assert -signal.SIGKILL not in codes
+    assert log.read_text().count(RAISED) >= 1
+    assert "a bug" not in log.read_text()
+
+
+def raise_on_the_first() -> None:
+    os.environ["RAISING_RANK"] = "0"
+
+
 @pytest.mark.parametrize(
     ("strategy", "rank"),
     [
-        ("ddp", 0),
+        pytest.param("ddp", 0, marks=pytest.mark.long),
         ("ddp", 1),
         pytest.param("fsdp", 1, marks=pytest.mark.long),
         pytest.param("fsdp2", 0, marks=pytest.mark.long),
@@ -126,16 +152,11 @@ def test_a_run_whose_workers_are_killed_at_random_is_the_undisturbed_run(tmp_pat
     ],
 )
 def test_a_plug_in_that_raises_on_one_rank_ends_both_with_its_message(tmp_path: Path, strategy: str, rank: int) -> None:
-    argv = [
-        "fit", f"--config={runs.QUICKSTART}", f"--config={runs.ROOT / 'configs' / strategy}.yaml", *runs.SMALL,
-        *plug_in(tmp_path / "plugin", RAISING, "RaisesOnOneRank"), "--trainer.accelerator=cpu", "--trainer.devices=2",
-        "--data.val=null", f"--trainer.default_root_dir={tmp_path / 'run'}",
-    ]  # fmt: skip
     environment = {**os.environ, "RAISING_RANK": str(rank)}
-    command = [sys.executable, "-m", "gspo_lightning", *argv]
+    command = [sys.executable, "-m", "gspo_lightning", *on_two_ranks(tmp_path, strategy)]
     found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert found.returncode != 0
-    assert "rewards.graded: raised LookupError: the grader has no entry for this on sample" in found.stderr
+    assert RAISED in found.stderr
     assert "a bug" not in found.stderr
     assert not [f for f in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path) in read(f)]  # nobody is left behind
 

@@ -23,4 +23,14 @@ What is changed:
 
 What is not: docstrings, annotations, decorators, imports, ``__all__``, ``__repr__``, sentences, statements that raise
 (their condition is), dtypes and devices.
+
+Why not a library: mutmut 3.8.1 was tried on ``objectives/gspo.py`` and ``objectives/clip.py`` with
+``tests/objectives``. It copes with classes that register themselves, at 2.1 s of CPU a mutant (1.5 s here), but it
+changes bodies of undecorated functions only: neither the defaults of fields (``clip_low: float = 3e-4``) nor
+module-level tables nor properties, and it has no stop-gradients (23 of the 169 mutants here), no swapped branches of
+``where`` and no masks that are everywhere. 69 of its 213 mutants are in ``__post_init__``, where an argument is left
+out or a name is spelt otherwise. Of 196 that were run it killed 195, and the survivor computes the same
+(``unsqueeze(+1)`` for ``unsqueeze(-1)``); it found nothing that is not found here. It accepts known survivors only as
+comments in the source, a line at a time and without a check that they are still there. cosmic-ray starts the tests
+anew for every mutant, which takes longer to import torch than a whole mutant does here; it was not run.
 """

@@ -11,7 +11,7 @@ Place = tuple[int, int, int, int]
 _MASKS = ("mask", "response_mask", "nonempty", "present", "valid")
 _NO_GRADIENT = (
     *("valid", "advantages_like", "zeros_like", "ones_like", "full_like", "reshape_as", "expand_as"),
-    *("isfinite", "isnan", "isinf", "isinstance", "_check_float", "_check_shape", "tuple", "len"),
+    *("isfinite", "isnan", "isinf", "isinstance", "_check_float", "_check_shape", "check_level", "tuple", "len"),
 )
 """Functions whose result has no gradient, or the gradient of another argument."""
 _NEVER = ("shape", "dtype", "device", "ndim", "numel", "new_zeros", "to")
