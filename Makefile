@@ -10,6 +10,7 @@ VLLM_PYTHON ?=
 VLLM_HOME ?= $(HOME)/.cache/gspo_lightning
 TEST_PROCESSES ?= 2
 BIN := $(VENV)/bin
+COMPILED := PYTHONDONTWRITEBYTECODE=# of the tests' processes: where that is set, each compiles all it imports again
 SANDBOX_TESTS := tests/sandbox tests/rewards/code
 
 .PHONY: help install sandbox bench-install bench gpu-check quickstart test test-quick test-long test-sandbox test-trl test-vllm \
@@ -68,13 +69,13 @@ quickstart: install
 	$(BIN)/gspo fit --config configs/quickstart.yaml --seed_everything $(SEED)
 
 test: install  # files of tests in two processes; every test is single-threaded
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+	$(COMPILED) $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 test-quick: install
 	$(BIN)/python -m pytest -m "not slow and not long"
 
 test-long: install  # tests one by one in two processes
-	$(BIN)/python -m pytest tests -m long -n $(TEST_PROCESSES) --dist load
+	$(COMPILED) $(BIN)/python -m pytest tests -m long -n $(TEST_PROCESSES) --dist load
 
 # with GSPO_TESTS_EXPECT, what was installed and does not work is a failure and not a skip
 test-sandbox: install sandbox

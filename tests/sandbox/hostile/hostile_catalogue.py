@@ -2,7 +2,8 @@
 
     python hostile_catalogue.py bubblewrap < target.json
 
-prints what was not stopped as it should be, a line each.
+prints what was not stopped as it should be, a line each. With ``--stopped`` it does not look at what happens
+without the layer.
 """
 
 from __future__ import annotations
@@ -39,8 +40,12 @@ def run(
     return seen + " and a process stayed" * bool(left)
 
 
-def complaints(program: Hostile, kind: Kind, python: Interpreter, target: dict[str, Any]) -> Iterator[str]:
-    """What is wrong: not stopped as recorded, something changed outside, or stopped without the layer, too."""
+def complaints(
+    program: Hostile, kind: Kind, python: Interpreter, target: dict[str, Any], only_stopped: bool = False
+) -> Iterator[str]:
+    """What is wrong: not stopped as recorded, something changed outside, or (not looked at with ``only_stopped``)
+    stopped without the layer, too.
+    """
     stopped: Stopped = getattr(program, kind.value)
     seen = run(program, kind, python, target)
     for _ in range(2):  # on a busy machine time may be over before a program has done what it is stopped for
@@ -53,7 +58,7 @@ def complaints(program: Hostile, kind: Kind, python: Interpreter, target: dict[s
         yield f"{program.name}: a file outside was changed"
     if sorted(os.listdir(target["folder"])) != ["scratch", "secret", "socket"]:
         yield f"{program.name}: a file outside was made or removed"
-    if stopped.layers and run(program, kind, python, target, stopped.layers) == stopped.evidence:
+    if stopped.layers and not only_stopped and run(program, kind, python, target, stopped.layers) == stopped.evidence:
         yield f"{program.name}: nothing changes without {stopped.layer}"
 
 
@@ -87,7 +92,7 @@ if __name__ == "__main__":
     aim = json.load(sys.stdin)
     for hostile in PROGRAMS:
         if applies(hostile, chosen.kind):
-            for complaint in complaints(hostile, chosen.kind, chosen.python, aim):
+            for complaint in complaints(hostile, chosen.kind, chosen.python, aim, "--stopped" in sys.argv):
                 print(complaint)
             _restore(aim)
     print(f"{sum(applies(hostile, chosen.kind) for hostile in PROGRAMS)} programs as user {os.getuid()}")

@@ -36,9 +36,12 @@ def test_stopped_by_its_layer(program: Hostile, kind: Kind, working: dict[Kind, 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
+@pytest.mark.parametrize(
+    "options", [["--stopped"], pytest.param([], marks=pytest.mark.long)], ids=["stopped", "by its layer"]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_stopped_by_its_layer_for_an_ordinary_user(
-    kind: Kind, working: dict[Kind, Trial], target: dict[str, Any]
+    kind: Kind, options: list[str], working: dict[Kind, Trial], target: dict[str, Any]
 ) -> None:
     """All of them in one process of another user, with the system's interpreter, which such a user can read."""
     if kind not in working or not Path(SYSTEM_PYTHON).exists():
@@ -48,7 +51,7 @@ def test_stopped_by_its_layer_for_an_ordinary_user(
         os.chown(target[name], ORDINARY, ORDINARY)
     here, package = Path(__file__).parent, Path(sys.modules["gspo_lightning"].__file__ or "").parents[1]
     found = subprocess.run(
-        [SYSTEM_PYTHON, "-B", str(here / "hostile_catalogue.py"), kind.value],
+        [SYSTEM_PYTHON, "-B", str(here / "hostile_catalogue.py"), kind.value, *options],
         input=json.dumps(target),
         env={"PYTHONPATH": str(package), "GSPO_TEST_SECRET": "secret"},
         user=ORDINARY,
