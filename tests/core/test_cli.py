@@ -72,6 +72,12 @@ def test_help_describes_settings(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "responses per prompt" in shown
     assert "--data.group_size" in shown
+    assert "Nucleus sampling" in shown  # of a setting within a setting
+
+
+def test_help_describes_a_class_that_may_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--model.cold_start.help"]) == 0
+    assert "Steps of linear warm-up." in capsys.readouterr().out
 
 
 def test_package_import_is_light() -> None:

@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 
-from jsonargparse import ArgumentError
+from jsonargparse import ArgumentError, set_parsing_settings
 
 from gspo_lightning.callbacks import Terminated
 from gspo_lightning.commands.fit.arguments import plugin_paths
@@ -40,6 +40,10 @@ def run(arguments: list[str], cli: type[TrainingCLI] = TrainingCLI) -> int:
         UserError: anything wrong with the arguments or the config.
     """
     quieten()
+    helps = any(argument in ("-h", "--help") or argument.endswith(".help") for argument in arguments)
+    set_parsing_settings(
+        docstring_parse_attribute_docstrings=helps
+    )  # reading the sources of all settings takes seconds
     import_plugins(plugin_paths(arguments))
     header = [f"{name} {version}" for name, version in versions().items()]  # of every saved config
     parser = {"exit_on_error": False, "dump_header": header}
