@@ -24,7 +24,7 @@ def complaints(room: str, file: str, source: str) -> list[str]:
             found.append(f"{file}:{line}: imports {full}; plug-ins belong to the user and are never imported by name")
         elif other is not None and other not in FLOORS:
             found.append(
-                f"{file}:{line}: imports {full}, but {other!r} is not in FLOORS of tools/rooms.py: put it there"
+                f"{file}:{line}: imports {full}, but {other!r} is not in FLOORS (tools/rooms.py): put it there"
             )
         elif other is not None and other != room and FLOORS.index(other) < FLOORS.index(room):
             found.append(
