@@ -19,6 +19,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.base import Beginning, OnGroup, Progress, RolloutSource
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import cut
+from gspo_lightning.rollouts.retrying import RetryingSource
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
 __all__ = ["PartialRollouts"]
@@ -52,7 +53,13 @@ class PartialRollouts:
     """Not called: which of the complete groups are taken is known at the end."""
 
     def __init__(
-        self, source: RolloutSource, order: Callable[[int], Prompt], *, in_flight: int, groups: int, max_carry: int
+        self,
+        source: RolloutSource | RetryingSource,
+        order: Callable[[int], Prompt],
+        *,
+        in_flight: int,
+        groups: int,
+        max_carry: int,
     ) -> None:
         self.source, self.order = source, order
         self.wanted, self.groups, self.max_carry = in_flight, groups, max_carry

@@ -13,6 +13,7 @@ from gspo_lightning.errors import InfrastructureError, first_line
 from gspo_lightning.packing.memory import is_out_of_memory
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import Beginning, RolloutSource
+from gspo_lightning.rollouts.base import OnGroup
 from gspo_lightning.rollouts.contract import check_pieces
 from gspo_lightning.types import Prompt, Rollout
 
@@ -23,14 +24,18 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class RetryingSource(RolloutSource):
+class RetryingSource:
     """Asks another source again when its infrastructure fails. Draws are counter-based: a repetition changes nothing.
+
+    Stands in front of a source and is none that a config could name.
 
     Args:
         source: asked.
         retries: attempts after the first.
         wait_s: seconds before the first repetition; each further one waits four times longer.
     """
+
+    on_group: OnGroup | None = None
 
     def __init__(self, source: RolloutSource, retries: int, wait_s: float) -> None:
         self.source, self.retries, self.wait_s = source, retries, wait_s

@@ -283,3 +283,12 @@ def test_a_plugin_that_ends_the_process_is_a_mistake_with_a_message(things: str,
     file.write_text("import sys\nsys.exit(3)\n")
     with pytest.raises(UserError, match="cannot be imported: SystemExit: 3"):
         import_plugins([file], root=tmp_path)
+
+
+def test_what_stands_in_front_of_a_source_is_no_component() -> None:
+    """Also when everything is imported that a run imports."""
+    importlib.import_module("gspo_lightning.training.module")
+    own = {name for name, cls in components("rollouts").items() if cls.__module__.startswith("gspo_lightning.")}
+    assert own == {
+        "EnvironmentRollouts", "GroupedSampler", "Recorded", "TransformersGenerate", "VLLMEngine", "VLLMServer",
+    }  # fmt: skip
