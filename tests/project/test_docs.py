@@ -9,7 +9,6 @@ import pytest
 
 from gspo_lightning.cli import COMMANDS, TRAINING
 from tests import ROOT
-from tests.test_imports import FLOORS
 
 DOCUMENTS = sorted(
     str(file.relative_to(ROOT)) for pattern in ("*.md", "docs/*.md", "benchmarks/*.md") for file in ROOT.glob(pattern)
@@ -54,9 +53,3 @@ def test_what_a_document_names_exists(document: str) -> None:
     missing += [name for name in TEST.findall(text) if name not in TESTS]
     missing += [f"gspo {name}" for name in COMMAND.findall(text) if name not in {**TRAINING, **COMMANDS}]
     assert not missing, f"{document} names what is not there: {missing}"
-
-
-def test_the_list_of_rooms_is_that_of_the_package() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    listed = [cell.rstrip("/").removesuffix(".py") for cell in re.findall(r"^\| `([\w/.]+)` \|", text, re.MULTILINE)]
-    assert listed == [room for room in FLOORS if room not in ("__main__", "__init__")]
