@@ -8,10 +8,15 @@ from typing import Any
 
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from gspo_lightning.cli import main
 from gspo_lightning.commands.export import sharded_weights
 from tests import ROOT
+
+event_file_writer._global_uid = event_file_writer.AtomicCounter(10**6)
+"""Event files are read in the order of their names, second and number: of a run and its resume within one second of
+this process, number 100 would come before 99."""
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 FEW_PROMPTS = "--data.train.size=512"
