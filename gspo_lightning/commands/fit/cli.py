@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -26,12 +27,29 @@ __all__ = ["Parser", "TrainingCLI"]
 
 
 class Parser(LightningArgumentParser):
-    """A value is what is written, never what stands in a file of that name: ``data.train: x.csv`` means the file."""
+    """A value is what is written: ``data.train: x.csv`` means the file and not what stands in it, 1 is no 1.0."""
 
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
         """Without Lightning's ``sub_configs``, which reads any path as YAML and takes a table for a text."""
         added: list[str] = super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})
+        for action in self._actions:
+            if (hint := getattr(action, "_typehint", None)) is not None:
+                action._typehint = whole_numbers_first(hint)
         return added
+
+
+def whole_numbers_first(hint: Any) -> Any:
+    """``int | float`` however it is spelt: the first of them that takes a value decides, and 1.0 batches are all.
+
+    ``typing`` makes ``Optional[Union[int, float]]`` once and gives the same to who asks for ``Optional[Union[float,
+    int]]``: which order Lightning's options have depends on who was imported before.
+    """
+    parts = list(get_args(hint)) if get_origin(hint) in (Union, UnionType) else []
+    if int not in parts or float not in parts or parts.index(int) < parts.index(float):
+        return hint
+    parts.remove(int)
+    parts.insert(parts.index(float), int)
+    return Union[tuple(parts)]  # noqa: UP007 (a tuple of types)
 
 
 class TrainingCLI(LightningCLI):
