@@ -30,7 +30,6 @@ from gspo_lightning.old_policy.reference import ReferencePolicy
 from gspo_lightning.old_policy.snapshots import CachedLogProbs, ResidentSnapshot
 from gspo_lightning.policy.averaging import holds_average, training_weights
 from gspo_lightning.policy.checks import probe
-from gspo_lightning.policy.loading import context_length
 from gspo_lightning.policy.lora import LoRA, frozen_norm
 from gspo_lightning.policy.routing import replay_word
 from gspo_lightning.policy.settings import DType, Layout, ModelSettings
@@ -146,6 +145,7 @@ class GSPOModule(PolicyModule):
         self.before_update: list[Callable[[dict[str, float]], None]] = []
         """Called with what was measured of an update, before the optimizer steps."""
         self.last_update: dict[str, float] = {}
+        self._checked: Trainer | None = None
         self.restored: dict[str, Any] | None = None
         """A checkpoint with an average of weights, until that has been taken out of it."""
 
@@ -175,14 +175,11 @@ class GSPOModule(PolicyModule):
     # building ----------------------------------------------------------------------------------------------------
 
     def prepare(self, stage: str, data: PromptDataModule, trainer: Trainer) -> None:
-        """Check all that can be checked before there is a model; the command line does so before anything is written.
-
-        Raises:
-            UserError: settings that do not go together, prompts that cannot be read ...
-        """
-        if stage == "fit":
+        """Also that the settings of trainer, model and data go together, once for each trainer."""
+        if stage == "fit" and self._checked is not trainer:
             check_run(data, self, trainer)
-        data.prepare(stage, self.tokenizer, context_length(self.settings), trainer.world_size)
+            self._checked = trainer
+        super().prepare(stage, data, trainer)
 
     def setup(self, stage: str) -> None:
         """Make the cold start if there is none yet: in :meth:`configure_model` Lightning watches every operation."""

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.evaluation.evaluator import Evaluator
 from gspo_lightning.experience.respond import Groups
 from gspo_lightning.policy.averaging import Average
-from gspo_lightning.policy.loading import load_tokenizer
+from gspo_lightning.policy.loading import context_length, load_tokenizer
 from gspo_lightning.policy.lora import BASE_NORM, check_base, check_names, only_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
@@ -84,6 +84,14 @@ class PolicyModule(LightningModule):
         """Autocast of this run, for forward passes outside a training step."""
         context: AbstractContextManager[Any] = self.trainer.precision_plugin.forward_context()
         return context
+
+    def prepare(self, stage: str, data: PromptDataModule, trainer: Trainer) -> None:
+        """Check all that can be checked before there is a model; the command line does so before anything is written.
+
+        Raises:
+            UserError: settings that do not go together, prompts that cannot be read ...
+        """
+        data.prepare(stage, self.tokenizer, context_length(self.settings), trainer.world_size)
 
     @property
     def keeps_start(self) -> bool:

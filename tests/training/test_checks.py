@@ -1,6 +1,8 @@
-"""What a model's own files would change about sampling is said, and changes nothing."""
+"""What is said before the first rollout: once, and where a model's own files mean another sampling."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.training.checks import check_sampling
 from gspo_lightning.types import SamplingParams
+from tests.runs import runs
 
 
 def test_a_generation_config_that_is_not_neutral_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -21,3 +24,11 @@ def test_a_generation_config_that_is_not_neutral_is_said(caplog: pytest.LogCaptu
         check_sampling(policy, sampling)
     assert "generation_config (temperature 0.6, top_p 0.95) is not used" in caplog.text
     assert "at temperature 1;" in caplog.text
+
+
+def test_one_update_per_rollout_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The command line checks before anything is written, and Lightning's setup comes after it."""
+    one = ["--data.minibatches_per_rollout=1", "--trainer.max_epochs=1", "--data.val=null"]
+    runs.fit(tmp_path, *runs.UNTAUGHT, *one, "--trainer.num_sanity_val_steps=0")
+    said = [record.getMessage() for record in caplog.records]
+    assert len([text for text in said if text.startswith("one update per rollout batch")]) == 1
