@@ -13,7 +13,7 @@ from tests.runs import runs
 from tests.runs.processes import Command
 
 BASE = ["--trainer.max_epochs=4", "--trainer.check_val_every_n_epoch=3", "--data.max_tokens_per_micro_batch=100"]
-SHARDED = "--trainer.strategy.class_path=gspo_lightning.strategies.fsdp.%sStrategy"
+SHARDED = "--trainer.strategy.class_path=gspo_lightning.strategies.%sStrategy"
 CASES: dict[str, tuple[list[str], int]] = {
     "one process": (runs.UNTAUGHT, 1),
     "two ranks": ([*runs.UNTAUGHT, "--trainer.devices=2", "--trainer.strategy=ddp"], 2),

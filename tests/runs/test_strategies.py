@@ -112,7 +112,7 @@ def assert_same_run(case: Case, two: Path, root: Path) -> None:
     # what a rank measures on its first micro-batch alone depends on what that holds
     for tag in alone.keys() - {"data/micro_batches", "moe/changed_over_iteration"}:
         for (_, a), (_, b) in zip(alone[tag], together[tag], strict=True):
-            assert a == pytest.approx(b, abs=2e-5), tag
+            assert a == pytest.approx(b, abs=2e-5, rel=1e-6), tag  # a norm of 31 has 2e-6 a digit
 
 
 def assert_resumes(case: Case, whole: Path, root: Path, ranks: int = 2) -> float:
