@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def never_end(module: Any) -> None:
 
 
 def cut_short(module: Any) -> None:
-    module.data.max_response_tokens = 2
+    module.data.iteration.settings = replace(module.data.settings, max_response_tokens=2)
 
 
 def race(module: Any) -> None:
