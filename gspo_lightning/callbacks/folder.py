@@ -13,7 +13,7 @@ __all__ = ["evaluation_follows", "run_folder"]
 
 def run_folder(trainer: Trainer) -> Path:
     """The folder of this run, the same on every rank (must be called on every rank)."""
-    return Path(trainer.log_dir or trainer.default_root_dir)
+    return learner(trainer.lightning_module).folder
 
 
 def evaluation_follows(trainer: Trainer, *, at_the_end: bool = False) -> bool:

@@ -34,7 +34,7 @@ from gspo_lightning.policy.lora import LoRA, frozen_norm
 from gspo_lightning.policy.routing import replay_word
 from gspo_lightning.policy.settings import DType, Layout, ModelSettings
 from gspo_lightning.resume import close_epoch, flush, reopen_epoch
-from gspo_lightning.strategies.base import no_backward_sync, sharding_of
+from gspo_lightning.strategies.base import ddp_of, no_backward_sync, sharding_of
 from gspo_lightning.strategies.sharding import is_sharded, total_norm
 from gspo_lightning.training.build import build_optimizers, build_policy
 from gspo_lightning.training.checkpoint import RunRecord
@@ -282,8 +282,7 @@ class GSPOModule(PolicyModule):
             optimizer.zero_grad(set_to_none=True)
             sums = self.meter.sums()
             loss = all_but_last_backward(parts, terms, sums, on_policy=update.on_policy, without_sync=without_sync)
-            here = strategy.model is self  # DDP reduces gradients in the backward pass that follows its forward
-            return backward_here(loss) if here else loss, sums
+            return backward_here(loss) if ddp_of(strategy) is None else loss, sums
 
         loss, sums = memory.retry_smaller(backward, batch.micro_batches, self.global_step + 1)
         update.measure(sums, self.data.loader.experience.metrics, self.meter, self.old_logprobs, self.policy)

@@ -77,7 +77,7 @@ class PolicyModule(LightningModule):
 
     @property
     def folder(self) -> Path:
-        """Of the run."""
+        """Of the run, the same on every rank (must be asked on every rank)."""
         return Path(self.trainer.log_dir or self.trainer.default_root_dir)
 
     def forward_context(self) -> AbstractContextManager[Any]:
