@@ -40,7 +40,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: Python 3.11 or newer is needed; give one with: make PYTHON=python3.12 ..."; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,data,lora,logic,instructions]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,data,lora,logic,instructions,eval]'
 	@touch $@
 
 bench-install: $(VENV)/.bench-installed
@@ -117,7 +117,7 @@ format: install
 	$(BIN)/ruff format .
 
 constraints: bench-install
-	{ echo "# Tested versions: pip install -c constraints.txt -e '.[dev,data,lora,logic,instructions,bench]'. Regenerate with: make constraints"; \
+	{ echo "# Tested versions: pip install -c constraints.txt -e '.[dev,data,lora,logic,instructions,eval,docs,bench]'. Regenerate with: make constraints"; \
 	  $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > constraints.txt
 
 clean:
