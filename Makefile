@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 COMPILED := PYTHONDONTWRITEBYTECODE=# of the tests' processes: where that is set, each compiles all it imports again
 SANDBOX_TESTS := tests/sandbox tests/rewards/code
 
-.PHONY: help install sandbox bench-install bench gpu-check quickstart test test-quick test-long test-sandbox test-trl test-vllm \
+.PHONY: help install sandbox bench-install bench gpu-check docs quickstart test test-quick test-long test-sandbox test-trl test-vllm \
   audit mutants check format lint types doctest constraints clean
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make test-sandbox          programs in bubblewrap, which is installed first; make test takes it or Landlock"
 	@echo "make test-trl              the comparisons with TRL, which is installed first; make test skips them without it"
 	@echo "make test-vllm             training through real vLLM; its environment is built once, in VLLM_HOME"
+	@echo "make docs                  the documentation as a site, in build/site"
 	@echo "make audit                 known vulnerabilities of the pinned packages (needs the network)"
 	@echo "make mutants               break the mathematics in every place and see that the tests notice (docs/mutants.md)"
 	@echo "make sandbox               bubblewrap, which model-written programs run in, and g++ for those in C++ (docs/sandbox.md)"
@@ -66,6 +67,15 @@ bench: bench-install
 
 gpu-check:  # with what is there: images with CUDA bring their own torch
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_check $(GPU_CHECK_ARGS)
+
+# the site: warnings are errors, nothing is fetched
+docs: $(VENV)/.docs-installed
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/site
+	@echo "written: build/site/index.html"
+
+$(VENV)/.docs-installed: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[docs]'
+	@touch $@
 
 quickstart: install
 	$(BIN)/gspo fit --config configs/quickstart.yaml --seed_everything $(SEED)
@@ -116,7 +126,7 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-constraints: bench-install
+constraints: bench-install $(VENV)/.docs-installed
 	{ echo "# Tested versions: pip install -c constraints.txt -e '.[dev,data,lora,logic,instructions,eval,docs,bench]'. Regenerate with: make constraints"; \
 	  $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > constraints.txt
 

@@ -5,15 +5,17 @@ Nothing of the package is imported here: pytest-xdist's own process reads this f
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import ROOT
 from tests.support.leftovers import describe, end_group_and_ranks, threads_left
 from tests.support.order import SEED_VARIABLE, in_order, shuffled
 
@@ -68,6 +70,21 @@ def cold_starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     (root / "cold_start").mkdir(parents=True, exist_ok=True)
     return root
+
+
+@pytest.fixture(scope="session")
+def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Name of a page of docs/ -> a folder with the files that it shows: one for all tests, because a plug-in may not
+    be defined in two places."""
+    from tests.support.pages import write_files
+
+    @functools.cache
+    def folder(name: str) -> Path:
+        made = tmp_path_factory.mktemp(name)
+        write_files(ROOT / "docs" / f"{name}.md", made)
+        return made
+
+    return folder
 
 
 @pytest.fixture

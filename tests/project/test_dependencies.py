@@ -15,9 +15,11 @@ from packaging.version import Version
 from tests import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PACKAGE, EVERYWHERE = ("gspo_lightning",), ("gspo_lightning", "tests", "benchmarks", "tools", "examples")
-MODULES = {"pytest-xdist": "xdist"}
-"""Where the name of a distribution is not that of its module."""
+PACKAGE, EVERYWHERE = ("gspo_lightning",), ("gspo_lightning", "tests", "benchmarks", "tools", "examples", "docs")
+MODULES = {"pytest-xdist": "xdist", "sphinx": "sphinx-build"}
+"""Where the name of a distribution is not that of its module or command."""
+ELSEWHERE = ("vllm", "audit")
+"""Extras that have an environment of their own."""
 BY_NAME = ("import_module", "importorskip", "find_spec")
 """Functions that are given the name of a module."""
 
@@ -50,6 +52,11 @@ def commands() -> set[str]:
     return found | ({"xdist"} if re.search(r"-m pytest .*-n \$\(", text) else set())
 
 
+def site() -> set[str]:
+    """Extensions and theme of the site, which Sphinx imports by the names in its configuration."""
+    return set(re.findall(r'"(\w+)"', (ROOT / "docs" / "conf.py").read_text()))
+
+
 def unused(wanted: list[Requirement], used: set[str]) -> set[str]:
     """Names of the distributions of which nothing is used; stubs are for what they describe."""
     names = {r.name: MODULES.get(r.name, r.name.lower().removeprefix("types-").replace("-", "_")) for r in wanted}
@@ -61,7 +68,7 @@ def unused(wanted: list[Requirement], used: set[str]) -> set[str]:
 def test_every_extra_is_imported_or_a_command_of_the_makefile(extra: str) -> None:
     wanted = requirements(PROJECT["optional-dependencies"][extra])
     assert wanted
-    assert unused(wanted, imported(EVERYWHERE) | commands()) == set()
+    assert unused(wanted, imported(EVERYWHERE) | commands() | site()) == set()
 
 
 def test_every_dependency_is_imported_by_the_package() -> None:
@@ -83,7 +90,10 @@ def test_the_pinned_versions_are_allowed() -> None:
     pinned = {canonicalize_name(r.name): r for r in requirements([line for line in lines if not line.startswith("#")])}
     groups = [
         PROJECT["dependencies"],
-        *(PROJECT["optional-dependencies"][e] for e in ("dev", "data", "lora", "logic", "instructions", "bench")),
+        *(
+            PROJECT["optional-dependencies"][e]
+            for e in ("dev", "data", "lora", "logic", "instructions", "eval", "docs", "bench")
+        ),
     ]
     for wanted in (r for group in groups for r in requirements(group)):
         (pin,) = pinned[canonicalize_name(wanted.name)].specifier

@@ -1,0 +1,29 @@
+"""Code in the documents: its blocks, and a folder with the files that a page shows."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from tests import ROOT
+
+__all__ = ["PAGES", "blocks", "write_files"]
+
+PAGES = sorted(file for file in (ROOT / "docs").glob("*.md") if file.name != "mutants.md")  # its blocks are changes
+BLOCK = re.compile(r"(?:<!-- (\S+) -->\n)?^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def blocks(page: Path) -> list[tuple[str, str, str]]:
+    """(path under ``<!-- path -->`` or nothing, language, text) of every fenced block that names a language."""
+    return [(name, language, text) for name, language, text in BLOCK.findall(page.read_text(encoding="utf-8"))]
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """A clone's folders of configs, plug-ins and examples, and the files that the page shows."""
+    for name in ("configs", "plugins", "examples"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, _, text in blocks(page):
+        if name:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
