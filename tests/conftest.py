@@ -74,13 +74,15 @@ def cold_starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Name of a page of docs/ -> a folder with the files that it shows: one for all tests, because a plug-in may not
-    be defined in two places."""
+    """Name of a page of docs/ (without .md) -> a folder with the files that it shows.
+
+    One for all tests, because a plug-in may not be defined in two places.
+    """
     from tests.support.pages import write_files
 
     @functools.cache
     def folder(name: str) -> Path:
-        made = tmp_path_factory.mktemp(name)
+        made = tmp_path_factory.mktemp(name.replace("/", "-"))
         write_files(ROOT / "docs" / f"{name}.md", made)
         return made
 

@@ -21,6 +21,7 @@ import yaml
 
 from gspo_lightning.cli import COMMANDS, TRAINING, main
 from gspo_lightning.suites.suite import load_suite
+from tests import ROOT
 from tests.support.pages import PAGES, blocks
 
 SHOWN = {"diff", "text", "json"}
@@ -45,7 +46,7 @@ def of(language: str) -> Iterator[Any]:
 @pytest.fixture
 def folder(page: Path, page_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the page shows as the working directory."""
-    made = page_folder(page.stem)
+    made = page_folder(page.relative_to(ROOT / "docs").with_suffix("").as_posix())
     monkeypatch.chdir(made)
     return made
 

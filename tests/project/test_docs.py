@@ -11,7 +11,9 @@ from gspo_lightning.cli import COMMANDS, TRAINING
 from tests import ROOT
 
 DOCUMENTS = sorted(
-    str(file.relative_to(ROOT)) for pattern in ("*.md", "docs/*.md", "benchmarks/*.md") for file in ROOT.glob(pattern)
+    str(file.relative_to(ROOT))
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md")
+    for file in ROOT.glob(pattern)
 )
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 PATH = re.compile(r"(?<![\w./~-])(?:gspo_lightning|tests|tools|configs|examples|experiments|benchmarks|docs)/[\w./-]*")

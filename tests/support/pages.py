@@ -10,7 +10,7 @@ from tests import ROOT
 
 __all__ = ["PAGES", "blocks", "write_files"]
 
-PAGES = sorted(file for file in (ROOT / "docs").glob("*.md") if file.name != "mutants.md")  # its blocks are changes
+PAGES = sorted(file for file in (ROOT / "docs").rglob("*.md") if file.name != "mutants.md")  # its blocks are changes
 BLOCK = re.compile(r"(?:<!-- (\S+) -->\n)?^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
