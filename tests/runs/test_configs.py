@@ -147,12 +147,16 @@ def test_objective_is_swapped_by_one_word(capsys: pytest.CaptureFixture[str]) ->
     assert (init["clip_low"], init["clip_high"]) == (0.1, 0.27)
 
 
-def test_another_logger_gets_the_scalars_too(tmp_path: Path) -> None:
+def test_another_logger_gets_the_scalars_and_the_settings_too(tmp_path: Path) -> None:
     logger = json.dumps({"class_path": "CSVLogger", "init_args": {"save_dir": str(tmp_path / "csv")}})
     run = runs.fit(tmp_path / "run", *runs.UNTAUGHT, f"--trainer.logger={logger}")
     (file,) = (tmp_path / "csv").rglob("metrics.csv")
     header = file.read_text().splitlines()[0].split(",")
     assert set(runs.scalars(run)) <= set(header)
+    (file,) = (tmp_path / "csv").rglob("hparams.yaml")
+    settings = yaml.safe_load(file.read_text())
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    assert settings == {name: saved[name] for name in ("seed_everything", "trainer", "model", "data", "plugins")}
 
 
 def test_generate_source_trains_like_the_sampler(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from gspo_lightning.commands.fit.arguments import plugin_paths
 from gspo_lightning.commands.fit.cli import Parser, TrainingCLI
 from gspo_lightning.commands.fit.explain import explain
 from gspo_lightning.commands.fit.quiet import quiet_writers, quieten
+from gspo_lightning.commands.fit.saved_config import SavedConfig
 from gspo_lightning.distributed import leaves_no_group
 from gspo_lightning.errors import UserError
 from gspo_lightning.registry import import_plugins
@@ -54,6 +55,7 @@ def run(arguments: list[str], cli: type[TrainingCLI] = TrainingCLI) -> int:
                 seed_everything_default=1,
                 parser_kwargs={**parser, arguments[0]: dict(parser)},
                 parser_class=Parser,
+                save_config_callback=SavedConfig,
                 save_config_kwargs={"overwrite": True},
                 auto_configure_optimizers=False,
             )
