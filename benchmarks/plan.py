@@ -63,7 +63,7 @@ class PlanCase:
             model=ModelSettings(str(folder), gradient_checkpointing=self.checkpointing, lora=self.lora),
             optimizer="bitsandbytes.optim.AdamW8bit" if self.eight_bit else "torch.optim.AdamW",
             precision="bf16-mixed" if self.bf16 else "32-true", strategy="single", shards_weights=True,
-            cpu_offload=False, world=1, old_policy="CachedLogProbs", reference=False, prompts=ROWS.prompts,
+            cpu_offload=False, world=1, nodes=1, old_policy="CachedLogProbs", reference=False, prompts=ROWS.prompts,
             group_size=ROWS.group_size, minibatches=1, epochs=1, budget=self._budget(), max_prompt=32,
             max_response=ROWS.longest, iterations=1, packed=self.packed, source="GroupedSampler", max_rows=512,
         )  # fmt: skip

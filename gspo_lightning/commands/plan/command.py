@@ -33,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--device", help=f"memory of a device such as 80GB, or a card: {', '.join(CARDS)}; 80GB by default"
     )
+    parser.add_argument("--time", action="store_true", help="where the time goes, and what that assumes")
     options, rest = parser.parse_known_args(list(argv))
 
     class PlanCLI(TrainingCLI):
@@ -47,12 +48,12 @@ def main(argv: Sequence[str]) -> int:
             self.model, self.datamodule = made.model, made.data
 
         def _run_subcommand(self, subcommand: str) -> None:
-            raise SystemExit(0 if plan(self, options.device) else 1)
+            raise SystemExit(0 if plan(self, options.device, options.time) else 1)
 
     return run(["fit", *rest], PlanCLI)
 
 
-def plan(cli: TrainingCLI, device_word: str | None) -> bool:
+def plan(cli: TrainingCLI, device_word: str | None, phases: bool = False) -> bool:
     """Print the plan of a parsed config; whether it fits.
 
     Raises:
@@ -66,7 +67,7 @@ def plan(cli: TrainingCLI, device_word: str | None) -> bool:
     check_context(cli.datamodule.longest, _positions(job))
     memory = memory_of(job, device)
     fits = memory.peak <= device.memory
-    show(job, device, memory, [] if fits else options_that_fit(job, device))
+    show(job, device, memory, [] if fits else options_that_fit(job, device), phases)
     return fits
 
 

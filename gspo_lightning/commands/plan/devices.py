@@ -24,6 +24,8 @@ class Device:
     """Dense bfloat16 multiply-adds count as two, per second."""
     bandwidth: float = 2.0e12
     """Bytes per second."""
+    link: float = 25e9
+    """Bytes per second to another device of the same machine, one way; where nothing faster is there, of PCIe 4."""
     cpu: bool = False
 
     @property
@@ -33,11 +35,11 @@ class Device:
 
 
 CARDS: dict[str, Device] = {
-    "B200": Device("B200", 179 * GIB, 2250e12, 7.7e12),
-    "H200": Device("H200", 140 * GIB, 989e12, 4.8e12),
-    "H100": Device("H100", 79 * GIB, 989e12, 3.35e12),
-    "A100-80GB": Device("A100-80GB", 79 * GIB, 312e12, 2.0e12),
-    "A100": Device("A100", 39 * GIB, 312e12, 1.55e12),
+    "B200": Device("B200", 179 * GIB, 2250e12, 7.7e12, 900e9),
+    "H200": Device("H200", 140 * GIB, 989e12, 4.8e12, 450e9),
+    "H100": Device("H100", 79 * GIB, 989e12, 3.35e12, 450e9),
+    "A100-80GB": Device("A100-80GB", 79 * GIB, 312e12, 2.0e12, 300e9),
+    "A100": Device("A100", 39 * GIB, 312e12, 1.55e12, 300e9),
     "L40S": Device("L40S", 44 * GIB, 362e12, 0.86e12),
     "RTX6000-Ada": Device("RTX6000-Ada", 47 * GIB, 364e12, 0.96e12),
     "RTX4090": Device("RTX4090", 23 * GIB, 165e12, 1.0e12),
@@ -68,7 +70,9 @@ def device_of(word: str | None, accelerator: str) -> Device:
     if size := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:GB|GIB|G)", word.strip(), re.IGNORECASE):
         wanted = float(size.group(1))
         near = min(CARDS.values(), key=lambda card: abs(card.memory - wanted * GIB))
-        return Device(word, round(wanted * 0.985 * GIB), near.flops, near.bandwidth, cpu=accelerator == "cpu")
+        return Device(
+            word, round(wanted * 0.985 * GIB), near.flops, near.bandwidth, near.link, cpu=accelerator == "cpu"
+        )
     raise UserError("--device", f"{word!r} is neither a size such as 80GB nor a card; {did_you_mean(word, CARDS)}")
 
 

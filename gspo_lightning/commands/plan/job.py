@@ -35,6 +35,7 @@ class Job:
     """FSDP's full sharding; False keeps whole weights (``SHARD_GRAD_OP``)."""
     cpu_offload: bool
     world: int
+    nodes: int
     old_policy: str
     """Name of its class."""
     reference: bool
@@ -137,6 +138,7 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
         shards_weights=str(options.get("sharding_strategy") or "FULL_SHARD").upper() in ("FULL_SHARD", "HYBRID_SHARD"),
         cpu_offload=bool(options.get("cpu_offload")),
         world=world,
+        nodes=int(trainer.num_nodes or 1),
         old_policy=type(module.old_policy).__name__,
         reference=getattr(module.objective, "kl_coef", 0.0) > 0 or data.settings.kl_in_reward > 0,
         prompts=data.settings.prompts_per_rollout,

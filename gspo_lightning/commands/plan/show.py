@@ -10,19 +10,24 @@ from rich.table import Table
 from gspo_lightning.commands.plan.devices import GIB, Device
 from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import SAMPLING, STEPPING, TRAINING, Memory, counts_of
+from gspo_lightning.commands.plan.time import ASSUMPTIONS, DECODING, SAMPLED, phases_of
 from gspo_lightning.commands.plan.work import equation, work_of
 
 __all__ = ["show"]
 
 
-def show(job: Job, device: Device, memory: Memory, options: list[tuple[str, int]]) -> None:
-    """Print it."""
+def show(job: Job, device: Device, memory: Memory, options: list[tuple[str, int]], phases: bool = False) -> None:
+    """Print it; with ``phases`` also where the time goes, and what that takes for granted."""
     console = Console(highlight=False, soft_wrap=True)
     for line in _head(job, device):
         console.print(line, markup=False)
     console.print(_table(memory))
     for line in (*_verdict(device, memory, options), *_work(job, device)):
         console.print(line, markup=False)
+    if phases:
+        console.print(_phases(job, device))
+        for sentence in ASSUMPTIONS:
+            console.print(f"  - {sentence}", markup=False)
 
 
 def _head(job: Job, device: Device) -> Iterator[str]:
@@ -65,18 +70,37 @@ def _verdict(device: Device, memory: Memory, options: list[tuple[str, int]]) -> 
 
 
 def _work(job: Job, device: Device) -> Iterator[str]:
-    work = work_of(job, device)
+    work, found = work_of(job), phases_of(job, device)
+    seconds = sum(phase.seconds for phase in found)
+    decoding = sum(phase.seconds for phase in found if phase.name in SAMPLED) / seconds
     yield ""
     yield (f"tokens per iteration, at most: {work.prompt_tokens:,} of prompts, {work.response_tokens:,} of responses")
     yield (
         f"FLOP per iteration, at most: sampling {work.sampling_flops:.2g}, old log-probabilities "
         f"{work.old_flops:.2g}, training {work.training_flops:.2g}"
     )
-    where = "" if job.in_process else f" by {job.source}, on devices of its own: as many as train"
+    where = "" if job.in_process else f" by {job.source}, on as many devices of its own as train"
     yield (
-        f"share of sampling in the time of an iteration: about {work.sampling_share:.0%}{where} "
-        f"({_time(work.sampling_seconds)} + {_time(work.training_seconds)}; an estimate from data sheets)"
+        f"time, at most: {_time(seconds)} an iteration, {_time(seconds * job.iterations)} for {job.iterations:,}; "
+        f"{decoding:.0%} of it sampling{where} (an estimate from data sheets: gspo plan --time shows its parts)"
     )
+
+
+def _phases(job: Job, device: Device) -> Table:
+    found = phases_of(job, device)
+    together = sum(phase.seconds for phase in found)
+    table = Table(title="time of one iteration, if every response has its greatest length", title_justify="left")
+    table.add_column("phase")
+    for name in ("time", "share", "tokens/s per device"):
+        table.add_column(name, justify="right")
+    table.add_column("waits for")
+    for phase in found:
+        rate = f"{phase.rate(job.world):,.0f}" if phase.tokens else "-"
+        table.add_row(phase.name, _time(phase.seconds), f"{phase.seconds / together:.0%}", rate, phase.bound)
+    table.add_section()
+    tokens = sum(phase.tokens for phase in found if phase.name == DECODING)
+    table.add_row("together", _time(together), "", f"{tokens / together / job.world:,.0f} sampled", "")
+    return table
 
 
 def _count(number: int) -> str:
@@ -97,4 +121,7 @@ def _size(size: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.2g} s"
+    for size, unit in ((3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}" if seconds < 20 * size else f"{seconds / size:,.0f} {unit}"
+    return f"{seconds:.2g} s"

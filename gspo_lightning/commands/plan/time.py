@@ -1,0 +1,162 @@
+"""How long an iteration takes, phase by phase: a roofline over data sheets, with everything that it assumes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gspo_lightning.commands.plan.devices import Device
+from gspo_lightning.commands.plan.job import Job
+from gspo_lightning.commands.plan.memory import counts_of, optimizer_bytes
+from gspo_lightning.commands.plan.models import config_of
+from gspo_lightning.commands.plan.work import Work, work_of
+
+__all__ = ["ASSUMPTIONS", "DECODING", "SAMPLED", "Phase", "decoding_seconds", "phases_of"]
+
+PREFILL, DECODING = "prompts (prefill)", "decoding"
+SAMPLED = (PREFILL, DECODING)
+"""Phases in which responses are sampled."""
+
+EFFICIENCY = 0.35
+"""Share of a device's peak that matrix products reach over a whole pass, training and prefill."""
+READING = 0.6
+"""Share of a device's bandwidth that decoding reaches."""
+LAUNCHES = {"GroupedSampler": 0.5e-3, "TransformersGenerate": 0.8e-3}
+"""Seconds per decoder layer and step that Python and kernel launches cost at least."""
+GRAPH = 0.05e-3
+"""The same for a server, which replays CUDA graphs."""
+SERVED_MEMORY = 0.9
+"""Share of a device's memory that a server fills with weights and its cache."""
+ACROSS = 50e9
+"""Bytes per second and device between machines: 400 Gb/s each."""
+LINK_SHARE = 0.7
+"""Share of a link's rate that collectives reach."""
+
+ASSUMPTIONS = (
+    f"matrix products reach {EFFICIENCY:.0%} of the device's peak, decoding {READING:.0%} of its bandwidth",
+    f"a decoding step costs at least {LAUNCHES['GroupedSampler'] * 1e3:g} ms a layer in this process, "
+    f"{GRAPH * 1e3:g} ms in a server with CUDA graphs",
+    "every prompt and every response has its greatest length; with shorter ones all phases shrink in proportion, "
+    "decoding in this process only as far as the longest response does",
+    f"a server fills {SERVED_MEMORY:.0%} of its device with weights and cache, and stands on as many devices as train",
+    f"links carry {LINK_SHARE:.0%} of their rate: NVLink or PCIe within a machine, {ACROSS / 1e9:g} GB/s a device "
+    "between machines; communication overlaps with the backward pass",
+    "rewards are scored while responses are sampled; evaluation, checkpoints and start-up are not counted",
+)
+"""What :func:`phases_of` takes for granted, as sentences."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of an iteration."""
+
+    name: str
+    seconds: float
+    tokens: int
+    """That go through the model in it, over all devices; 0 where none do."""
+    bound: str
+    """What it waits for: compute, bandwidth, launches, communication."""
+
+    def rate(self, devices: int) -> float:
+        """Tokens per second and device."""
+        return self.tokens / self.seconds / devices if self.seconds else 0.0
+
+
+def phases_of(job: Job, device: Device) -> list[Phase]:
+    """The phases of one iteration, in their order."""
+    work = work_of(job)
+    found = [*_sampling(job, device, work)]
+    if (handed := _handing_over(job, device)) is not None:
+        found.insert(0, handed)
+    passes = work.response_tokens + work.trained_prompt_tokens
+    if work.old_flops:
+        found.append(Phase("old log-probabilities", work.old_flops / _speed(job, device), passes, "compute"))
+    return [*found, _training(job, device, work, passes * job.epochs), _optimizer(job, device)]
+
+
+def decoding_seconds(job: Job, device: Device, rows: int, tokens: int) -> tuple[float, str]:
+    """Seconds that ``rows`` responses of one device take for ``tokens`` tokens each, and what they wait for.
+
+    A step reads all weights and the cache so far, computes, and costs launches; the slowest of the three counts.
+
+    Args:
+        job: model and precision; its lengths are those of a row of the cache.
+        device: one.
+        rows: responses of this device.
+        tokens: of each.
+    """
+    counts, config = counts_of(job.model), config_of(job.model).get_text_config()
+    waves = -(-rows // _room(job, device, config))
+    at_once, steps = rows / waves, tokens * waves
+    cache = at_once * _cached(config, job.compute_bytes) * (job.max_prompt + tokens / 2)  # as full as it is on average
+    weights = counts.total * job.compute_bytes  # a step of many rows meets every expert
+    costs = {
+        "bandwidth": (weights + cache) / (device.bandwidth * READING),
+        "compute": at_once * 2.0 * counts.active / (_speed(job, device) / job.world),
+        "launches": LAUNCHES.get(job.source, GRAPH) * int(config.num_hidden_layers),
+    }
+    bound = max(costs, key=lambda name: costs[name])
+    return steps * costs[bound], bound
+
+
+def _room(job: Job, device: Device, config: Any) -> int:
+    """Responses that one device decodes at the same time."""
+    if job.in_process:
+        return max(job.group_size, job.max_rows)
+    free = SERVED_MEMORY * device.memory - counts_of(job.model).total * job.compute_bytes
+    row = _cached(config, job.compute_bytes) * (job.max_prompt + job.max_response / 2)  # pages are taken as it grows
+    return max(1, int(free / row))
+
+
+def _cached(config: Any, size: int) -> int:
+    """Bytes of keys and values of one token in all layers."""
+    heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    head = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    return 2 * heads * head * size * int(config.num_hidden_layers)
+
+
+def _speed(job: Job, device: Device) -> float:
+    """FLOP per second of all devices."""
+    return device.flops * (1.0 if job.compute_bytes == 2 or device.cpu else 0.25) * job.world * EFFICIENCY
+
+
+def _sampling(job: Job, device: Device, work: Work) -> tuple[Phase, Phase]:
+    rows = max(1, job.prompts // job.world) * job.group_size
+    prefill = work.prompt_tokens * work.token_flops / _speed(job, device)
+    seconds, bound = decoding_seconds(job, device, rows, job.max_response)
+    return (
+        Phase(PREFILL, prefill, work.prompt_tokens, "compute"),
+        Phase(DECODING, seconds, work.response_tokens, bound),
+    )
+
+
+def _link(job: Job, device: Device) -> float:
+    """Bytes per second between devices, the slowest on the way."""
+    return LINK_SHARE * (ACROSS if job.nodes > 1 else device.link)
+
+
+def _handing_over(job: Job, device: Device) -> Phase | None:
+    """The weights on their way to who samples: shards are gathered, servers are sent them."""
+    if job.in_process and job.strategy != "fsdp":
+        return None
+    sent = counts_of(job.model).total * job.compute_bytes
+    return Phase("weights to the sampler", sent / _link(job, device), 0, "communication")
+
+
+def _training(job: Job, device: Device, work: Work, tokens: int) -> Phase:
+    counts = counts_of(job.model)
+    updates, others = job.minibatches * job.epochs, (job.world - 1) / job.world
+    sent = 2.0 * counts.trainable * 4 * others * updates if job.world > 1 else 0.0  # an all-reduce of gradients
+    if job.strategy == "fsdp":  # gathered twice and scattered once for every micro-batch
+        sent = counts.total * (2 * job.compute_bytes + 4) * others * updates * job.micro_batches
+    compute, wait = work.training_flops / _speed(job, device), sent / _link(job, device)
+    return Phase("forward and backward", max(compute, wait), tokens, "compute" if compute >= wait else "communication")
+
+
+def _optimizer(job: Job, device: Device) -> Phase:
+    counts, shards = counts_of(job.model), job.world if job.strategy == "fsdp" else 1
+    size = 4 if job.lora is not None else job.weight_dtype.itemsize
+    touched = 2 * (optimizer_bytes(job.optimizer, counts, size) + counts.trainable * size) + counts.trainable * size
+    off = job.cpu_offload or "paged" in job.optimizer.lower()
+    seconds = touched / shards / (min(device.bandwidth, 25e9) if off else device.bandwidth * READING)
+    return Phase("optimizer", seconds * job.minibatches * job.epochs, 0, "bandwidth")

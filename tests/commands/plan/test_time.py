@@ -1,0 +1,102 @@
+"""Time of an iteration: phases by hand, published throughputs of vLLM, and what ``gspo plan --time`` prints."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gspo_lightning.cli import main
+from gspo_lightning.commands.plan.devices import CARDS, Device
+from gspo_lightning.commands.plan.job import Job
+from gspo_lightning.commands.plan.memory import counts_of
+from gspo_lightning.commands.plan.time import ASSUMPTIONS, Phase, decoding_seconds, phases_of
+from gspo_lightning.policy.settings import ModelSettings
+from tests import ROOT
+
+CARD = Device("a card", 80 << 30, flops=1e14, bandwidth=1e12, link=1e11)
+LLAMA = "meta-llama/Llama-3.1-8B"
+
+
+def job(**changes: object) -> Job:
+    settings = ModelSettings(name_or_path=LLAMA, dtype="bfloat16")
+    made = Job(
+        model=settings, optimizer="torch.optim.AdamW", precision="bf16-true", strategy="single", shards_weights=True,
+        cpu_offload=False, world=1, nodes=1, old_policy="CachedLogProbs", reference=False, prompts=16, group_size=4,
+        minibatches=4, epochs=1, budget=4096, max_prompt=100, max_response=100, iterations=10, packed=True,
+        source="VLLMServer", max_rows=1 << 30,
+    )  # fmt: skip
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("card", "rows", "prompt", "response", "published"),
+    [
+        # vLLM 0.23.0, vllm bench serve --random-input-len 1024 --random-output-len 128 --max-concurrency 1 and 8:
+        # johnmusgrave.com/p/vllm-throughput-latency-sweep-on
+        ("A100", 1, 1024, 128, 75.0),
+        ("A100", 8, 1024, 128, 75.0 * 6.6),
+        # vLLM 0.21.0, llm.inference.chatbot-short: yobitelcomm.github.io/bench/recipes/concurrency-sweep
+        ("H100", 1, 128, 128, 122.2),
+        ("H100", 4, 128, 128, 580.3),
+    ],
+)
+def test_published_throughputs_of_vllm_are_met_within_30_percent(
+    card: str, rows: int, prompt: int, response: int, published: float
+) -> None:
+    seconds, bound = decoding_seconds(job(max_prompt=prompt, max_response=response), CARDS[card], rows, response)
+    assert bound == "bandwidth"
+    assert rows * response / seconds == pytest.approx(published, rel=0.3)
+
+
+def test_phases_by_hand() -> None:
+    found = {phase.name: phase for phase in phases_of(job(), CARD)}
+    weights, active = counts_of(job().model).total, counts_of(job().model).active
+    token = 2.0 * active + 2.0 * 32 * 32 * 128 * 200  # products with weights, and attention over half of 200 tokens
+    speed = 0.35e14
+    assert found["weights to the sampler"].seconds == pytest.approx(2 * weights / 0.7e11)
+    assert found["prompts (prefill)"].seconds == pytest.approx(16 * 100 * token / speed)
+    cache = 64 * (2 * 8 * 128 * 2 * 32) * 150
+    assert found["decoding"] == Phase(
+        "decoding", pytest.approx(100 * (2 * weights + cache) / 0.6e12), 6400, "bandwidth"
+    )
+    assert found["old log-probabilities"].seconds == pytest.approx((1600 + 6400) * token / speed)
+    assert found["forward and backward"].seconds == pytest.approx(3 * (1600 + 6400) * token / speed)
+    assert found["forward and backward"].bound == "compute"
+    # two moments are read and written, weights read and written, gradients read: bfloat16
+    assert found["optimizer"].seconds == pytest.approx(4 * (2 * (2 + 1) + 1) * weights * 2 / 0.6e12)
+    assert found["decoding"].rate(2) == pytest.approx(6400 / found["decoding"].seconds / 2)
+
+
+def test_what_a_phase_waits_for() -> None:
+    small = dataclasses.replace(CARD, bandwidth=1e15, flops=1e18)
+    assert decoding_seconds(job(), small, 64, 100)[1] == "launches"
+    assert decoding_seconds(job(source="GroupedSampler"), small, 64, 100)[0] == pytest.approx(100 * 32 * 0.5e-3)
+    assert decoding_seconds(job(), dataclasses.replace(small, flops=1e12), 64, 100)[1] == "compute"
+    shards = {"strategy": "fsdp", "world": 4}
+    slow = {phase.name: phase for phase in phases_of(job(**shards), dataclasses.replace(CARD, link=1e9))}
+    assert slow["forward and backward"].bound == "communication"
+    counts = counts_of(job().model)
+    sent = counts.total * (2 * 2 + 4) * 0.75 * 4 * job(**shards).micro_batches
+    assert slow["forward and backward"].seconds == pytest.approx(sent / 0.7e9)
+
+
+def test_responses_that_do_not_fit_wait_for_their_turn() -> None:
+    one = decoding_seconds(job(source="GroupedSampler", max_rows=64), CARD, 64, 100)[0]
+    two = decoding_seconds(job(source="GroupedSampler", max_rows=32), CARD, 64, 100)[0]
+    assert one < two < 2 * one + 1e-9
+    tiny = dataclasses.replace(CARD, memory=round(1.13 * 2 * counts_of(job().model).total))
+    assert decoding_seconds(job(), tiny, 4096, 100)[0] > decoding_seconds(job(), CARD, 4096, 100)[0]
+
+
+def test_the_command_prints_phases_and_assumptions_where_it_is_asked_to(capsys: pytest.CaptureFixture[str]) -> None:
+    config = ROOT / "configs" / "quickstart.yaml"
+    assert main(["plan", f"--config={config}", "--time"]) == 0
+    shown = capsys.readouterr().out
+    assert "decoding" in shown
+    assert all(sentence in shown for sentence in ASSUMPTIONS)
+    assert main(["plan", f"--config={config}"]) == 0
+    shown = capsys.readouterr().out
+    assert "time, at most:" in shown
+    assert " for 20;" in shown
+    assert ASSUMPTIONS[0] not in shown
