@@ -8,6 +8,7 @@ import re
 import pytest
 
 from gspo_lightning.cli import COMMANDS, TRAINING
+from gspo_lightning.metrics.table import METRICS, lookup
 from tests import ROOT
 
 DOCUMENTS = sorted(
@@ -40,6 +41,17 @@ def is_there(dotted: str) -> bool:
         except ModuleNotFoundError:
             return False
     return True
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if name != "docs/metrics.md"])
+def test_metrics_that_a_document_names_are_defined(document: str) -> None:
+    rooms = {metric.tag.split("/")[0] for metric in METRICS if "/" in metric.tag}
+    tags = [
+        tag
+        for tag in re.findall(r"`([a-z_]+/[a-z_0-9]+)`", (ROOT / document).read_text())
+        if tag.split("/")[0] in rooms
+    ]
+    assert [tag for tag in tags if lookup(tag) is None] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
