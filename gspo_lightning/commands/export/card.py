@@ -1,0 +1,187 @@
+"""The model card of an exported checkpoint: what it came from, how it was trained, and how good it was found to be.
+
+Everything stands in the checkpoint itself; the picture of the run is taken along where it lies beside it. Paths of the
+machine that trained stay there: of a file its name is written, of a hub id the id.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gspo_lightning.policy.tiny import TINY_MODELS
+from gspo_lightning.report.words import plain
+from gspo_lightning.suites.results import read_results
+
+__all__ = ["CARD", "card", "read_evaluations", "write_card"]
+
+CARD, PICTURE = "README.md", "report.png"
+SETTINGS = {
+    "learning rate": ("model", "optimizer", "init_args", "lr"),
+    "group size": ("data", "group_size"),
+    "prompts per rollout": ("data", "prompts_per_rollout"),
+    "mini-batches per rollout": ("data", "minibatches_per_rollout"),
+    "passes over a rollout": ("data", "epochs_per_rollout"),
+    "response tokens, at most": ("data", "max_response_tokens"),
+    "temperature": ("data", "temperature"),
+    "precision": ("trainer", "precision"),
+    "gradient clipping": ("trainer", "gradient_clip_val"),
+    "seed": ("seed_everything",),
+}
+"""Row of the card -> path in the config."""
+
+
+def read_evaluations(folders: Iterable[Path]) -> list[dict[str, Any]]:
+    """``results.json`` of each.
+
+    Raises:
+        UserError: a folder has none.
+    """
+    return [read_results(folder) for folder in folders]
+
+
+def write_card(
+    folder: Path, content: Mapping[str, Any], checkpoint: Path, evaluations: Sequence[Mapping[str, Any]]
+) -> None:
+    """Write ``README.md``, and copy the picture of the run beside it.
+
+    Args:
+        folder: the exported model.
+        content: of the checkpoint.
+        checkpoint: where it lies: ``RUN/checkpoints/NAME.ckpt``.
+        evaluations: what :func:`read_evaluations` read.
+    """
+    picture = checkpoint.resolve().parent.parent / PICTURE
+    if picture.is_file():
+        shutil.copyfile(picture, folder / PICTURE)
+    (folder / CARD).write_text(card(content, evaluations, picture=picture.is_file()), encoding="utf-8")
+
+
+def card(content: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]] = (), *, picture: bool = False) -> str:
+    """The page, with the header that the hub reads.
+
+    Args:
+        content: of a checkpoint of ``gspo fit``.
+        evaluations: results of ``gspo evaluate``.
+        picture: whether ``report.png`` lies beside it.
+    """
+    run: Mapping[str, Any] = content.get("gspo_run") or {}  # a checkpoint of GSPOTrainer has no config
+    config = run.get("config", {})
+    parts: list[Iterable[str]] = [
+        [_header(content, config)],
+        [_introduction(content)],
+        _training(content, config),
+        _data(run) if run.get("data") else (),
+        _held_out(content, picture),
+        *(_suites(results) for results in evaluations),
+        _versions(run) if run.get("versions") else (),
+    ]
+    return "\n\n".join(text for part in parts if (text := "\n".join(part))) + "\n"
+
+
+def _setting(config: Mapping[str, Any], path: Sequence[str]) -> Any:
+    value: Any = config
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _base(content: Mapping[str, Any]) -> str:
+    return str(content["gspo_lightning"]["model"]["name_or_path"])
+
+
+def _is_hub_id(name: str) -> bool:
+    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(name).exists()
+
+
+def _header(content: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    from huggingface_hub import ModelCardData
+
+    objective = str(content["gspo_lightning"]["objective"]).partition("(")[0]
+    sources = (_setting(config, ("data", which)) for which in ("train", "val"))
+    hub = {text.split(":")[0] for text in sources if isinstance(text, str) and _is_hub_id(text.split(":")[0])}
+    data = ModelCardData(
+        base_model=_base(content) if _is_hub_id(_base(content)) else None,
+        datasets=sorted(hub) or None,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["reinforcement-learning", "gspo_lightning", objective.lower()],
+    )
+    return f"---\n{data.to_yaml()}\n---"
+
+
+def _introduction(content: Mapping[str, Any]) -> str:
+    base = _base(content)
+    origin = f"[{base}](https://huggingface.co/{base})" if _is_hub_id(base) else f"`{Path(base).name}`"
+    built = ", a tiny model that is built from a config" if base in TINY_MODELS else ""
+    updates, iterations = int(content["global_step"]), int(content["epoch"]) + 1
+    return (
+        f"# {Path(base).name}, fine-tuned by reinforcement learning\n\n{origin}{built}, after {updates:,} updates in "
+        f"{iterations:,} iterations with gspo_lightning. The weights are those of the policy"
+        + (", its adapters merged." if content["gspo_lightning"]["model"].get("lora") else ".")
+    )
+
+
+def _class(value: Any) -> str:
+    name = value.get("class_path") if isinstance(value, Mapping) else value
+    return str(name).rpartition(".")[2]
+
+
+def _training(content: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
+    yield "## Training\n"
+    yield "| | |\n|---|---|"
+    yield f"| objective | `{content['gspo_lightning']['objective']}` |"
+    if optimizer := _setting(config, ("model", "optimizer")):
+        yield f"| optimizer | `{_class(optimizer)}` |"
+    for words, path in SETTINGS.items():
+        if (value := _setting(config, path)) is not None:
+            yield f"| {words} | {value} |"
+    rewards = _setting(config, ("data", "rewards")) or {}
+    weights = _setting(config, ("data", "reward_weights")) or {}
+    if named := [f"{name} (`{_class(value)}`, weight {weights.get(name, 1.0):g})" for name, value in rewards.items()]:
+        yield f"| rewards | {', '.join(named)} |"
+    if lora := content["gspo_lightning"]["model"].get("lora"):
+        yield f"| adapters | `{lora}` |"
+    if prompt := _setting(config, ("data", "system_prompt")):
+        yield f"\nSystem prompt, in training and to be used:\n\n```text\n{prompt}\n```"
+
+
+def _data(run: Mapping[str, Any]) -> Iterator[str]:
+    yield "## Data\n"
+    yield "| | source | prompts | SHA-256 of prompts and columns |\n|---|---|---|---|"
+    for which, found in run["data"].items():
+        source = _setting(run["config"], ("data", which))
+        words = str(source) if isinstance(source, str) and _is_hub_id(source.split(":")[0]) else None
+        shown = words or (Path(source).name if isinstance(source, str) else _class(source))
+        yield f"| {which} | `{shown}` | {found['prompts']:,} | `{found['sha256'][:16]}` |"
+
+
+def _held_out(content: Mapping[str, Any], picture: bool) -> Iterator[str]:
+    evaluations = content.get("gspo_evaluations") or []
+    if evaluations:
+        names = [name for name in ("val/accuracy", "val/reward", "val/response_length") if name in evaluations[0][1]]
+        yield "## Held-out prompts during training\n"
+        yield f"| update | {' | '.join(name.removeprefix('val/').replace('_', ' ') for name in names)} |"
+        yield "|---|" + "---|" * len(names)
+        for step, values in evaluations:
+            yield f"| {step:,} | {' | '.join(plain(values.get(name)) for name in names)} |"
+    if picture:
+        yield f"\n![curves of the run]({PICTURE})"
+
+
+def _suites(results: Mapping[str, Any]) -> Iterator[str]:
+    yield "## Benchmarks (`gspo evaluate`)\n"
+    yield "| suite | metric | value | 95% interval for new problems | problems |\n|---|---|---|---|---|"
+    for suite, metrics in results.items():
+        if suite == "run":
+            continue
+        for name, found in metrics.items():
+            ends = "-" if found.get("low") is None else f"{plain(found['low'])} to {plain(found['high'])}"
+            yield f"| {suite} | {name} | {plain(found['value'])} | {ends} | {found['n']} |"
+
+
+def _versions(run: Mapping[str, Any]) -> Iterator[str]:
+    yield "## Versions\n"
+    yield ", ".join(f"{name} {version}" for name, version in run["versions"].items()) + "."

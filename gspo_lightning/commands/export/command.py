@@ -1,0 +1,88 @@
+"""``gspo export``: weights, tokenizer and model card of a checkpoint, in a folder and on request on the hub."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from gspo_lightning.commands.export.hub import check_repository, push
+from gspo_lightning.errors import UserError
+from gspo_lightning.faults import written
+from gspo_lightning.unfinished import beside, remove, sweep
+
+__all__ = ["export", "main"]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the policy of a checkpoint with its tokenizer, generation config and model card.
+
+    Raises:
+        UserError: the checkpoint or its config is missing or unreadable, or the target exists.
+    """
+    parser = argparse.ArgumentParser("gspo export", description="Write a checkpoint in transformers format.")
+    parser.add_argument("checkpoint", type=Path, help="a .ckpt file, or folder of shards")
+    parser.add_argument("output", type=Path, help="folder to write")
+    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    parser.add_argument("--evaluation", type=Path, action="append", default=[], metavar="FOLDER",
+                        help="an --output of gspo evaluate, whose results go into the model card")  # fmt: skip
+    parser.add_argument("--push_to_hub", metavar="REPO", help="upload the folder as well, to NAME/REPO on the hub; a "
+                        "repository that is not there yet is made, private")  # fmt: skip
+    parser.add_argument("--trust_remote_code", action="store_true", help="run Python code that the model's repository "
+                        "ships; no checkpoint decides that")  # fmt: skip
+    options = parser.parse_args(list(argv))
+    if options.push_to_hub:
+        check_repository(options.push_to_hub)
+    export(
+        options.checkpoint, options.output, overwrite=options.overwrite, trust_remote_code=options.trust_remote_code,
+        evaluations=options.evaluation,
+    )  # fmt: skip
+    print(f"exported: {options.output}")
+    if options.push_to_hub:
+        print(f"uploaded: {push(options.output, options.push_to_hub)}")
+    return 0
+
+
+def export(
+    checkpoint: Path,
+    output: Path,
+    *,
+    overwrite: bool = False,
+    trust_remote_code: bool = False,
+    evaluations: Sequence[Path] = (),
+) -> None:
+    """The frozen old policy is never part of it. The folder appears whole or not at all.
+
+    Args:
+        checkpoint: written by ``gspo fit``; it knows which model it belongs to.
+        output: loads with ``AutoModelForCausalLM.from_pretrained(output)``.
+        overwrite: replace an existing folder.
+        trust_remote_code: run Python code that the model's repository ships.
+        evaluations: folders of ``gspo evaluate`` for the model card.
+
+    Raises:
+        UserError: see :func:`main`.
+    """
+    if output.exists() and not overwrite:
+        raise UserError("output", f"{output} exists", fix="give another folder, or --overwrite")
+    if not checkpoint.exists():  # both before torch is imported
+        raise UserError("checkpoint", f"{checkpoint} does not exist")
+    from gspo_lightning.commands.export.card import read_evaluations, write_card
+    from gspo_lightning.commands.export.weights import policy_of
+    from gspo_lightning.resume import read_checkpoint
+
+    judged = read_evaluations(evaluations)
+    content = read_checkpoint(checkpoint, "checkpoint")
+    policy = policy_of(content, checkpoint, trust_remote_code=trust_remote_code)
+    unfinished = beside(output)
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    sweep(output.parent, output.name)
+    remove(unfinished)
+    with written(str(output), unfinished):
+        policy.save_pretrained(unfinished)
+        write_card(unfinished, content, checkpoint, judged)
+    if output.exists():
+        shutil.rmtree(output)
+    os.replace(unfinished, output)

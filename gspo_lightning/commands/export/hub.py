@@ -1,0 +1,52 @@
+"""Upload of an exported folder to the hub, by huggingface_hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gspo_lightning.errors import InfrastructureError, UserError
+
+__all__ = ["check_repository", "push"]
+
+
+def check_repository(repository: str) -> None:
+    """Before minutes are spent on weights: a name that the hub would take.
+
+    Raises:
+        UserError: it would not.
+    """
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise UserError("--push_to_hub", str(error), fix="give NAME/REPO") from error
+
+
+def push(folder: Path, repository: str) -> str:
+    """Upload a folder; a repository that is not there yet is made, private.
+
+    Args:
+        folder: written by ``gspo export``.
+        repository: ``NAME/REPO``; the token is that of ``hf auth login`` or of HF_TOKEN.
+
+    Returns:
+        Where it is.
+
+    Raises:
+        InfrastructureError: the hub is not there, or refuses.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    hub = HfApi()
+    try:
+        address = hub.create_repo(repository, private=True, exist_ok=True)
+        hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Upload by gspo export")
+    except (HfHubHTTPError, OSError) as error:
+        raise InfrastructureError(
+            f"the upload to {repository} failed ({' '.join(str(error).split())}); the folder {folder} is whole: "
+            f"`hf upload {repository} {folder}` uploads it without another export"
+        ) from error
+    return str(address)

@@ -1,0 +1,75 @@
+"""The weights of a checkpoint: of a file or a folder of shards, with adapters merged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gspo_lightning.errors import UserError
+
+if TYPE_CHECKING:
+    from gspo_lightning.policy.policy import Policy
+
+__all__ = ["checkpoint_policy", "policy_of", "sharded_weights"]
+
+PREFIX = "policy.model."
+
+
+def checkpoint_policy(checkpoint: Path, *, trust_remote_code: bool = False) -> Policy:
+    """The policy of a checkpoint, with adapters merged into its weights.
+
+    Args:
+        checkpoint: written by ``gspo fit``; it knows which model it belongs to.
+        trust_remote_code: run Python code that the model's repository ships.
+
+    Raises:
+        UserError: it does not exist, or cannot be read.
+    """
+    from gspo_lightning.resume import read_checkpoint
+
+    return policy_of(read_checkpoint(checkpoint, "checkpoint"), checkpoint, trust_remote_code=trust_remote_code)
+
+
+def policy_of(content: dict[str, Any], checkpoint: Path, *, trust_remote_code: bool = False) -> Policy:
+    """The same from what was read of the checkpoint already."""
+    import torch
+
+    from gspo_lightning.policy.loading import load_policy
+    from gspo_lightning.policy.lora import check_base, check_names, frozen_norm, merge_adapters
+    from gspo_lightning.policy.settings import ModelSettings
+
+    if "gspo_lightning" not in content:
+        raise UserError("checkpoint", f"{checkpoint} was not written by gspo fit")
+    settings = ModelSettings.of_file(content["gspo_lightning"]["model"], trust_remote_code)
+    policy = load_policy(settings)
+    if settings.lora is not None:
+        check_base(content, frozen_norm(policy))
+    state = content["state_dict"] if "state_dict" in content else sharded_weights(checkpoint)
+    weights = {k.removeprefix(PREFIX): v for k, v in state.items() if k.startswith(PREFIX)}
+    if settings.lora is not None:
+        check_names(weights, policy.model.state_dict())
+    else:
+        policy.model.to(next((v.dtype for v in weights.values() if v.is_floating_point()), torch.float32))
+    policy.model.load_state_dict(weights, strict=settings.lora is None)
+    policy.model.tie_weights()
+    merge_adapters(policy.model)
+    return policy
+
+
+def sharded_weights(checkpoint: Path) -> dict[str, Any]:
+    """``{"policy.model.<name>": tensor}`` of a folder of shards, whole, in one process.
+
+    Raises:
+        UserError: it cannot be read without running code, or it is torn.
+    """
+    import torch
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    from gspo_lightning.resume.reading import check_shards
+
+    known: dict[str, Any] = dict(check_shards(checkpoint, "checkpoint").state_dict_metadata)
+    part = next(name for name in ("state_dict", "model") if any(k.startswith(f"{name}.{PREFIX}") for k in known))
+    wanted = {k: v for k, v in known.items() if k.startswith(f"{part}.{PREFIX}")}
+    state = {k.removeprefix(f"{part}."): torch.empty(v.size, dtype=v.properties.dtype) for k, v in wanted.items()}
+    load({part: state}, checkpoint_id=checkpoint, no_dist=True)
+    return state

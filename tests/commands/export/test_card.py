@@ -1,0 +1,155 @@
+"""``gspo export``: the model card says what the checkpoint knows, and the upload is asked for in one call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+import yaml
+
+from gspo_lightning.cli import main
+from gspo_lightning.commands.export.card import card
+from tests.runs import runs
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two short iterations of an untaught model, evaluated before and after."""
+    made = runs.fit(tmp_path_factory.mktemp("run"), *runs.UNTAUGHT, "--trainer.max_epochs=2")
+    assert main(["report", str(made)]) == 0  # short runs of tests draw nothing by themselves
+    return made
+
+
+@pytest.fixture
+def evaluation(tmp_path: Path) -> Path:
+    folder = tmp_path / "aime"
+    folder.mkdir()
+    found = {"avg@4": {"value": 0.25, "low": 0.11, "high": 0.42, "n": 30}}
+    (folder / "results.json").write_text(json.dumps({"run": {}, "aime2024": found}))
+    return folder
+
+
+def test_the_card_of_a_real_run(run: Path, evaluation: Path, tmp_path: Path) -> None:
+    last = str(run / "checkpoints" / "last.ckpt")
+    assert main(["export", last, str(tmp_path / "out"), "--evaluation", str(evaluation)]) == 0
+    text = (tmp_path / "out" / "README.md").read_text()
+    _, header, body = text.split("---\n", 2)
+    known = yaml.safe_load(header)
+    assert known["library_name"] == "transformers"
+    assert known["pipeline_tag"] == "text-generation"
+    assert known["tags"] == ["reinforcement-learning", "gspo_lightning", "gspo"]
+    assert "base_model" not in known  # built here, on no hub
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert f"| learning rate | {config['model']['optimizer']['init_args']['lr']} |" in body
+    assert f"| group size | {config['data']['group_size']} |" in body
+    assert "| rewards | graded (`Graded`, weight 1) |" in body
+    assert "`GSPO(clip_low=0.0003, clip_high=0.0004)`" in body
+    content = torch.load(last, weights_only=True)
+    sha256 = content["gspo_run"]["data"]["train"]["sha256"]
+    assert f"| train | `ChainTask` | 512 | `{sha256[:16]}` |" in body
+    assert f"after {content['global_step']} updates in 2 iterations" in body
+    for step, _ in content["gspo_evaluations"]:
+        assert f"| {step} | " in body
+    assert "| aime2024 | avg@4 | 0.25 | 0.11 to 0.42 | 30 |" in body
+    assert f"torch {torch.__version__}" in body
+    assert (tmp_path / "out" / "report.png").read_bytes() == (run / "report.png").read_bytes()
+    assert str(tmp_path) not in text
+    assert str(run.parent) not in text
+
+
+def content_of(**settings: Any) -> dict[str, Any]:
+    model = {"name_or_path": "Qwen/Qwen3-0.6B", "lora": None} | settings.pop("model", {})
+    data = {
+        "train": "openai/gsm8k:main:train",
+        "val": "/home/me/secret/held_out.jsonl",
+        "rewards": {"correct": "MathVerifier"},
+    }
+    config = {"model": {"objective": "GRPO", "optimizer": "AdamW"}, "data": data | settings}
+    return {
+        "global_step": 1200, "epoch": 299, "gspo_lightning": {"model": model, "objective": "GRPO()"},
+        "gspo_run": {"config": config, "versions": {"torch": "2"}, "data": {
+            "train": {"prompts": 7473, "sha256": "a" * 64}, "val": {"prompts": 9, "sha256": "b" * 64}}},
+    }  # fmt: skip
+
+
+def test_hub_ids_are_named_and_paths_of_the_machine_are_not() -> None:
+    text = card(content_of(system_prompt="Think."))
+    known = yaml.safe_load(text.split("---\n")[1])
+    assert known["base_model"] == "Qwen/Qwen3-0.6B"
+    assert known["datasets"] == ["openai/gsm8k"]
+    assert "`openai/gsm8k:main:train`" in text
+    assert "`held_out.jsonl`" in text
+    assert "/home/me" not in text
+    assert "1,200 updates in 300 iterations" in text
+    assert "```text\nThink.\n```" in text
+    local = card(content_of(model={"name_or_path": "/home/me/models/mine", "lora": {"r": 8}}))
+    assert "/home/me" not in local
+    assert "base_model" not in yaml.safe_load(local.split("---\n")[1])
+    assert "adapters merged" in local
+
+
+def test_a_checkpoint_that_knows_only_its_model_still_has_a_card() -> None:
+    known = {name: value for name, value in content_of().items() if name != "gspo_run"}
+    assert "| objective | `GRPO()` |" in card(known)
+
+
+def test_an_evaluation_that_is_not_there_is_said_before_anything_is_written(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = str(run / "checkpoints" / "last.ckpt")
+    assert main(["export", last, str(tmp_path / "out"), "--evaluation", str(tmp_path)]) == 2
+    assert "results.json" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+class Recording:
+    """What ``HfApi`` is asked for; the hub cannot be reached in a test."""
+
+    calls: list[tuple[str, dict[str, Any]]]
+
+    def create_repo(self, repository: str, **options: Any) -> str:
+        Recording.calls.append(("create", {"repo_id": repository, **options}))
+        return f"https://hub/{repository}"
+
+    def upload_folder(self, **options: Any) -> None:
+        Recording.calls.append(
+            ("upload", {**options, "files": sorted(p.name for p in options["folder_path"].iterdir())})
+        )
+
+
+def test_the_folder_is_uploaded_whole_to_a_private_repository(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Recording.calls = []
+    monkeypatch.setattr(huggingface_hub, "HfApi", Recording)
+    out = tmp_path / "out"
+    assert main(["export", str(run / "checkpoints" / "last.ckpt"), str(out), "--push_to_hub", "me/mine"]) == 0
+    (create, made), (upload, sent) = Recording.calls
+    assert (create, upload) == ("create", "upload")
+    assert made == {"repo_id": "me/mine", "private": True, "exist_ok": True}
+    assert (sent["repo_id"], sent["folder_path"]) == ("me/mine", out)
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= set(sent["files"])
+    assert "uploaded: https://hub/me/mine" in capsys.readouterr().out
+
+
+def test_a_name_that_the_hub_would_not_take_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(tmp_path / "none.ckpt"), str(tmp_path / "out"), "--push_to_hub", "a/b/c"]) == 2
+    assert "--push_to_hub" in capsys.readouterr().err
+
+
+def test_a_hub_that_is_not_there_leaves_the_folder(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Gone(Recording):
+        def create_repo(self, repository: str, **options: Any) -> str:
+            raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Gone)
+    out = tmp_path / "out"
+    assert main(["export", str(run / "checkpoints" / "last.ckpt"), str(out), "--push_to_hub", "me/mine"]) == 1
+    assert f"hf upload me/mine {out}" in capsys.readouterr().err
+    assert (out / "config.json").is_file()
