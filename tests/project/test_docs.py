@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import re
+import tomllib
 
 import pytest
+import yaml
 
 from gspo_lightning.cli import COMMANDS, TRAINING
 from gspo_lightning.metrics.table import METRICS, lookup
@@ -41,6 +43,19 @@ def is_there(dotted: str) -> bool:
         except ModuleNotFoundError:
             return False
     return True
+
+
+def test_files_for_tools_agree_with_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (cited["title"], cited["version"], cited["license"]) == (
+        project["name"], project["version"], project["license"],
+    )  # fmt: skip
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / "llms.txt").read_text()):
+        assert (ROOT / target).is_file(), target
+    workflows = [yaml.safe_load(file.read_text()) for file in (ROOT / ".github").rglob("*.yml")]
+    steps = [step for flow in workflows for job in flow.get("jobs", {}).values() for step in job["steps"]]
+    assert ".ci/run" in [step.get("run") for step in steps]
 
 
 @pytest.mark.parametrize("document", [name for name in DOCUMENTS if name != "docs/metrics.md"])
