@@ -39,6 +39,8 @@ class Purpose(IntEnum):
     """Which prompts take the place of dead groups."""
     INITIALISATION = 6
     """Weights of a model that is built from a config."""
+    COLD_START_HELD_OUT = 8
+    """Which demonstrations a cold start only measures."""
 
 
 def _signed(value: int) -> int:

@@ -1,6 +1,6 @@
 """Prompt sets: built-in tasks, files, the hub."""
 
-from gspo_lightning.prompts.base import Completion, PromptSet, Record, map_columns
+from gspo_lightning.prompts.base import Completion, Demonstration, PromptSet, Record, map_columns
 from gspo_lightning.prompts.files import HubPrompts, PromptFile, open_prompts, read_prompts
 from gspo_lightning.prompts.tasks.calculation import CalculatorTask
 from gspo_lightning.prompts.tasks.chain import ChainTask
@@ -14,6 +14,7 @@ __all__ = [
     "ChainTask",
     "CodeTask",
     "Completion",
+    "Demonstration",
     "GuessTask",
     "HubPrompts",
     "LogicTask",

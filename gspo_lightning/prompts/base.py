@@ -8,14 +8,15 @@ from typing import Any
 
 from gspo_lightning.types import Message
 
-__all__ = ["Columns", "Completion", "PromptSet", "Record", "absent_columns", "map_columns"]
+__all__ = ["Columns", "Completion", "Demonstration", "PromptSet", "Record", "absent_columns", "map_columns"]
 
 Record = Mapping[str, Any]
 """``prompt`` (text or a list of chat messages), usually ``answer``, and any column a reward asks for by name."""
 
 Completion = str | Sequence[Message]
 """What a demonstration answers: a text, or a conversation that begins with the policy's (``assistant``) first turn."""
-
+Demonstration = tuple[str | Sequence[Message], Completion]
+"""(prompt, completion). Where both are messages, a chat template writes the conversation."""
 
 Columns = Mapping[str, str | list[str]]
 """Our word -> the data's, or several of the data's."""
@@ -29,7 +30,7 @@ class PromptSet(ABC):
     def records(self) -> Sequence[Record]:
         """Every record, in an order that never changes."""
 
-    def demonstrations(self) -> Sequence[tuple[str, Completion]]:
+    def demonstrations(self) -> Sequence[Demonstration]:
         """(prompt, completion) pairs for a cold start.
 
         Raises:

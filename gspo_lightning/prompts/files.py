@@ -10,7 +10,8 @@ from typing import Any
 from gspo_lightning.errors import PluginError, UserError, defined, did_you_mean, first_line, is_own
 from gspo_lightning.policy.hub import check_reachable
 from gspo_lightning.prompts.base import Columns, PromptSet, Record, absent_columns, map_columns
-from gspo_lightning.prompts.formats import SUFFIXES, read_rows, suffix_of
+from gspo_lightning.prompts.demonstrations import Demonstrations, read_demonstrations
+from gspo_lightning.prompts.formats import SUFFIXES, place_of, read_rows, suffix_of
 from gspo_lightning.prompts.on_demand import OnDemand
 from gspo_lightning.registry import components
 
@@ -49,10 +50,24 @@ class PromptFile(PromptSet):
         Raises:
             UserError: a malformed line, with its number, an empty file, or a column that is not there.
         """
-        rows, name = read_rows(self.path), Path(self.path).name
+        return _Mapped(self._rows(), self.columns, Path(self.path).name)
+
+    def demonstrations(self) -> Demonstrations:
+        """Every record as a demonstration for a cold start: ``prompt`` and ``completion``, or ``messages``.
+
+        Raises:
+            UserError: as :meth:`records`; a record that is no demonstration, with its line.
+        """
+        rows, name = self._rows(), Path(self.path).name
+        _check_columns(rows, self.columns, name)
+        records = (map_columns(row, self.columns) for row in rows)
+        return read_demonstrations(records, lambda number: place_of(rows, number, name))
+
+    def _rows(self) -> Sequence[dict[str, Any]]:
+        rows = read_rows(self.path)
         if not rows:
-            raise UserError("data", f"{name!r} holds no records")
-        return _Mapped(rows, self.columns, name)
+            raise UserError("data", f"{Path(self.path).name!r} holds no records")
+        return rows
 
 
 class HubPrompts(PromptSet):
@@ -76,6 +91,24 @@ class HubPrompts(PromptSet):
         Raises:
             UserError: ``datasets`` is not installed, or the data set cannot be loaded.
         """
+        return _Mapped(self._rows(), self.columns, self._where)
+
+    def demonstrations(self) -> Demonstrations:
+        """Every record of the split as a demonstration for a cold start, as of a :class:`PromptFile`.
+
+        Raises:
+            UserError: as :meth:`records`; a record that is no demonstration.
+        """
+        rows = self._rows()
+        _check_columns(rows, self.columns, self._where)
+        records = (map_columns(row, self.columns) for row in rows)
+        return read_demonstrations(records, lambda number: f"{self._where}, record {number + 1}")
+
+    @property
+    def _where(self) -> str:
+        return f"{self.path}[{self.split}]"
+
+    def _rows(self) -> list[dict[str, Any]]:
         try:
             from datasets import load_dataset
         except ImportError as error:
@@ -93,7 +126,7 @@ class HubPrompts(PromptSet):
                 f"{self.path!r} is no file here, and cannot be loaded as a data set: {cause}",
                 fix="give a file of records, a hub id you can reach, or a prompt set such as ChainTask",
             ) from error
-        return _Mapped([dict(row) for row in rows], self.columns, f"{self.path}[{self.split}]")
+        return [dict(row) for row in rows]
 
 
 class _Mapped(OnDemand[Record]):

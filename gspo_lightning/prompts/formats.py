@@ -17,7 +17,7 @@ from typing import IO, Any
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.lines import JsonLines, no_json, no_text, parse_line
 
-__all__ = ["SUFFIXES", "read_rows", "suffix_of"]
+__all__ = ["SUFFIXES", "place_of", "read_rows", "suffix_of"]
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
@@ -55,6 +55,11 @@ def read_rows(path: str) -> Sequence[Row]:
         raise UserError(name, "is not a whole gzip file", fix="copy it again, or unpack it") from error
     except OSError as error:
         raise UserError(name, f"cannot be read: {error.strerror or type(error).__name__}") from error
+
+
+def place_of(rows: Sequence[Row], number: int, name: str) -> str:
+    """Where a row stands, as messages say it: file and line of JSON lines, file and record of other files."""
+    return f"{name}:{rows.line(number)}" if isinstance(rows, JsonLines) else f"{name}, record {number + 1}"
 
 
 def _open(path: str) -> IO[bytes]:

@@ -77,6 +77,10 @@ class JsonLines(OnDemand[Row]):
             raise UserError(self._name, problem, fix="write other records into a file of their own, and start again")
         return parse_line(text, f"{self._name}, record {place + 1}")
 
+    def line(self, place: int) -> int:
+        """The number of the line, from 1, on which a row stands. It reads all that comes before: for messages."""
+        return 1 + self._read_all(self._begins[place]).count(b"\n")
+
     def _lines(self) -> Iterator[bytes]:
         """Every line with its end, however many read at the same time."""
         place, rest = 0, b""
@@ -86,6 +90,9 @@ class JsonLines(OnDemand[Row]):
             yield from (line + b"\n" for line in lines)
         if rest:
             yield rest
+
+    def _read_all(self, end: int) -> bytes:
+        return b"".join(self._read(min(_BLOCK, end - place), place) for place in range(0, end, _BLOCK))
 
     def _read(self, size: int, place: int) -> bytes:
         try:

@@ -139,17 +139,19 @@ class Resumption:
         """The same for the prompts; returns what this run's checkpoints will carry.
 
         Args:
-            prompts: ``{"train": Fingerprint.value(), "val": ...}``.
+            prompts: ``{"train": Fingerprint.value(), "val": ...}``; under the name of a setting, demonstrations that
+                what the run starts from is made of once more.
 
         Raises:
-            UserError: the training prompts changed, and nobody said that this is wanted.
+            UserError: the training prompts or such demonstrations changed, and nobody said that this is wanted.
         """
         self.now["data"] = {name: dict(value) for name, value in prompts.items()}
         before = self.before.get("data", {})
         for name, value in self.now["data"].items():
             if name in before and before[name] != value:
-                text = f"data.{name}: {before[name]['prompts']} prompts -> {value['prompts']} (their content differs)"
-                if name == "train" and not self.allowed:
+                where = name if "." in name else f"data.{name}"
+                text = f"{where}: {before[name]['prompts']} prompts -> {value['prompts']} (their content differs)"
+                if (name == "train" or where == name) and not self.allowed:
                     raise _refused(self.path, [text])
                 _say(f"changed since the checkpoint: {text}")
         return self.now

@@ -9,14 +9,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import sys
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.faults import written
@@ -25,22 +26,37 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rope import follows_length, pin_rope
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import TINY_MODELS
-from gspo_lightning.prompts import Completion, PromptSet
-from gspo_lightning.prompts.dialogue import Dialogue
-from gspo_lightning.prompts.encode import encode_prompts
+from gspo_lightning.prompts import Demonstration, HubPrompts, PromptFile, PromptSet, open_prompts
+from gspo_lightning.prompts.demonstrations import Demonstrations
+from gspo_lightning.prompts.taught import Asking, Taught, teach
 from gspo_lightning.randomness import Purpose, permutation, stream
 from gspo_lightning.training.cached_model import found_or_made
-from gspo_lightning.types import MicroBatch
+from gspo_lightning.training.data import PromptDataModule
+from gspo_lightning.training.supervised import Point, Supervised, learn, write_curve
 
-__all__ = ["ColdStart"]
+__all__ = ["FIELD", "ColdStart", "asking_of"]
+
+log = logging.getLogger(__name__)
+
+FIELD = "model.cold_start.demonstrations"
+_HELD_OUT_FROM, _HELD_OUT_SHARE, _HELD_OUT_MOST = 200, 20, 256
+"""Of so many demonstrations or more in a file, one in so many is only measured, but not more than so many."""
+_TRIED = 16
+"""Demonstrations that are encoded before the model is loaded: what is wrong with a template is wrong with the first."""
+_PLAIN = Asking()
+_UNLIMITED: dict[str, Any] = {
+    "max_prompt_tokens": _PLAIN.max_prompt_tokens,
+    "max_response_tokens": _PLAIN.max_response_tokens,
+}
 
 
 @dataclass(frozen=True)
 class ColdStart:
     """A supervised start from demonstrations, cached under ``<default_root_dir>/cold_start``."""
 
-    demonstrations: PromptSet
-    """A prompt set with demonstrations, such as ``ChainTask`` with ``split: cold_start``."""
+    demonstrations: PromptSet | str
+    """A file with ``prompt`` and ``completion`` or ``messages`` in every record (docs/cold_start.md), a hub id, or a
+    prompt set with demonstrations, such as ``ChainTask`` with ``split: cold_start``."""
     steps: int = 500
     """Optimizer steps."""
     batch_size: int = 64
@@ -52,21 +68,39 @@ class ColdStart:
     gradient_clip: float = 1.0
     """Largest gradient norm."""
 
-    def ensure(self, settings: ModelSettings, root: Path, longest: int = 0) -> ModelSettings:
+    def ensure(self, settings: ModelSettings, root: Path, longest: int = 0, asking: Asking = _PLAIN) -> ModelSettings:
         """Make the cold start unless it is there; returns settings that load it.
 
-        ``longest`` are the tokens of the longest row of the run that follows; some rotary embeddings depend on it.
+        Args:
+            settings: of the model to start from.
+            root: the folder of all runs.
+            longest: tokens of the longest row of the run that follows; some rotary embeddings depend on it.
+            asking: how that run asks.
 
         Raises:
-            UserError: the prompt set has no demonstrations.
+            UserError: the demonstrations cannot be read or learnt from.
         """
         adapted, settings = settings, dataclasses.replace(settings, lora=None)  # adapters come on top of it
-        target = root.resolve() / "cold_start" / self.key(settings, longest)
-        make = partial(self._make, settings, longest)
+        target = root.resolve() / "cold_start" / self.key(settings, longest, asking)
+        make = partial(self._make, settings, longest, asking)
         found_or_made(target, make, what="cold start", steps=self.steps)
         return dataclasses.replace(adapted, name_or_path=str(target), config_overrides={}, revision=None)
 
-    def key(self, settings: ModelSettings, longest: int = 0) -> str:
+    def check(self, tokenizer: PreTrainedTokenizerBase, asking: Asking = _PLAIN) -> None:
+        """Read all demonstrations and encode the first ones, while a mistake is still cheap.
+
+        Raises:
+            UserError: as :meth:`ensure`; but the token that ends a turn is only known with the model.
+        """
+        pairs, where = self._read()
+        teach(pairs[:_TRIED], tokenizer, None, dataclasses.replace(asking, **_UNLIMITED), where, FIELD)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Number and SHA-256 of the demonstrations, for checkpoints."""
+        pairs = self._read()[0]
+        return {"prompts": len(pairs), "sha256": hashlib.sha256(_json(list(pairs)).encode()).hexdigest()}
+
+    def key(self, settings: ModelSettings, longest: int = 0, asking: Asking = _PLAIN) -> str:
         """Hash of everything that decides the weights, packages included."""
         import transformers
 
@@ -76,83 +110,88 @@ class ColdStart:
             "cold_start": {
                 f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "demonstrations"
             },
-            "demonstrations": self._pairs(),
+            "demonstrations": list(self._read()[0]),
             "model": [dataclasses.asdict(settings), sorted(files)],
             "versions": [torch.__version__, transformers.__version__],
             "format": 1,
         }
         if settings.name_or_path not in TINY_MODELS and follows_length(load_config(settings)):
             described["longest"] = longest
-        text = json.dumps(described, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        if asking.system_prompt is not None or asking.chat_template_kwargs:
+            described["asking"] = [asking.system_prompt, dict(asking.chat_template_kwargs)]
+        if self._from_file:
+            described["file"] = [asking.max_prompt_tokens, asking.max_response_tokens, asking.stop_token_ids]
+        return hashlib.sha256(_json(described).encode()).hexdigest()[:16]
 
-    def _make(self, settings: ModelSettings, longest: int, folder: Path) -> None:
+    def _make(self, settings: ModelSettings, longest: int, asking: Asking, folder: Path) -> None:
         policy = load_policy(settings)
         if longest:
             pin_rope(policy.model, longest)
-        self.train(policy, settings.seed)
+        curve = self.train(policy, settings.seed, asking)
         with written(f"the cold start {folder}", folder):
             policy.save_pretrained(folder)
+            write_curve(curve, folder)
 
-    def train(self, policy: Policy, seed: int) -> float:
-        """Train in place; returns the mean loss of the last step, nats per completion token."""
-        rows = self._rows(policy)
-        optimizer = torch.optim.AdamW(policy.parameters(), lr=self.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-        policy.train()
-        loss = torch.zeros(())
-        wait = 0.2 if sys.stderr.isatty() else 5.0
-        with tqdm(total=self.steps, desc="cold start", unit="step", mininterval=wait) as bar:
-            for step in range(self.steps):
-                for group in optimizer.param_groups:
-                    group["lr"] = self.learning_rate * self._schedule(step)
-                draw = stream(seed, Purpose.COLD_START, step)
-                batch = _collate([rows[int(i)] for i in permutation(draw, len(rows))[: self.batch_size]])
-                batch = batch.to(policy.device)
-                logprobs, _ = policy(batch)
-                loss = -torch.where(batch.response_mask, logprobs, 0.0).sum() / batch.response_mask.sum()
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(policy.parameters(), self.gradient_clip)
-                optimizer.step()
-                bar.update()
-                if step % 20 == 0 or step + 1 == self.steps:
-                    bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-        return float(loss.detach())
+    def train(self, policy: Policy, seed: int, asking: Asking = _PLAIN) -> list[Point]:
+        """Train in place; returns the curve of the loss, nats per token that is learnt."""
+        pairs, where = self._read()
+        if not self._from_file:
+            asking = dataclasses.replace(asking, **_UNLIMITED)
+        rows = teach(pairs, policy.tokenizer, policy.eos_token_ids, asking, where, FIELD)
+        rows, held_out = self._split(rows, seed)
+
+        def batch(step: int) -> list[int]:
+            order = permutation(stream(seed, Purpose.COLD_START, step), len(rows))
+            return [int(i) for i in order[: self.batch_size]]
+
+        how = Supervised(self.steps, self.gradient_clip, lambda step: self.learning_rate * self._schedule(step), batch)
+        curve = learn(policy, rows, held_out, how)
+        first, last = curve[0], curve[-1]
+        held = "" if last.held_out_loss is None else f", {last.held_out_loss:.3f} on {len(held_out)} held-out ones"
+        log.info(
+            "cold start: loss %.3f -> %.3f in %d steps on %d demonstrations%s",
+            first.loss, last.loss, self.steps, len(rows), held,
+        )  # fmt: skip
+        return curve
+
+    def _split(self, rows: list[Taught], seed: int) -> tuple[list[Taught], list[Taught]]:
+        """What is learnt and what is only measured; of generated demonstrations there are more where they come from."""
+        if not self._from_file or len(rows) < _HELD_OUT_FROM:
+            return rows, []
+        count = min(len(rows) // _HELD_OUT_SHARE, _HELD_OUT_MOST)
+        held_out = {int(i) for i in permutation(stream(seed, Purpose.COLD_START_HELD_OUT), len(rows))[:count]}
+        return [r for i, r in enumerate(rows) if i not in held_out], [rows[i] for i in sorted(held_out)]
 
     def _schedule(self, step: int) -> float:
         warm = min(1.0, (step + 1) / max(self.warmup_steps, 1))
         return warm * (1.0 - 0.9 * step / self.steps)
 
-    def _pairs(self) -> Sequence[tuple[str, Completion]]:
+    @property
+    def _from_file(self) -> bool:
+        return isinstance(self.demonstrations, str | PromptFile | HubPrompts)
+
+    def _read(self) -> tuple[Sequence[Demonstration], Callable[[int], str]]:
+        """The demonstrations, and where each of them stands."""
         try:
-            return self.demonstrations.demonstrations()
+            found = open_prompts(self.demonstrations, {}).demonstrations()
         except NotImplementedError as error:
-            raise UserError(
-                "model.cold_start.demonstrations", str(error), fix="use a prompt set that has them, such as ChainTask"
-            ) from error
-
-    def _rows(self, policy: Policy) -> list[_Row]:
-        pairs = self._pairs()
-        prompts = encode_prompts(
-            [{"prompt": p} for p, _ in pairs], policy.tokenizer, max_prompt_tokens=1 << 30, field="model.cold_start"
-        )
-        dialogue = Dialogue(policy.tokenizer, field="model.cold_start")
-        return [
-            (list(prompt.token_ids), *dialogue.demonstration(completion))
-            for prompt, (_, completion) in zip(prompts, pairs, strict=True)
-        ]
+            fix = "give a file of demonstrations, or a prompt set that has them, such as ChainTask"
+            raise UserError(FIELD, str(error), fix=fix) from error
+        except UserError as error:
+            raise UserError(FIELD, error.problem, fix=error.fix) if error.field == "data" else error from None
+        if isinstance(found, Demonstrations):
+            return found, found.where
+        return found, lambda number: f"{FIELD}, record {number + 1}"
 
 
-_Row = tuple[list[int], list[int], list[bool]]
-"""Token ids of the prompt and of the response, and which of the latter are taught."""
+def asking_of(data: PromptDataModule) -> Asking:
+    """How a run asks: demonstrations are asked in the same way."""
+    sets, settings = data.sets, data.settings
+    return Asking(
+        sets.system_prompt, sets.chat_template_kwargs, settings.stop_token_ids, settings.max_prompt_tokens,
+        settings.max_response_tokens,
+    )  # fmt: skip
 
 
-def _collate(rows: Sequence[_Row]) -> MicroBatch:
-    prompts = torch.tensor([len(p) for p, _, _ in rows])
-    responses = torch.tensor([len(r) for _, r, _ in rows])
-    ids = torch.zeros(len(rows), int((prompts + responses).max()), dtype=torch.int64)
-    mask = torch.zeros(len(rows), int(responses.max()), dtype=torch.bool)
-    for i, (prompt, response, taught) in enumerate(rows):
-        ids[i, : len(prompt) + len(response)] = torch.tensor(prompt + response)
-        mask[i, : len(response)] = torch.tensor(taught)
-    return MicroBatch(ids, prompts, responses, mask, torch.zeros(len(rows)))
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)

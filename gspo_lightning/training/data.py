@@ -188,7 +188,7 @@ class PromptDataModule(LightningDataModule):
         self._asking = threading.Lock()  # a source answers one question at a time
         self._runner: RewardRunner | None = None
         sources = {"train": train, "val": val, "test": test or val, "predict": predict or val}
-        self._sets = PromptSets(sources, columns or {}, max_prompt_tokens, system_prompt, chat_template_kwargs or {})
+        self.sets = PromptSets(sources, columns or {}, max_prompt_tokens, system_prompt, chat_template_kwargs or {})
 
     # before a run ------------------------------------------------------------------------------------------------
 
@@ -206,13 +206,13 @@ class PromptDataModule(LightningDataModule):
         """
         check_stop_strings(self.settings.stop_strings, tokenizer)
         for name in {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,)):
-            prompts = self._sets.load(name, tokenizer)
-            if name in self._sets.read and name != "train":
+            prompts = self.sets.load(name, tokenizer)
+            if name in self.sets.read and name != "train":
                 check_share(f"data.{name}", len(range(len(prompts))[: self.evaluation.limit]), world)
         check_context(self.longest, context)
         self.suites.prepare()
         if stage == "fit":
-            s, train = self.settings, self._sets.read["train"]
+            s, train = self.settings, self.sets.read["train"]
             s.check_prompts(len(train))
             self._order = PromptOrder(train, s.prompts_per_rollout, s.minibatches_per_rollout, s.seed)
             if s.partial:
@@ -223,9 +223,9 @@ class PromptDataModule(LightningDataModule):
         (self.rollouts if stage == "fit" else self.rollouts.for_evaluation()).open(self.longest)
         if self._runner is None:
             runner = self.runner  # the workers start now: their import time hides behind the model's
-            others = [(p.columns, p.text) for p in self._sets.examples(examined(runner.rewards))]
+            others = [(p.columns, p.text) for p in self.sets.examples(examined(runner.rewards))]
             talks = has_environment(self.rollouts)
-            for first in (prompts[0] for prompts in self._sets.read.values()):
+            for first in (prompts[0] for prompts in self.sets.read.values()):
                 runner.check(first.columns, first.text, others, conversation=talks)
 
     def bind(self, learner: Learner, folder: Path, *, distributions: bool = True) -> None:
@@ -257,7 +257,7 @@ class PromptDataModule(LightningDataModule):
 
     def fingerprints(self) -> dict[str, dict[str, Any]]:
         """Number and checksum of the prompts that were read, by name."""
-        return self._sets.fingerprints()
+        return self.sets.fingerprints()
 
     # Lightning's hooks -------------------------------------------------------------------------------------------
 
@@ -308,7 +308,7 @@ class PromptDataModule(LightningDataModule):
             self._order.version = int(state_dict.get("order", 1))  # older code wrote none
         self.loader.go_to(mine)
         if self.partial is not None and "partial" in mine:
-            self.partial.load_state_dict(mine["partial"], self._sets.read["train"].by_id)
+            self.partial.load_state_dict(mine["partial"], self.sets.read["train"].by_id)
 
     # what the module and the callbacks use -----------------------------------------------------------------------
 
@@ -346,4 +346,4 @@ class PromptDataModule(LightningDataModule):
         return self.iteration.run(number)
 
     def _held_out(self, name: str) -> PromptLoader:
-        return PromptLoader(self._sets.share(name, self.evaluation.limit, self.evaluation.batch_size))
+        return PromptLoader(self.sets.share(name, self.evaluation.limit, self.evaluation.batch_size))

@@ -189,14 +189,12 @@ class GSPOModule(PolicyModule):
         if not hasattr(self, "policy"):
             self.start()
 
-    @property
-    def _keeps_reference(self) -> bool:
-        return getattr(self.objective, "kl_coef", 0.0) > 0 or self.data.settings.kl_in_reward > 0
+    def _keeps_reference(self, data: PromptDataModule) -> bool:
+        return getattr(self.objective, "kl_coef", 0.0) > 0 or data.settings.kl_in_reward > 0
 
-    @property
-    def keeps_start(self) -> bool:
+    def keeps_start(self, data: PromptDataModule) -> bool:
         """For adapters, and where a KL term is measured to it."""
-        return self._keeps_reference or super().keeps_start
+        return self._keeps_reference(data) or super().keeps_start(data)
 
     def configure_model(self) -> None:
         """Load the policy; where a strategy shards it, so are the old policy and the reference."""
@@ -212,7 +210,7 @@ class GSPOModule(PolicyModule):
         self.base_norm = frozen_norm(self.policy) if settings.lora is not None else 0.0
         sharding = sharding_of(strategy)
         shard = None if sharding is None else sharding.shard
-        self.reference = ReferencePolicy(self.policy, shard) if self._keeps_reference else None
+        self.reference = ReferencePolicy(self.policy, shard) if self._keeps_reference(self.data) else None
         if shard is not None:
             self.old_policy.shard(self.policy, shard)
             self.policy = shard(self.policy)

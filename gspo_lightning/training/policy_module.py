@@ -23,7 +23,7 @@ from gspo_lightning.rollouts.base import RolloutSource
 from gspo_lightning.rollouts.recording.records import record
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.strategies.sharding import gathered
-from gspo_lightning.training.cold_start import ColdStart
+from gspo_lightning.training.cold_start import FIELD, ColdStart, asking_of
 from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.types import Prompt
 from gspo_lightning.update.schedules import step_plateaus
@@ -92,21 +92,32 @@ class PolicyModule(LightningModule):
             UserError: settings that do not go together, prompts that cannot be read ...
         """
         data.prepare(stage, self.tokenizer, context_length(self.settings), trainer.world_size)
+        if self.cold_start is not None and self.makes_start(data):
+            self.cold_start.check(self.tokenizer, asking_of(data))
 
-    @property
-    def keeps_start(self) -> bool:
+    def fingerprints(self, data: PromptDataModule) -> dict[str, dict[str, Any]]:
+        """Of the demonstrations that a resumed run needs once more: what it starts from must stay the same."""
+        if self.cold_start is None or not self.keeps_start(data):
+            return {}
+        return {FIELD: self.cold_start.fingerprint()}
+
+    def keeps_start(self, data: PromptDataModule) -> bool:
         """Whether the model to start from is needed as it was, also where a checkpoint has newer weights."""
         return self.settings.lora is not None
+
+    def makes_start(self, data: PromptDataModule) -> bool:
+        """Whether the cold start, if there is one, is needed: no checkpoint takes its place."""
+        return self.keeps_start(data) or not self.weights_from_checkpoint
 
     def start(self) -> ModelSettings:
         """The model to load: the configured one, or what its cold start has made of it."""
         if self._started is None:
-            loaded = self.weights_from_checkpoint and not self.keeps_start
-            if self.cold_start is None or loaded:
+            data = self.data
+            if self.cold_start is None or not self.makes_start(data):
                 self._started = self.settings
             else:
                 root = Path(self.trainer.default_root_dir)
-                self._started = self.cold_start.ensure(self.settings, root, self.data.longest)
+                self._started = self.cold_start.ensure(self.settings, root, data.longest, asking_of(data))
         return self._started
 
     def verify_sources(self) -> None:

@@ -18,11 +18,13 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.prompts import ChainTask, PromptFile, PromptSet, Record
+from gspo_lightning.prompts import ChainTask, PromptSet, Record
+from gspo_lightning.prompts.taught import Asking
 from gspo_lightning.resume import Manifest, damage, manifest_path
 from gspo_lightning.resume.files import sha256
 from gspo_lightning.training import cached_model
 from gspo_lightning.training.cold_start import ColdStart
+from gspo_lightning.training.supervised import Point
 from tests.runs.processes import in_processes
 
 TASK = ChainTask("cold_start", size=8, operands=2)
@@ -36,9 +38,9 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     own = ColdStart.train
 
-    def counted(self: ColdStart, policy: Policy, seed: int) -> float:
+    def counted(self: ColdStart, policy: Policy, seed: int, asking: Asking) -> list[Point]:
         calls.append(seed)
-        return own(self, policy, seed)
+        return own(self, policy, seed, asking)
 
     monkeypatch.setattr(ColdStart, "train", counted)
     return calls
@@ -228,10 +230,10 @@ def _ensure(number: int, folder: str) -> None:
     """In a process of its own: the cold start, and the other process arrives while it is trained."""
     root, own = Path(folder), ColdStart.train
 
-    def train(self: ColdStart, policy: Policy, seed: int) -> float:
+    def train(self: ColdStart, policy: Policy, seed: int, asking: Asking) -> list[Point]:
         (root / f"trained-{number}").touch()
         time.sleep(0.5)
-        return own(self, policy, seed)
+        return own(self, policy, seed, asking)
 
     ColdStart.train = train  # type: ignore[method-assign]
     (root / f"ready-{number}").touch()
@@ -254,10 +256,16 @@ def test_two_processes_at_once_train_once(tmp_path: Path) -> None:
     assert damage(Path(key)) is None
 
 
+class Silent(PromptSet):
+    """A prompt set that only asks."""
+
+    def records(self) -> Sequence[Record]:
+        return [{"prompt": "1+1:"}]
+
+
 def test_a_set_without_demonstrations_is_a_clear_message(tmp_path: Path) -> None:
-    (tmp_path / "p.jsonl").write_text('{"prompt": "1+1:"}\n')
-    cold_start = dataclasses.replace(QUICK, demonstrations=PromptFile(str(tmp_path / "p.jsonl")))
-    with pytest.raises(UserError, match="PromptFile has no demonstrations") as caught:
+    cold_start = dataclasses.replace(QUICK, demonstrations=Silent())
+    with pytest.raises(UserError, match="Silent has no demonstrations") as caught:
         cold_start.ensure(TINY, tmp_path)
     assert caught.value.field == "model.cold_start.demonstrations"
     assert not (tmp_path / "cold_start").exists()
@@ -274,12 +282,12 @@ def test_the_loss_is_the_mean_over_completion_tokens_with_the_end_token(policy: 
         total += float(policy.model(ids, labels=labels).loss.detach()) * tokens
         count += tokens
     cold_start = ColdStart(Spoken(*pairs), steps=1, batch_size=2, warmup_steps=0)
-    assert cold_start.train(policy, seed=0) == pytest.approx(total / count, rel=1e-5)
+    assert cold_start.train(policy, seed=0)[-1].loss == pytest.approx(total / count, rel=1e-5)
 
 
 def test_training_lowers_the_loss(policy: Policy) -> None:
     cold_start = ColdStart(Spoken(("7+5:", "#2"), ("1*3:", "#3")), steps=30, batch_size=2, warmup_steps=5)
-    assert cold_start.train(policy, seed=0) < 0.7
+    assert cold_start.train(policy, seed=0)[-1].loss < 0.7
 
 
 @settings(deadline=None, max_examples=30)

@@ -18,6 +18,7 @@ from gspo_lightning.commands.fit.command import run
 from gspo_lightning.commands.fit.run_folder import root_of, runs_of
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.resume import Resumption
+from gspo_lightning.training.cold_start import asking_of
 
 __all__ = ["with_config"]
 
@@ -63,7 +64,7 @@ def _answers(cli: TrainingCLI) -> Answers:
     else:
         settings = module.settings
         if module.cold_start is not None:  # what the training begins with
-            settings = module.cold_start.ensure(settings, root_of(config), data.longest)
+            settings = module.cold_start.ensure(settings, root_of(config), data.longest, asking_of(data))
         policy = load_policy(settings)
     described = {"model": module.settings.name_or_path, "checkpoint": path}
     prompts = (config.data.system_prompt, config.data.chat_template_kwargs)

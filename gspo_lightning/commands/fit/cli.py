@@ -92,7 +92,8 @@ class TrainingCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuse what Lightning would silently replace, and find the checkpoint that ``last`` means."""
         config = self.config[self.subcommand]
-        refuse_mappings(sys.argv[2:], {name: config.data.get(name) for name in ("train", "val", "test", "predict")})
+        sets = {name: config.data.get(name) for name in ("train", "val", "test", "predict")}
+        refuse_mappings(sys.argv[2:], sets | {"demonstrations": config.model.get("cold_start.demonstrations")})
         if str(config.trainer.precision) == "bf16-true":  # the same weights, but inputs stay as they are
             config.trainer.precision, config.model.dtype = "32-true", "bfloat16"
         check_precision(str(config.trainer.precision))
@@ -130,7 +131,8 @@ class TrainingCLI(LightningCLI):
         try:
             self.model.prepare(subcommand, self.datamodule, self.trainer)
             if subcommand == "fit":
-                self.model.run.provenance = self.resumption.check_prompts(self.datamodule.fingerprints())
+                prompts = self.datamodule.fingerprints() | self.model.fingerprints(self.datamodule)
+                self.model.run.provenance = self.resumption.check_prompts(prompts)
             with warnings.catch_warnings():
                 if subcommand != "fit":  # what keeps, shows and watches a training has no part in an evaluation
                     warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")

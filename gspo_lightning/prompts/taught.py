@@ -1,0 +1,147 @@
+"""Demonstrations as token ids, and which of them the policy learns to write."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.prompts.base import Demonstration
+from gspo_lightning.prompts.dialogue import Dialogue
+from gspo_lightning.prompts.encode import Encoder, unknown_token
+from gspo_lightning.prompts.rendered import render_taught
+from gspo_lightning.prompts.specials import Ends
+from gspo_lightning.types import Message
+
+__all__ = ["Asking", "Taught", "teach"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How the run that follows asks and how long its rows are: demonstrations are asked in the same way."""
+
+    system_prompt: str | None = None
+    """System message put before every prompt that has none."""
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Passed to the chat template."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end a response, next to the end-of-sequence tokens."""
+    max_prompt_tokens: int = 1 << 30
+    """Of a demonstration from a file: a longer one is dropped."""
+    max_response_tokens: int = 1 << 30
+    """The same of its completion, all turns together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """One demonstration: ``prompt`` and ``response`` token ids, and which of the response's are learnt."""
+
+    prompt: list[int]
+    response: list[int]
+    mask: list[bool]
+
+
+def teach(
+    pairs: Sequence[Demonstration],
+    tokenizer: PreTrainedTokenizerBase,
+    ends: Iterable[int] | None,
+    asking: Asking,
+    where: Callable[[int], str],
+    field: str,
+) -> list[Taught]:
+    """The rows to learn, in the order of the demonstrations; too long ones are counted and left out, never cut.
+
+    A completion that is a text is learnt to the letter, with the end token behind it. Where prompt and completion are
+    messages, the chat template writes the conversation (:mod:`gspo_lightning.prompts.rendered`).
+
+    Args:
+        pairs: (prompt, completion).
+        tokenizer: of the policy.
+        ends: ids of the tokens that end a response; None where they are not known yet.
+        asking: how the run asks.
+        where: number of a demonstration, from 0 -> its place, as messages name it.
+        field: the setting that the demonstrations come from.
+
+    Raises:
+        UserError: messages without a chat template, a template that cannot show what the model wrote, characters that
+            the tokenizer does not know, or nothing left below the limits.
+    """
+    known = None if ends is None else {*ends, *asking.stop_token_ids}
+    rows = dict(_as_rollouts(pairs, tokenizer, asking, where, field))
+    for number, (prompt, completion) in enumerate(pairs):
+        if not isinstance(prompt, str) and not isinstance(completion, str):
+            rows[number] = _rendered(prompt, completion, tokenizer, known, asking, where(number))
+    unknown, kept = unknown_token(tokenizer), []
+    for number in range(len(pairs)):
+        row = rows[number]
+        if unknown is not None and unknown in (*row.prompt, *row.response):
+            raise UserError(
+                where(number),
+                "the tokenizer does not know every character of the demonstration",
+                fix="use a tokenizer that covers the demonstrations, or drop the record",
+            )
+        if len(row.prompt) <= asking.max_prompt_tokens and len(row.response) <= asking.max_response_tokens:
+            kept.append(row)
+    _say_dropped(len(pairs), len(kept), asking, field)
+    return kept
+
+
+def _as_rollouts(
+    pairs: Sequence[Demonstration],
+    tokenizer: PreTrainedTokenizerBase,
+    asking: Asking,
+    where: Callable[[int], str],
+    field: str,
+) -> Iterator[tuple[int, Taught]]:
+    """Those whose completion is written as the policy would write it, whatever the template makes of it later."""
+    mine = [i for i, (prompt, completion) in enumerate(pairs) if isinstance(prompt, str) or isinstance(completion, str)]
+    encoder = Encoder(tokenizer, asking.system_prompt, asking.chat_template_kwargs, field)
+    dialogue = Dialogue(tokenizer, asking.system_prompt, asking.chat_template_kwargs, field)
+    begun_and_ended = Ends(tokenizer)
+    for i, _, ids, _ in encoder.many([{"prompt": pairs[number][0]} for number in mine]):
+        if not ids:
+            raise UserError(where(mine[i]), "the prompt has no tokens")
+        begun_and_ended.count(ids)
+        yield mine[i], Taught(ids, *dialogue.demonstration(pairs[mine[i]][1]))
+    begun_and_ended.check(field)
+
+
+def _rendered(
+    prompt: Sequence[Message],
+    completion: Sequence[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    ends: Collection[int] | None,
+    asking: Asking,
+    where: str,
+) -> Taught:
+    if tokenizer.chat_template is None:
+        fix = "write prompt and completion as texts"
+        raise UserError(where, "messages need a chat template, and this tokenizer has none", fix=fix)
+    said = [*prompt, *completion]
+    if asking.system_prompt is not None and said[0]["role"] != "system":
+        said.insert(0, {"role": "system", "content": asking.system_prompt})
+    first = len(said) - len(completion)
+    ids, mask = render_taught(tokenizer, said, first, ends, asking.chat_template_kwargs, where)
+    begin = mask.index(True)
+    return Taught(ids[:begin], ids[begin:], mask[begin:])
+
+
+def _say_dropped(count: int, kept: int, asking: Asking, field: str) -> None:
+    limits = (
+        f"data.max_prompt_tokens = {asking.max_prompt_tokens} or "
+        f"data.max_response_tokens = {asking.max_response_tokens}"
+    )
+    if not kept:
+        what = f"no demonstration is left: all {count} are longer than {limits}" if count else "holds no demonstrations"
+        raise UserError(field, what, fix="raise these limits, or give shorter demonstrations" if count else None)
+    if kept < count:
+        log.warning(
+            "%s: dropped %d of %d demonstrations that are longer than %s (nothing is ever cut)",
+            field, count - kept, count, limits,
+        )  # fmt: skip

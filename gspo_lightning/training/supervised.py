@@ -1,0 +1,149 @@
+"""Supervised steps on demonstrations, and the curve of their loss."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.prompts.taught import Taught
+from gspo_lightning.types import MicroBatch
+
+__all__ = ["CURVE", "Point", "Supervised", "learn", "read_curve", "write_curve"]
+
+CURVE = "cold_start.jsonl"
+"""The curve of a cold start, in the folder of the model that it made."""
+_POINTS, _EVALUATIONS = 200, 20
+"""Points of a curve, and measurements of the held-out loss, at most."""
+_TOKENS = 16384
+"""Tokens of one forward pass, padding included: memory only, never the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Losses in nats per taught token: the mean over the steps since the last point, and the held-out one after it."""
+
+    step: int
+    """Steps that were made, from 1."""
+    loss: float
+    held_out_loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Supervised:
+    """How to learn."""
+
+    steps: int
+    gradient_clip: float
+    learning_rate: Callable[[int], float]
+    """Step, from 0 -> learning rate of AdamW."""
+    batch: Callable[[int], Sequence[int]]
+    """Step, from 0 -> numbers of the rows that it learns."""
+
+
+def learn(policy: Policy, rows: Sequence[Taught], held_out: Sequence[Taught], how: Supervised) -> list[Point]:
+    """Train a policy in place.
+
+    Args:
+        policy: is in training mode afterwards.
+        rows: to learn.
+        held_out: only measured; may be none.
+        how: the steps.
+    """
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=how.learning_rate(0), betas=(0.9, 0.95), weight_decay=0.0)
+    policy.train()
+    curve: list[Point] = []
+    losses: list[Tensor] = []
+    per_point, per_evaluation = max(1, how.steps // _POINTS), max(1, how.steps // _EVALUATIONS)
+    wait = 0.2 if sys.stderr.isatty() else 5.0
+    with tqdm(total=how.steps, desc="cold start", unit="step", mininterval=wait) as bar:
+        for step in range(how.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = how.learning_rate(step)
+            optimizer.zero_grad(set_to_none=True)
+            losses.append(_backward(policy, [rows[number] for number in how.batch(step)]))
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), how.gradient_clip)
+            optimizer.step()
+            bar.update()
+            done, last = step + 1, step + 1 == how.steps
+            measured = measure(policy, held_out) if held_out and (done % per_evaluation == 0 or last) else None
+            if done % per_point == 0 or measured is not None or last:
+                curve.append(Point(done, float(torch.stack(losses).mean()), measured))
+                losses = []
+                bar.set_postfix_str(_shown(curve), refresh=False)
+    return curve
+
+
+def _shown(curve: Sequence[Point]) -> str:
+    held_out = next((point.held_out_loss for point in reversed(curve) if point.held_out_loss is not None), None)
+    return f"loss={curve[-1].loss:.3f}" + ("" if held_out is None else f", held-out={held_out:.3f}")
+
+
+def _backward(policy: Policy, rows: Sequence[Taught]) -> Tensor:
+    """Gradients of the mean loss over the taught tokens of all rows, piece by piece; returns that loss."""
+    count, total = sum(sum(row.mask) for row in rows), torch.zeros(())
+    for piece in _pieces(rows):
+        loss = _loss(policy, piece) / count
+        loss.backward()
+        total = total.to(loss.device) + loss.detach()
+    return total
+
+
+@torch.no_grad()
+def measure(policy: Policy, rows: Sequence[Taught]) -> float:
+    """Mean loss over the taught tokens of all rows, nats per token."""
+    policy.eval()
+    total = sum(float(_loss(policy, piece)) for piece in _pieces(rows))
+    policy.train()
+    return total / sum(sum(row.mask) for row in rows)
+
+
+def _loss(policy: Policy, rows: Sequence[Taught]) -> Tensor:
+    batch = _collate(rows).to(policy.device)
+    logprobs, _ = policy(batch)
+    return -torch.where(batch.response_mask, logprobs, 0.0).sum()
+
+
+def _pieces(rows: Sequence[Taught]) -> Iterator[list[Taught]]:
+    """Rows in their order, in pieces of at most so many tokens, or of one row."""
+    piece: list[Taught] = []
+    longest = 0
+    for row in rows:
+        length = len(row.prompt) + len(row.response)
+        if piece and max(longest, length) * (len(piece) + 1) > _TOKENS:
+            yield piece
+            piece, longest = [], 0
+        piece.append(row)
+        longest = max(longest, length)
+    if piece:
+        yield piece
+
+
+def _collate(rows: Sequence[Taught]) -> MicroBatch:
+    prompts = torch.tensor([len(row.prompt) for row in rows])
+    responses = torch.tensor([len(row.response) for row in rows])
+    ids = torch.zeros(len(rows), int((prompts + responses).max()), dtype=torch.int64)
+    mask = torch.zeros(len(rows), int(responses.max()), dtype=torch.bool)
+    for i, row in enumerate(rows):
+        ids[i, : len(row.prompt) + len(row.response)] = torch.tensor([*row.prompt, *row.response])
+        mask[i, : len(row.response)] = torch.tensor(row.mask)
+    return MicroBatch(ids, prompts, responses, mask, torch.zeros(len(rows)))
+
+
+def write_curve(curve: Sequence[Point], folder: Path) -> None:
+    """One JSON object a line."""
+    rows = [{"step": p.step, "loss": p.loss, "held_out_loss": p.held_out_loss} for p in curve]
+    (folder / CURVE).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="ascii")
+
+
+def read_curve(folder: Path) -> list[Point]:
+    """That of a cold start; none of one that older code made."""
+    file = folder / CURVE
+    return [Point(**json.loads(line)) for line in file.read_text("ascii").splitlines()] if file.is_file() else []
