@@ -3,9 +3,11 @@
 from gspo_lightning.callbacks.adapted import adapted
 from gspo_lightning.callbacks.averaging import AveragedWeights
 from gspo_lightning.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpoint
+from gspo_lightning.callbacks.cold_start import ColdStartCurve
 from gspo_lightning.callbacks.collapse.callback import Collapse
 from gspo_lightning.callbacks.dashboard.callback import Dashboard
 from gspo_lightning.callbacks.interrupts import Interrupts, Terminated
+from gspo_lightning.callbacks.no_signal import NoSignal
 from gspo_lightning.callbacks.optimizer import NewOptimizerSettings
 from gspo_lightning.callbacks.predictions import PredictionWriter
 from gspo_lightning.callbacks.progress import RunProgress
@@ -13,7 +15,7 @@ from gspo_lightning.callbacks.side_by_side import SideBySide
 from gspo_lightning.callbacks.summary import RunSummary, show_evaluation
 
 __all__ = [
-    "AtomicCheckpointIO", "AveragedWeights", "Collapse", "Dashboard", "Interrupts", "LastCheckpoint",
-    "NewOptimizerSettings", "PredictionWriter", "RunProgress", "RunSummary", "SideBySide", "Terminated",
+    "AtomicCheckpointIO", "AveragedWeights", "ColdStartCurve", "Collapse", "Dashboard", "Interrupts", "LastCheckpoint",
+    "NewOptimizerSettings", "NoSignal", "PredictionWriter", "RunProgress", "RunSummary", "SideBySide", "Terminated",
     "adapted", "show_evaluation",
 ]  # fmt: skip

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from lightning.pytorch import Trainer
 
 from gspo_lightning.callbacks.learner import learner
 
-__all__ = ["evaluation_follows", "run_folder"]
+__all__ = ["evaluation_follows", "fresh_folder", "run_folder"]
 
 
 def run_folder(trainer: Trainer) -> Path:
@@ -25,3 +26,18 @@ def evaluation_follows(trainer: Trainer, *, at_the_end: bool = False) -> bool:
     has_prompts = learner(trainer.lightning_module).data.val is not None and trainer.enable_validation
     last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
     return has_prompts and last and (trainer.current_epoch + 1) % every == 0
+
+
+def fresh_folder(parent: Path) -> Path:
+    """Make a folder named after the time; one that began in the same second has another."""
+    name = time.strftime("%Y-%m-%d_%H-%M-%S")
+    parent.mkdir(parents=True, exist_ok=True)
+    number = 0
+    while True:
+        folder = parent / (f"{name}_{number}" if number else name)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return folder

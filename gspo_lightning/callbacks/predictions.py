@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from gspo_lightning.callbacks.folder import fresh_folder
 from gspo_lightning.distributed import all_sum, rank_and_world
 from gspo_lightning.rollouts.recording.records import write_records
 
@@ -45,7 +45,7 @@ class PredictionWriter(Callback):
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write all responses of this rank, and say the mean reward of all."""
         rows, self._rows = self._rows, []
-        made = str(_fresh(self.run / "predict")) if trainer.is_global_zero else ""
+        made = str(fresh_folder(self.run / "predict")) if trainer.is_global_zero else ""
         folder = Path(str(trainer.strategy.broadcast(made)))
         rank = rank_and_world()[0]
         path = folder / ("predictions.jsonl" if rank == 0 else f"predictions-rank{rank}.jsonl")
@@ -57,18 +57,3 @@ class PredictionWriter(Callback):
             missing = f" ({responses - scored:.0f} without a reward)" if scored < responses else ""
             mean = f"mean reward {total / scored:.4g}" if scored else "no reward"
             print(f"{responses:.0f} responses, {mean}{missing}\npredictions: {path}")
-
-
-def _fresh(parent: Path) -> Path:
-    """Make a folder named after the time; one that began in the same second has another."""
-    name = time.strftime("%Y-%m-%d_%H-%M-%S")
-    parent.mkdir(parents=True, exist_ok=True)
-    number = 0
-    while True:
-        folder = parent / (f"{name}_{number}" if number else name)
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            number += 1
-        else:
-            return folder

@@ -1,4 +1,4 @@
-"""One progress bar for the whole run: reward, held-out accuracy, clip fraction, response length."""
+"""One progress bar for the whole run: reward, held-out accuracy (or mean reward), clip fraction, response length."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class RunProgress(ProgressBar):
         self._bar.set_postfix_str(describe(learner(pl_module)), refresh=False)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show a new held-out accuracy at once."""
+        """Show a new held-out result at once."""
         if self._bar is not None and not trainer.sanity_checking:
             self._bar.set_postfix_str(describe(learner(pl_module)))
 
@@ -75,8 +75,10 @@ def describe(module: GSPOModule) -> str:
     """``reward 0.91, held-out 0.87, clipped 41%, length 19.8`` from the latest numbers."""
     update, evaluation = module.last_update, module.evaluator.last
     parts = [f"reward {update['reward/mean']:.2f}"] if "reward/mean" in update else []
-    if "val/accuracy" in evaluation:
+    if evaluation and module.shown_by == "accuracy":
         parts.append(f"held-out {evaluation['val/accuracy']:.2f}")
+    elif evaluation:
+        parts.append(f"held-out reward {evaluation['val/reward']:.2f}")
     if "clip/tokens" in update:
         parts.append(f"clipped {100 * update['clip/tokens']:.0f}%")
     if "response/length" in update:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gspo_lightning.callbacks.folder import run_folder
+from gspo_lightning.callbacks.held_out_answers import HeldOutAnswers
 from gspo_lightning.callbacks.learner import learner
 from gspo_lightning.callbacks.run_logger import scalars_of
 from gspo_lightning.callbacks.sink.sink import Sink
@@ -27,7 +28,7 @@ __all__ = ["RunSummary", "show_evaluation"]
 
 
 class RunSummary(Callback):
-    """Before and after, in numbers and in three example completions.
+    """Before and after, in numbers and in three example completions; the answers to 8 held-out prompts over time.
 
     Args:
         examples: held-out prompts whose answers are shown, before and after.
@@ -39,6 +40,7 @@ class RunSummary(Callback):
         self._start = time.monotonic()
         self._clipped: list[float] = []
         self._before: dict[str, Any] = {}
+        self._answers = HeldOutAnswers()
 
     def state_dict(self) -> dict[str, Any]:
         """A resumed run still knows where it came from."""
@@ -49,11 +51,20 @@ class RunSummary(Callback):
         self._before, self._clipped = state_dict["before"], state_dict["clipped"]
         self._start = time.monotonic() - state_dict["seconds"]
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A run that was killed may have evaluated after the checkpoint that it goes on from."""
+        self._answers.resume(trainer)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the first evaluation: it is the one before the first update."""
-        if trainer.state.fn == "fit" and not self._before:
-            module = learner(pl_module)
-            self._before = {"accuracy": module.evaluator.last.get("val/accuracy"), "answers": _answers(module)}
+        if trainer.state.fn != "fit":
+            return
+        module = learner(pl_module)
+        self._answers.add(trainer, module)
+        if not self._before:
+            last = module.evaluator.last
+            found = {"accuracy": last.get("val/accuracy"), "reward": last.get("val/reward")}
+            self._before = {**found, "answers": _answers(module)}
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Remember how many tokens were clipped."""
@@ -61,7 +72,7 @@ class RunSummary(Callback):
             self._clipped.append(value)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The accuracy after training is the final policy's, whatever the interval between evaluations."""
+        """The result after training is the final policy's, whatever the interval between evaluations."""
         module = learner(pl_module)
         if (
             module.data.val is not None
@@ -69,6 +80,7 @@ class RunSummary(Callback):
             and module.evaluator.history[-1][0] != trainer.global_step
         ):
             module.evaluate()
+            self._answers.add(trainer, module)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write and show the summary."""
@@ -98,9 +110,12 @@ class RunSummary(Callback):
             if p in self._before.get("answers", {})
         ]
         changed = sorted(examples, key=lambda e: e["before"] == e["after"])
+        last, correct = module.evaluator.last, module.shown_by == "accuracy"
         return {
-            "accuracy_before": self._before.get("accuracy"),
-            "accuracy_after": module.evaluator.last.get("val/accuracy"),
+            "accuracy_before": self._before.get("accuracy") if correct else None,
+            "accuracy_after": last.get("val/accuracy") if correct else None,
+            "reward_before": self._before.get("reward"),
+            "reward_after": last.get("val/reward"),
             "evaluated_at_update": module.evaluator.history[-1][0] if module.evaluator.history else None,
             "iterations": module.data.loader.iteration + 1,
             "updates": trainer.global_step,
@@ -130,13 +145,10 @@ def show(summary: dict[str, Any], folder: Path, picture: Path | None) -> None:
     table = Table(title=f"{summary['objective']}, seed {summary['seed']}: before and after", title_justify="left")
     for heading in ("prompt", "answer", "before", "after"):
         table.add_column(heading, overflow="fold")
-    table.add_row(
-        "held-out accuracy",
-        "",
-        _percent(summary["accuracy_before"]),
-        _percent(summary["accuracy_after"]),
-        end_section=True,
-    )
+    correct = summary["accuracy_after"] is not None or summary["reward_after"] is None
+    name, style = ("accuracy", _percent) if correct else ("reward", _number)
+    found = [style(summary[f"{name}_{when}"]) for when in ("before", "after")]
+    table.add_row(f"held-out {'accuracy' if correct else 'mean reward'}", "", *found, end_section=True)
     for e in summary["examples"]:
         table.add_row(e["prompt"], e["answer"], e["before"], e["after"])
     console.print(table)
@@ -166,6 +178,10 @@ def show_evaluation(values: Mapping[str, float]) -> None:
 
 def _percent(value: float | None) -> str:
     return "not measured" if value is None else f"{100 * value:.1f}%"
+
+
+def _number(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.4g}"
 
 
 def _short(path: Path) -> str:

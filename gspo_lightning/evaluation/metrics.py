@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torchmetrics import MeanMetric
+from torchmetrics import MaxMetric, MeanMetric, MinMetric
 
 from gspo_lightning.distributed import all_gathered
 from gspo_lightning.errors import UserError, counted
@@ -35,6 +35,7 @@ class EvaluationMetrics(nn.Module):
         self.metrics = nn.ModuleDict({"accuracy": AverageAtK()})
         for k in evaluation.pass_at:
             self.metrics[f"pass@{k}"] = PassAtK(k)
+        self.metrics["lowest_score"], self.metrics["highest_score"] = MinMetric(), MaxMetric()
         for name in ("reward", "response_length", "terminated"):
             self.metrics[name] = MeanMetric()
         self.metrics.to(device)
@@ -53,6 +54,9 @@ class EvaluationMetrics(nn.Module):
             if known and (name == "accuracy" or name.startswith("pass@")):
                 metric.update(torch.tensor(known).to(str(metric.device)))  # type: ignore[operator]
         flat = [r for group in groups for r in group]
+        scores = [value for row in parts for value in row if value is not None]
+        for name in ("lowest_score", "highest_score") if scores else ():
+            self.metrics[name].update(torch.tensor(scores).to(str(self.metrics[name].device)))  # type: ignore[operator]
         self._accuracy_reward = accuracy_reward
         self._missing += [r.lost or r.missing for r in flat if r.reward_parts.get(accuracy_reward) is None]
         rewards = [r.reward for r in flat if r.reward is not None]

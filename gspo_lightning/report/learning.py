@@ -8,6 +8,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from gspo_lightning.report.held_out import ACCURACY
+from gspo_lightning.report.held_out import REWARD as HELD_OUT_REWARD
 from gspo_lightning.report.run import Series
 from gspo_lightning.report.style import (
     ALARM,
@@ -22,9 +24,9 @@ from gspo_lightning.report.style import (
     window,
 )
 
-__all__ = ["ACCURACY", "MARKS", "REWARD", "draw_learning"]
+__all__ = ["MARKS", "REWARD", "draw_learning"]
 
-REWARD, ACCURACY = "reward/mean", "val/accuracy"
+REWARD = "reward/mean"
 MARKS = 25
 """More evaluations than this are a line, without a mark on each."""
 
@@ -33,14 +35,18 @@ def draw_learning(figure: Figure, place: Any, lines: Sequence[Line]) -> None:
     """Together for one run where both are fractions, else one above the other."""
     rewards = [s for line in lines if (s := line.run.get(REWARD)) is not None]
     fractions = all(s.values.min() >= 0 and s.values.max() <= 1 for s in rewards)
-    if fractions and len(lines) == 1:
+    correct = all(line.run.shown_by == "accuracy" for line in lines)
+    held_out = ACCURACY if correct else HELD_OUT_REWARD
+    if fractions and correct and len(lines) == 1:
         upper = lower = figure.add_subplot(place)
         dress(upper, "Training reward and held-out accuracy", "mean reward, fraction correct", lines)
     else:
         upper, lower = (figure.add_subplot(part) for part in place.subgridspec(2, 1, hspace=0.36))
         dress(upper, "Training reward", "mean reward", lines)
-        dress(lower, "Held-out accuracy", "fraction correct", lines)
-    lower.set_ylim(0, 1.06)
+        words = ("Held-out accuracy", "fraction correct") if correct else ("Held-out mean reward", "mean reward")
+        dress(lower, *words, lines)
+    if correct:
+        lower.set_ylim(0, 1.06)
     lower.set_xlabel("optimizer updates", color=GREY, fontsize=9)
     ends = []
     for line in lines:
@@ -51,12 +57,12 @@ def draw_learning(figure: Figure, place: Any, lines: Sequence[Line]) -> None:
     if fractions:
         upper.set_ylim(0, 1.06)
     label_ends(upper, ends, gap=0.085)
-    accuracies = [(line, s) for line in lines if (s := line.run.get(ACCURACY)) is not None]
+    accuracies = [(line, s) for line in lines if (s := line.run.get(held_out)) is not None]
     for line, series in accuracies:
         _draw_accuracy(lower, line, series, alone=len(lines) == 1)
     if len(lines) > 1:
         label_ends(lower, [(float(s.values[-1]), line.colour) for line, s in accuracies], gap=0.085)
-    for axes, tag, found in ((upper, REWARD, bool(ends)), (lower, ACCURACY, bool(accuracies))):
+    for axes, tag, found in ((upper, REWARD, bool(ends)), (lower, held_out, bool(accuracies))):
         if not found and (upper is not lower or not (ends or accuracies)):
             say_not_logged(axes)
         say_what_is_missing(axes, tag, lines)
@@ -72,7 +78,7 @@ def _draw_accuracy(axes: Any, line: Line, series: Series, *, alone: bool) -> Non
     axes.plot(*marked, "o", mfc="white", mec=colour, mew=1.8, ms=6.5, zorder=5, clip_on=False)
     if not alone:
         return
-    low = series.values[-1] < 0.12  # then there is no room below the last mark
+    low = 0 <= series.values[-1] < 0.12  # then there is no room below the last mark
     for at, word, offset in ((0, "before", (11, 0)), (-1, "after", (-2, 17 if low else -17))):
         if at == 0 or len(series) > 1:
             axes.annotate(

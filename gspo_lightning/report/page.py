@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.report.answers import ANSWERS, read_answers
 from gspo_lightning.report.figure import draw
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.run import Run, labels
@@ -19,6 +20,8 @@ from gspo_lightning.unfinished import beside
 __all__ = ["PAGE", "PICTURE", "page", "read_runs", "write_report", "write_runs"]
 
 PICTURE, PAGE = "report.png", "report.md"
+EVALUATIONS = 5
+"""Columns of the answers over time."""
 
 
 def write_report(run_dirs: Sequence[Path], out: Path, scalars: Scalars | None = None) -> Path:
@@ -84,6 +87,7 @@ def page(runs: Sequence[Run]) -> str:
         lines += ["", *(f"> {_cell(problem)}\n" for problem in run.problems)]
     for run in runs:
         lines += _examples(run, "" if one else f": {run.label}")
+        lines += _over_time(run, "" if one else f": {run.label}")
     lines.append("What every number means: docs/metrics.md of gspo_lightning.")
     return "\n".join(lines) + "\n"
 
@@ -104,6 +108,24 @@ def _examples(run: Run, suffix: str) -> list[str]:
     lines = [f"## Examples{suffix}", "", "| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     lines += ["| " + " | ".join(_code(str(e.get(name, ""))) for name in names) + " |" for e in found]
     return [*lines, ""]
+
+
+def _over_time(run: Run, suffix: str) -> list[str]:
+    """The answers to the same held-out prompts, a column an evaluation; of many evaluations some, evenly spaced."""
+    rows = read_answers(run.folder)
+    updates = sorted({row["update"] for row in rows})
+    if len(updates) < 2:
+        return []
+    wanted = [updates[round(i * (len(updates) - 1) / (EVALUATIONS - 1))] for i in range(EVALUATIONS)]
+    shown = updates if len(updates) <= EVALUATIONS else wanted
+    said = {(row["update"], row.get("id")): str(row.get("completion", "")) for row in rows}
+    names = ["prompt", "answer", *(f"update {update}" for update in shown)]
+    lines = [f"## Held-out answers over time{suffix}", "", "| " + " | ".join(names) + " |"]
+    lines.append("|---" * len(names) + "|")
+    for row in (row for row in rows if row["update"] == updates[0]):
+        cells = [row.get("prompt", ""), row.get("answer", ""), *(said.get((u, row.get("id")), "") for u in shown)]
+        lines.append("| " + " | ".join(_code(str(cell), 160) for cell in cells) + " |")
+    return [*lines, "", f"All {len(updates)} evaluations, with their rewards, are in `{ANSWERS}`.", ""]
 
 
 def _sentence(text: str) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gspo_lightning.report.held_out import ACCURACY, REWARD, Shown, shown_by
+
 __all__ = ["Run", "Series", "labels", "number"]
 
 
@@ -100,7 +102,11 @@ class Run:
     @property
     def updates(self) -> int:
         """Optimizer updates that were logged (or, without any, that the summary counts)."""
-        steps = [int(s.steps[-1]) for tag, s in self.scalars.items() if not tag.startswith("val/") and len(s)]
+        steps = [
+            int(s.steps[-1])
+            for tag, s in self.scalars.items()
+            if not tag.startswith(("val/", "cold_start/")) and len(s)
+        ]
         return max(steps) if steps else int(number(self.summary.get("updates")) or 0)
 
     @property
@@ -148,13 +154,34 @@ class Run:
         first, last = np.nanmin(where), np.nanmax(where)
         return float(series.values[where == first].mean()), float(series.values[where == last].mean())
 
-    def accuracy(self) -> tuple[float | None, float | None]:
-        """Before and after: the first and last evaluation, by the summary where there is one; one is not both."""
-        series = self.get("val/accuracy")
+    @property
+    def shown_by(self) -> Shown:
+        """Whether evaluations are shown by their accuracy or by their mean reward."""
+        lowest, highest = self.get("val/lowest_score"), self.get("val/highest_score")
+        scores = {tag: s.values for tag, s in (("lowest", lowest), ("highest", highest)) if s is not None}
+        extremes = {
+            f"val/{tag}_score": (values.min() if tag == "lowest" else values.max()) for tag, values in scores.items()
+        }
+        return shown_by([extremes], named=self.setting("data", "evaluation", "accuracy_reward") is not None)
+
+    @property
+    def held_out_tag(self) -> str:
+        """The scalar that evaluations are shown by."""
+        return ACCURACY if self.shown_by == "accuracy" else REWARD
+
+    def held_out(self) -> tuple[float | None, float | None]:
+        """Before and after, of what evaluations are shown by: the first and last one, by the summary where there is
+        one; one is not both."""
+        series = self.get(self.held_out_tag)
         first = None if series is None else float(series.values[0])
         last = None if series is None or len(series) < 2 else float(series.values[-1])
-        before, after = (number(self.summary.get(f"accuracy_{when}")) for when in ("before", "after"))
+        name = "accuracy" if self.shown_by == "accuracy" else "reward"
+        before, after = (number(self.summary.get(f"{name}_{when}")) for when in ("before", "after"))
         return first if before is None else before, last if after is None else after
+
+    def accuracy(self) -> tuple[float | None, float | None]:
+        """:meth:`held_out` where it is the accuracy; nothing where the reward is none."""
+        return self.held_out() if self.shown_by == "accuracy" else (None, None)
 
 
 def number(value: Any) -> float | None:

@@ -64,16 +64,17 @@ def _finite(run: Run) -> Verdict | None:
 
 
 def _learning(run: Run) -> Verdict | None:
-    before, after = run.accuracy()
+    before, after = run.held_out()
     if before is None or after is None:
         return _reward_only(run)
     change = after - before
-    word = "learned" if change > LEARNED else "unlearned" if change < -LEARNED else "no change"
-    series = run.get("val/accuracy")
+    series = run.get(run.held_out_tag)
+    scale = 1.0 if run.shown_by == "accuracy" else max(abs(before), abs(after))  # a reward has units of its own
+    word = "learned" if change > LEARNED * scale else "unlearned" if change < -LEARNED * scale else "no change"
     start = "" if series is None or series.steps[0] == 0 else f" (first evaluated after {series.steps[0]} updates)"
-    sentence = f"held-out accuracy {two(before)} → {two(after)} in {count(run.updates, 'update')}{start}"
+    sentence = f"held-out {run.shown_by} {two(before)} → {two(after)} in {count(run.updates, 'update')}{start}"
     best = after if series is None else float(series.values.max())
-    if series is not None and best > max(after + FALLEN, before + LEARNED):
+    if series is not None and best > max(after + FALLEN * scale, before + LEARNED * scale):
         peak = int(series.steps[series.values.argmax()])
         word, sentence = "learned, then fell back", f"{sentence}; its best was {best:.2f} after {peak}"
     return Verdict("learning", word, sentence)

@@ -13,6 +13,8 @@ __all__ = ["arrow", "count", "headline", "known", "plain", "table", "two"]
 EXTRA_ROWS = {
     "update/relative_norm": "size of an update relative to the weights",
     "response/repetition": "repeated 4-grams",
+    "cold_start/loss": "loss of the cold start (nats per token)",
+    "cold_start/held_out_loss": "the same on held-out demonstrations",
 }
 EXTRA_PREFIXES = ("moe/changed", "staleness/")
 """Further rows of the table, for runs that log them: tags with their words, and every tag that begins like these."""
@@ -40,7 +42,7 @@ def arrow(pair: tuple[float | None, float | None] | None, style: Callable[[float
 
 def headline(run: Run) -> str:
     """One line: what came of it, and what it took."""
-    before, after = run.accuracy()
+    before, after = run.held_out()
     effort = count(run.updates, "update")
     if run.iterations is not None:
         effort += f", {count(run.iterations, 'iteration')}"
@@ -50,8 +52,8 @@ def headline(run: Run) -> str:
         reward = run.first_and_last("reward/mean")
         return f"no evaluation ({effort})" if reward is None else f"training reward {arrow(reward, two)} ({effort})"
     if after is None:
-        return f"held-out accuracy {two(before)} before, not evaluated after ({effort})"
-    return f"held-out accuracy {arrow((before, after), two)} ({effort})"
+        return f"held-out {run.shown_by} {two(before)} before, not evaluated after ({effort})"
+    return f"held-out {run.shown_by} {arrow((before, after), two)} ({effort})"
 
 
 def count(number: int, noun: str) -> str:
@@ -79,7 +81,7 @@ def _duration(seconds: float) -> str:
 def table(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """Rows of (what, one cell per run). Arrows go from the first to the last iteration (or evaluation)."""
     rows: list[tuple[str, Callable[[Run], str]]] = [
-        ("held-out accuracy", lambda r: arrow(r.accuracy(), two)),
+        *_held_out_rows(runs),
         *[(tag[4:], _pair(tag)) for tag in _pass_tags(runs)],
         ("training reward", _pair("reward/mean")),
         ("response length (tokens)", _pair("response/length")),
@@ -104,6 +106,17 @@ def table(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 def _pair(tag: str) -> Callable[[Run], str]:
     return lambda run: arrow(run.first_and_last(tag))
+
+
+def _held_out_rows(runs: Sequence[Run]) -> list[tuple[str, Callable[[Run], str]]]:
+    """The accuracy, the mean reward where that is none, or both where runs differ in it."""
+    shown = {run.shown_by for run in runs}
+    rows: list[tuple[str, Callable[[Run], str]]] = []
+    if "accuracy" in shown:
+        rows.append(("held-out accuracy", lambda r: arrow(r.accuracy(), two)))
+    if "mean reward" in shown:
+        rows.append(("held-out mean reward", lambda r: "-" if r.shown_by == "accuracy" else arrow(r.held_out(), two)))
+    return rows
 
 
 def _pass_tags(runs: Sequence[Run]) -> list[str]:

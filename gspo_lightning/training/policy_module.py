@@ -19,6 +19,7 @@ from gspo_lightning.policy.loading import context_length, load_tokenizer
 from gspo_lightning.policy.lora import BASE_NORM, check_base, check_names, only_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.report.held_out import Shown, shown_by
 from gspo_lightning.rollouts.base import RolloutSource
 from gspo_lightning.rollouts.recording.records import record
 from gspo_lightning.rollouts.verify import verify_decoding
@@ -185,6 +186,12 @@ class PolicyModule(LightningModule):
                 context=self.forward_context,
                 version=self.version,
             )
+
+    @property
+    def shown_by(self) -> Shown:
+        """Whether evaluations of this run are shown by their accuracy or by their mean reward."""
+        named = self.data.evaluation.accuracy_reward is not None
+        return shown_by((values for _, values in self.evaluator.history), named=named)
 
     @torch.no_grad()
     def evaluate(self) -> None:

@@ -47,16 +47,16 @@ def test_columns_have_other_names_and_fields_of_a_table_are_null(tmp_path: Path)
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "neither": ({"prompt": "1:", "response": "#1"}, "has neither 'prompt' and 'completion' nor 'messages'; it has prompt, response"),
+    "neither": ({"prompt": "1:", "response": "#1"}, "nor 'messages'; it has prompt, response"),
     "no prompt": ({"completion": "#1"}, "'prompt' must be a non-empty text, or a list of messages"),
     "an empty completion": ({"prompt": "1:", "completion": ""}, "'completion' must be a non-empty text"),
     "a number": ({"prompt": "1:", "completion": 1}, "'completion' must be a non-empty text"),
-    "a user's last word": ({"messages": [ASK, SAY, ASK]}, "'messages' must begin with a question and end with a turn of"),
+    "a user's last word": ({"messages": [ASK, SAY, ASK]}, "must begin with a question and end with"),
     "nobody asks": ({"messages": [SAY]}, "'messages' must begin with a question"),
     "nobody answers": ({"messages": [ASK]}, "end with a turn of the assistant"),
-    "a completion that asks": ({"prompt": "1:", "completion": [ASK, SAY]}, "'completion' must begin and end with a turn of"),
+    "a completion that asks": ({"prompt": "1:", "completion": [ASK, SAY]}, "must begin and end with a turn of"),
     "a part of a message": ({"messages": [ASK, {"role": "assistant"}]}, "'messages', message 2: must have a text"),
-    "an empty turn": ({"messages": [ASK, {"role": "assistant", "content": ""}]}, "message 2: a turn of the assistant is empty"),
+    "an empty turn": ({"messages": [ASK, {"role": "assistant", "content": ""}]}, "message 2: a turn of the"),
     "a list": ([1], "is a JSON list, not an object"),
 }  # fmt: skip
 

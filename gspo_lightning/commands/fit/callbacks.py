@@ -9,11 +9,13 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback, ProgressBar
 
 from gspo_lightning.callbacks import (
+    ColdStartCurve,
     Collapse,
     Dashboard,
     Interrupts,
     LastCheckpoint,
     NewOptimizerSettings,
+    NoSignal,
     PredictionWriter,
     RunProgress,
     RunSummary,
@@ -40,7 +42,7 @@ def callbacks_of(
     fit, given = command == "fit", listed(chosen.get("callbacks"))
     own: list[Callback] = [WatchRanks(), *([PredictionWriter(run)] if command == "predict" else [])]
     if fit:
-        own += [Collapse(), Dashboard(), RunSummary()]
+        own += [ColdStartCurve(), NoSignal(), Collapse(), Dashboard(), RunSummary()]
         own += [NewOptimizerSettings()] if resumption.optimizer_changed else []
     if chosen.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in given):
         own += [RunProgress()]

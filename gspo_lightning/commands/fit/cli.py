@@ -18,6 +18,7 @@ from gspo_lightning.commands.fit.defaults import DEFAULTS
 from gspo_lightning.commands.fit.explain import refuse_mappings
 from gspo_lightning.commands.fit.loggers import loggers_of
 from gspo_lightning.commands.fit.one_writer import agree_first, kept_open
+from gspo_lightning.commands.fit.result import shown_metrics, write_result
 from gspo_lightning.commands.fit.run_folder import check_writable, runs_of
 from gspo_lightning.errors import UserError
 from gspo_lightning.resume import Resumption, Writer
@@ -138,11 +139,22 @@ class TrainingCLI(LightningCLI):
                     warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")
                 super()._run_subcommand(subcommand)
             if subcommand in ("validate", "test") and self.trainer.is_global_zero:
-                show_evaluation(self.model.evaluator.last)
+                self._show_and_keep(subcommand)
         except MisconfigurationException as error:
             raise UserError("trainer", " ".join(str(error).split())) from error
         finally:
             self.datamodule.teardown(subcommand)  # also when preparing failed: no worker outlives the command
+
+    def _show_and_keep(self, subcommand: str) -> None:
+        """What an evaluation found, on the terminal and as a file."""
+        module, config = self.model, self.config[subcommand]
+        show_evaluation(shown_metrics(module))
+        name = {"validate": "val"}.get(subcommand, subcommand)
+        limited = range(len(self.datamodule.sets.read[name]))[: self.datamodule.evaluation.limit]
+        prompts = len(module.evaluator.examples) if self.trainer.world_size == 1 else len(limited)
+        run = self.resumption.run or runs_of(config)
+        path = write_result(subcommand, run, module, prompts, self.resumption.path, config.as_dict())
+        print(f"result: {path}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the logger of the run folder, the callbacks and the atomic checkpoint writer to what the user chose."""

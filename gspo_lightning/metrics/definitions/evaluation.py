@@ -26,6 +26,25 @@ EVALUATION = (
         when="evaluations with more than one sample per prompt",
     ),
     MetricSpec(
+        "val/lowest_score",
+        "the smallest value of the accuracy reward among the held-out responses",
+        "reward",
+        "0, and 1 at the very end, where the reward says right or wrong",
+        "Below 0 the reward is no accuracy: reports show val/reward instead, unless data.evaluation.accuracy_reward "
+        "names the reward.",
+        "Evaluation",
+        when="evaluations",
+    ),
+    MetricSpec(
+        "val/highest_score",
+        "the largest value of the accuracy reward among the held-out responses",
+        "reward",
+        "1 as soon as one answer is right",
+        "Above 1 the reward is no accuracy, as for val/lowest_score; 0 means that no answer is right.",
+        "Evaluation",
+        when="evaluations",
+    ),
+    MetricSpec(
         "val/reward",
         "mean reward over the held-out responses that are not missing, at the evaluation's own temperature",
         "reward",

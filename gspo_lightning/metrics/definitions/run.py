@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gspo_lightning.metrics.definitions.spec import MetricSpec
 
-__all__ = ["DATA", "SPEED"]
+__all__ = ["COLD_START", "DATA", "SPEED"]
 
 DATA = (
     MetricSpec(
@@ -49,6 +49,17 @@ DATA = (
         kind="text",
     ),
     MetricSpec(
+        "held_out_answers",
+        "the first 8 held-out prompts with their answers, rewards, tokens and finish reasons at an evaluation; "
+        "held_out_answers.jsonl in the run folder has them all",
+        "table",
+        "answers that change for a reason, not only their score",
+        "Move the slider of the steps: what the policy learns is seen here before any curve explains it.",
+        "Data",
+        kind="text",
+        when="runs with held-out prompts",
+    ),
+    MetricSpec(
         "how_to_read",
         "a page that says which tab answers which question, written at the start",
         "text",
@@ -56,6 +67,29 @@ DATA = (
         "Start there.",
         "Data",
         kind="text",
+    ),
+)
+
+COLD_START = (
+    MetricSpec(
+        "cold_start/loss",
+        "minus the mean log-probability of the tokens that are learnt, over the steps since the last point; at most "
+        "about 200 points, whose x axis counts up to -1, the step before the first update",
+        "nats per token",
+        "falls steeply, then slowly: from the logarithm of the vocabulary's size where the model is new",
+        "If it stays high, give model.cold_start more steps or another learning rate.",
+        "Cold start",
+        when="runs that begin with a cold start",
+    ),
+    MetricSpec(
+        "cold_start/held_out_loss",
+        "the same over demonstrations that are not learnt: one in 20 (256 at most), measured about 20 times",
+        "nats per token",
+        "stays close to cold_start/loss",
+        "If it rises while cold_start/loss falls, the model learns the demonstrations by heart: fewer steps, or more "
+        "demonstrations.",
+        "Cold start",
+        when="cold starts from a file of 200 demonstrations or more",
     ),
 )
 

@@ -1,0 +1,37 @@
+"""What a run shows of its cold start: the curve of its loss, before the first update."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from gspo_lightning.callbacks.learner import learner
+from gspo_lightning.callbacks.run_logger import scalars_of
+from gspo_lightning.training.supervised import read_curve
+
+__all__ = ["ColdStartCurve"]
+
+_LOSS, _HELD_OUT = "cold_start/loss", "cold_start/held_out_loss"
+
+
+class ColdStartCurve(Callback):
+    """Logs ``cold_start/loss`` and ``cold_start/held_out_loss`` to every logger, whoever made the cold start.
+
+    Its steps count up to -1, the last one before the first update: a run that is resumed forgets what was logged from
+    its checkpoint on, and nothing from before.
+    """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Once for each run folder, on the first rank."""
+        module = learner(pl_module)
+        if module.cold_start is None or module.weights_from_checkpoint or not trainer.is_global_zero:
+            return
+        known = scalars_of(trainer.loggers)
+        if known is not None and _LOSS in known.series():  # killed before its first checkpoint, and begun again
+            return
+        curve = read_curve(Path(module.start().name_or_path))
+        for point in curve:
+            values = {_LOSS: point.loss} | ({} if point.held_out_loss is None else {_HELD_OUT: point.held_out_loss})
+            for logger in trainer.loggers:
+                logger.log_metrics(values, step=point.step - curve[-1].step - 1)

@@ -1,0 +1,41 @@
+"""Says what to do about a model that earns nothing yet: there is nothing to learn from."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from gspo_lightning.callbacks.learner import learner
+from gspo_lightning.training.module import GSPOModule
+
+__all__ = ["NoSignal"]
+
+log = logging.getLogger(__name__)
+
+
+class NoSignal(Callback):
+    """One sentence after the first update, where no group of the first iteration had two different rewards and no
+    held-out answer was correct."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Once in a run."""
+        module = learner(pl_module)
+        loader = module.data.loader
+        if trainer.is_global_zero and loader.iteration == 0 and loader.trained == 1 and _nothing(module):
+            earned = module.last_update["reward/mean"]
+            log.warning(
+                "nothing to learn from yet: in every group of the first iteration all rewards are equal (their mean is "
+                "%.3g), so no response is better than another; give the model a cold start "
+                "(model.cold_start.demonstrations: demos.jsonl), easier data, or a reward for the format of an answer",
+                earned,
+            )
+
+
+def _nothing(module: GSPOModule) -> bool:
+    update = module.last_update
+    if update.get("reward/dead_groups", 0.0) < 1.0 or "reward/mean" not in update:
+        return False
+    first = module.evaluator.history[0][1] if module.evaluator.history else {}
+    return first.get("val/accuracy", max(update["reward/mean"], 0.0)) == 0.0
