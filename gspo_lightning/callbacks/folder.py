@@ -8,6 +8,7 @@ from pathlib import Path
 from lightning.pytorch import Trainer
 
 from gspo_lightning.callbacks.learner import learner
+from gspo_lightning.errors import UserError
 
 __all__ = ["evaluation_follows", "fresh_folder", "run_folder"]
 
@@ -29,9 +30,17 @@ def evaluation_follows(trainer: Trainer, *, at_the_end: bool = False) -> bool:
 
 
 def fresh_folder(parent: Path) -> Path:
-    """Make a folder named after the time; one that began in the same second has another."""
+    """Make a folder named after the time; one that began in the same second has another.
+
+    Raises:
+        UserError: a file is in the way.
+    """
     name = time.strftime("%Y-%m-%d_%H-%M-%S")
-    parent.mkdir(parents=True, exist_ok=True)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        problem = "is a file, and results are written into a folder of that name"
+        raise UserError(str(parent), problem, fix="move it") from error
     number = 0
     while True:
         folder = parent / (f"{name}_{number}" if number else name)

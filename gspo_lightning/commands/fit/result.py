@@ -41,6 +41,7 @@ def write_result(
 
     Raises:
         OSError: the folder cannot be written.
+        UserError: a file is in its place.
     """
     settings = {name: value for name, value in config.items() if name not in ("config", "ckpt_path")}
     finite = {name: value if math.isfinite(value) else None for name, value in shown_metrics(module).items()}
