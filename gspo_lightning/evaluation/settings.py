@@ -32,7 +32,8 @@ class Evaluation:
     batch_size: int = 256
     """Prompts answered at a time."""
     accuracy_reward: str | None = None
-    """Name of the reward that decides what is correct (a value of at least 1); None takes the first one."""
+    """Name of the reward that decides what is correct (a value of at least 1); None takes the first one, and shows its
+    mean instead of an accuracy where its values leave [0, 1]."""
 
     def check(self, rewards: Iterable[str]) -> None:
         """Values in their ranges, and a reward that is one of these.

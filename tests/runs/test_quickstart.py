@@ -16,9 +16,10 @@ from tests.runs import runs
 
 OTHER_RUNS = {
     "val/pass@<k>", "reward/resampled_groups", "kl/policy_reference_k1", "kl/policy_reference_k3", "objective/<name>",
-    "alarms", "reward/agreement/<name>", "suite/<name>/<metric>",
+    "alarms", "reward/agreement/<name>", "suite/<name>/<metric>", "cold_start/held_out_loss",
 }  # fmt: skip
-"""Tags of options that the quickstart does not use: test_evaluation.py, test_options.py and the judge's tests do.
+"""Tags of options that the quickstart does not use: test_evaluation.py, test_options.py,
+test_cold_start_file.py and the judge's tests do.
 
 Those of experts and of stale rollouts are seen by test_routing_run.py and test_flight.py.
 """
@@ -78,9 +79,10 @@ def test_event_file_holds_every_metric_of_the_table_at_every_update(quickstart: 
             continue
         names = [tag for tag in written if table.lookup(tag) is spec]
         assert names, f"{spec.tag} is in the table but was not written"
-        always = spec.kind == "scalar" and not spec.tag.startswith(("val/", "by_mini_batch/"))
+        always = spec.kind == "scalar" and not spec.tag.startswith(("val/", "by_mini_batch/", "cold_start/"))
         for name in names if always and "with such" not in spec.when else ():
             assert [e.step for e in reader.Scalars(name)] == list(range(1, 81)), name
+    assert [e.step for e in reader.Scalars("cold_start/loss")] == list(range(-797, 0, 4))  # 800 steps, 200 points
 
 
 def test_values_by_mini_batch_are_those_of_the_updates_at_that_place(quickstart: Path) -> None:
