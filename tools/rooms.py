@@ -29,6 +29,7 @@ FLOORS = [
     "__main__",
     "cli",
     "__init__",
+    "inspect",
     "commands",
     "callbacks",
     "training",

@@ -12,7 +12,7 @@ from gspo_lightning.suites.suite import Suite
 from gspo_lightning.suites.verdicts import Answer, Verdict
 from gspo_lightning.suites.votes import vote
 
-__all__ = ["judge"]
+__all__ = ["judge", "unread"]
 
 _BATCH, _AHEAD = 256, 3
 _WAIT_S = 10.0
@@ -80,10 +80,14 @@ def _verdicts(suite: Suite, problems: Mapping[str, Problem], answers: list[Answe
     return [_verdict(suite, problems[answer.id], answer, score) for answer, score in scores]
 
 
+def unread(score: SampleScore) -> bool:
+    """Whether there was no answer to judge: nothing was found in the text, or it cannot be read."""
+    return score.status is ScoreStatus.MODEL_ERROR or (bool(score.detail) and not score.reward)
+
+
 def _verdict(suite: Suite, problem: Problem, answer: Answer, score: SampleScore) -> Verdict:
     right = score.reward is not None and score.reward >= 1.0
     voted = vote(answer.completion, right=right) if "maj" in suite.metrics else None
-    unread = score.status is ScoreStatus.MODEL_ERROR or (not right and bool(score.detail) and not score.reward)
     return Verdict(
         suite=suite.name,
         id=answer.id,
@@ -93,7 +97,7 @@ def _verdict(suite: Suite, problem: Problem, answer: Answer, score: SampleScore)
         value=score.reward,
         status=str(score.status),
         reason=score.detail,
-        answered=voted is not None if "maj" in suite.metrics else not unread,
+        answered=voted is not None if "maj" in suite.metrics else not unread(score),
         vote=voted,
         tokens=answer.tokens,
         truncated=answer.truncated,

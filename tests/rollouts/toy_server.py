@@ -106,7 +106,7 @@ class ToyServer:
         ids = tuple(self._policy.tokenizer(text)["input_ids"] if isinstance(text, str) else text)
         known = self.prompts.get(ids, Prompt(0, "", ids))
         stops = (tuple(body.get("stop_token_ids", self._policy.eos_token_ids)), tuple(body.get("stop", ())))
-        numbers = (body["max_tokens"], body["temperature"], body["top_p"], body.get("top_k", 0))
+        numbers = (body["max_tokens"], body.get("temperature", 1.0), body.get("top_p", 1.0), body.get("top_k", 0))
         sampling = SamplingParams(*numbers, *stops)
         with self._lock:
             (group,) = GroupedSampler().generate(

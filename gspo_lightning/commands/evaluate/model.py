@@ -52,16 +52,23 @@ class Sampled:
         self._described, self.context = dict(described), context
 
     @classmethod
-    def of_model(cls, name: str, revision: str | None = None, trust_remote_code: bool = False) -> Sampled:
+    def of_model(
+        cls,
+        name: str,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        source: RolloutSource | None = None,
+    ) -> Sampled:
         """A hub id or a folder in transformers' format."""
         dtype: DType = "auto" if torch.cuda.is_available() else "float32"
         settings = ModelSettings(name, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
-        return cls(load_policy(settings), {"model": name, "revision": revision})
+        return cls(load_policy(settings), {"model": name, "revision": revision}, source)
 
     @classmethod
-    def of_checkpoint(cls, path: Path, trust_remote_code: bool = False) -> Sampled:
+    def of_checkpoint(cls, path: Path, trust_remote_code: bool = False, source: RolloutSource | None = None) -> Sampled:
         """What ``gspo fit`` wrote."""
-        return cls(checkpoint_policy(path, trust_remote_code=trust_remote_code), {"checkpoint": str(path)})
+        policy = checkpoint_policy(path, trust_remote_code=trust_remote_code)
+        return cls(policy, {"checkpoint": str(path)}, source)
 
     def described(self) -> Mapping[str, Any]:
         """Which model."""

@@ -12,6 +12,7 @@ from typing import Any
 from gspo_lightning.commands.evaluate.answers import Wanted
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.randomness import Purpose, stream
+from gspo_lightning.rollouts.serving.asking import Asker
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.loop import LoopThread
@@ -41,16 +42,15 @@ class Served:
 
     def __init__(self, endpoint: Endpoint, model: str | None = None) -> None:
         self.client, self.loop = Client(endpoint, _PATIENCE_S, _HEALTH_S), LoopThread("evaluate")
-        self.chat = True
         try:
-            self.model = model or self.loop.run(self.client.model())
+            self.asker = Asker(self.client, model or self.loop.run(self.client.model()))
         except (ServerError, UnsupportedError) as error:
             self.close()
             raise UserError("--server", f"{endpoint.url}: {error}", fix="start it, or correct the address") from error
 
     def described(self) -> Mapping[str, Any]:
         """Which model; not where it runs, which may change while an evaluation is interrupted."""
-        return {"served": self.model}
+        return {"served": self.asker.model}
 
     def answer(self, suite: Suite, wanted: Wanted, *, several: bool) -> Iterator[Answer]:
         """See :class:`gspo_lightning.commands.evaluate.answers.Answers`; in the order in which they come.
@@ -112,8 +112,10 @@ class Served:
 
     async def _ask(self, suite: Suite, identifier: str, prompt: str, place: int, sample: int) -> Answer:
         sampling = suite.sampling
+        messages = [{"role": "user", "content": prompt}]
+        if suite.system_prompt is not None:
+            messages.insert(0, {"role": "system", "content": suite.system_prompt})
         body: dict[str, Any] = {
-            "model": self.model,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": sampling.max_response_tokens,
@@ -123,7 +125,8 @@ class Served:
         pause = _FIRST_PAUSE_S
         for attempt in range(_TRIES):
             try:
-                return _parsed(await self._send(suite, body, prompt), identifier, sample)
+                spoken, usage = await self.asker.ask(messages, body)
+                return Answer(identifier, sample, spoken[0].text, usage.get("completion_tokens"), spoken[0].truncated)
             except ServerError as error:
                 if attempt == _TRIES - 1:
                     raise
@@ -131,34 +134,3 @@ class Served:
                 await asyncio.sleep(pause)
                 pause *= 2
         raise AssertionError
-
-    async def _send(self, suite: Suite, body: dict[str, Any], prompt: str) -> Any:
-        if self.chat:
-            messages = [{"role": "user", "content": prompt}]
-            if suite.system_prompt is not None:
-                messages.insert(0, {"role": "system", "content": suite.system_prompt})
-            try:
-                return await self.client.chat({**body, "messages": messages})
-            except UnsupportedError as error:
-                said = str(error).lower()
-                if suite.system_prompt is not None or not ("template" in said or "status 404" in said):
-                    raise
-                if self.chat:
-                    log.warning("%s cannot chat: prompts are completed as they are", self.model)
-                self.chat = False
-        return await self.client.complete({**body, "prompt": prompt})
-
-
-def _parsed(reply: Any, identifier: str, sample: int) -> Answer:
-    """The first choice of either route.
-
-    Raises:
-        ServerError: there is none.
-    """
-    try:
-        choice = reply["choices"][0]
-        text = choice["message"]["content"] if "message" in choice else choice["text"]
-        tokens = (reply.get("usage") or {}).get("completion_tokens")
-        return Answer(identifier, sample, text or "", tokens, choice.get("finish_reason") == "length")
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ServerError(f"it sent no answer: {str(reply)[:100]!r}") from error

@@ -1,0 +1,17 @@
+"""Inspect (inspect-ai) on checkpoints: ``--model gspo/CHECKPOINT``, and the rewards of training as its scorers.
+
+Nothing else imports this room. ``inspect`` finds it by the entry point of the package.
+"""
+
+from __future__ import annotations
+
+from gspo_lightning.errors import UserError
+
+try:
+    import inspect_ai  # noqa: F401
+except ImportError as error:
+    raise UserError("gspo_lightning.inspect", "needs inspect-ai", fix="pip install 'gspo_lightning[eval]'") from error
+
+from gspo_lightning.inspect.scorer import reward_scorer
+
+__all__ = ["reward_scorer"]

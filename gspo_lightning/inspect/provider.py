@@ -1,0 +1,192 @@
+"""The model provider ``gspo/``: checkpoints, run folders, Hugging Face models and servers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from inspect_ai._util.error import PrerequisiteError  # what Inspect prints without a traceback; it has no public name
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessage,
+    ChatMessageAssistant,
+    GenerateConfig,
+    Logprob,
+    Logprobs,
+    ModelAPI,
+    ModelOutput,
+    ModelUsage,
+    modelapi,
+)
+from inspect_ai.tool import ToolChoice, ToolInfo
+
+from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.inspect.asked import Asked, Backend, Choice, Told, until
+from gspo_lightning.rollouts.serving.client import ServerError
+
+__all__ = ["GSPOModel", "gspo"]
+
+_ARGUMENTS = ("server", "source", "revision", "trust_remote_code")
+_TOKENS, _REQUESTS = 2048, 256
+PATIENCE_S = 300.0
+"""For a server that answers nothing."""
+_REFUSED = (
+    "frequency_penalty", "presence_penalty", "logit_bias", "best_of", "top_logprobs", "prompt_logprobs",
+    "response_schema", "extra_body",
+)  # fmt: skip
+"""Settings of Inspect that would change an answer, and that no source of ours knows."""
+
+
+@modelapi(name="gspo")
+def gspo() -> type[ModelAPI]:
+    """Called by Inspect for ``--model gspo/...``."""
+    return GSPOModel
+
+
+class GSPOModel(ModelAPI):
+    """Answers to Inspect's requests.
+
+    The temperature is 1 where Inspect names none (a server takes its own), an answer ends after 2,048 tokens, and the
+    seed is 0. What is drawn depends on the seed, the conversation and how often it was asked before, not on timing.
+
+    Args:
+        model_name: a checkpoint of ``gspo fit``, a run folder (its newest checkpoint), a folder in transformers' format
+            or a hub id; with a server the name of the model that it serves, ``auto`` for the first.
+        base_url: of a server with OpenAI's routes (``--model-base-url``).
+        api_key: unused; the key of a server is in ``VLLM_API_KEY``.
+        config: of Inspect.
+        model_args: ``server`` (the same as ``base_url``), ``source`` (name of a rollout source), ``revision``,
+            ``trust_remote_code``.
+
+    Raises:
+        PrerequisiteError: a model argument is wrong, or there is no such model or server.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        config: GenerateConfig = GenerateConfig(),  # noqa: B008 (as Inspect declares it)
+        **model_args: Any,
+    ) -> None:
+        super().__init__(model_name=model_name, base_url=base_url, api_key=api_key, config=config)
+        self._ill_since: float | None = None
+        try:
+            self.backend = _backend(model_name, base_url, model_args)
+        except UserError as error:
+            raise PrerequisiteError(str(error)) from error
+
+    async def generate(
+        self,
+        input: list[ChatMessage],  # noqa: A002 (Inspect's name)
+        tools: list[ToolInfo],
+        tool_choice: ToolChoice,
+        config: GenerateConfig,
+    ) -> ModelOutput:
+        """Answer a conversation; requests that come together are sampled together.
+
+        Raises:
+            PrerequisiteError: it asks for something that cannot be done.
+            ServerError: the server does not answer; Inspect asks again.
+        """
+        try:
+            future = self.backend.ask(_asked(input, tools, config))
+            try:
+                await until(future.done)
+            except BaseException:  # Inspect has cancelled the sample
+                future.cancel()
+                raise
+            told = future.result()
+            self._ill_since = None
+            return self._output(told)
+        except UserError as error:
+            raise PrerequisiteError(str(error)) from error
+
+    def max_tokens(self) -> int | None:
+        """Of an answer, where nobody says it."""
+        return _TOKENS
+
+    def max_connections(self) -> int:
+        """Requests at a time, where Inspect does not adapt their number."""
+        return _REQUESTS
+
+    def should_retry(self, ex: Exception) -> bool:
+        """A server may be back in a moment; one that has answered nothing for five minutes ends the evaluation.
+
+        What it has answered before is in the log: ``inspect eval-retry`` continues there.
+        """
+        if not isinstance(ex, ServerError):
+            return False
+        now = time.monotonic()
+        self._ill_since = now if self._ill_since is None else self._ill_since
+        return now - self._ill_since < PATIENCE_S
+
+    def close(self) -> None:
+        """Release the model, or the connections."""
+        self.backend.close()
+
+    def _output(self, told: Told) -> ModelOutput:
+        read, written, usage = told.prompt_tokens, sum(choice.tokens for choice in told.choices), None
+        if read is not None:
+            usage = ModelUsage(input_tokens=read, output_tokens=written, total_tokens=read + written)
+        choices = [self._choice(choice) for choice in told.choices]
+        return ModelOutput(model=self.backend.name, choices=choices, usage=usage)
+
+    def _choice(self, choice: Choice) -> ChatCompletionChoice:
+        message = ChatMessageAssistant(content=choice.text, model=self.backend.name, source="generate")
+        logprobs = None
+        if choice.logprobs is not None:
+            logprobs = Logprobs(content=[Logprob(token=token, logprob=value) for token, value in choice.logprobs])
+        return ChatCompletionChoice(message=message, stop_reason=choice.stop, logprobs=logprobs)
+
+
+def _backend(name: str, base_url: str | None, arguments: dict[str, Any]) -> Backend:
+    for argument in arguments:
+        if argument not in _ARGUMENTS:
+            raise UserError("-M", f"{argument!r} is no model argument of gspo/; {did_you_mean(argument, _ARGUMENTS)}")
+    server = arguments.pop("server", None) or base_url
+    if server is not None:
+        from gspo_lightning.inspect.remote import Remote
+
+        if arguments:
+            raise UserError("-M", f"{', '.join(arguments)} does not go with a server", fix="set it on the server")
+        return Remote(str(server), name)
+    from gspo_lightning.inspect.sampled import InProcess  # torch
+
+    return InProcess(name, **arguments)
+
+
+def _asked(messages: Sequence[ChatMessage], tools: Sequence[ToolInfo], config: GenerateConfig) -> Asked:
+    """Inspect's request in our words.
+
+    Raises:
+        UserError: it has what no source of ours can do.
+    """
+    if tools:
+        raise UserError("gspo/", "calls no tools", fix="use a task without tools, or Inspect's own provider vllm/")
+    for name in _REFUSED:
+        if getattr(config, name, None) is not None:
+            raise UserError("gspo/", f"does not know {name}, which would change the answers", fix=f"leave out {name}")
+    return Asked(
+        messages=tuple(_plain(message) for message in messages),
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        max_tokens=config.max_tokens or _TOKENS,
+        stop=tuple(config.stop_seqs or ()),
+        seed=config.seed or 0,
+        choices=config.num_choices or 1,
+        logprobs=bool(config.logprobs),
+    )
+
+
+def _plain(message: ChatMessage) -> Any:
+    if message.role not in ("system", "user", "assistant"):
+        raise UserError("gspo/", f"takes messages of system, user and assistant, got one of {message.role!r}")
+    if not isinstance(message.content, str):
+        kinds = {part.type for part in message.content} - {"text", "reasoning"}
+        if kinds:
+            raise UserError("gspo/", f"reads text only, and a message holds {', '.join(sorted(kinds))}")
+    return message.role, message.text

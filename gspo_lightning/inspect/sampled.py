@@ -1,0 +1,187 @@
+"""Answers by a policy in this process: concurrent requests are sampled together."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gspo_lightning.commands.evaluate.model import Sampled
+from gspo_lightning.errors import UserError
+from gspo_lightning.inspect.asked import Asked, Choice, Numbers, Stop, Told
+from gspo_lightning.prompts.dialogue import Dialogue
+from gspo_lightning.randomness import Purpose
+from gspo_lightning.registry import component
+from gspo_lightning.resume.find import find_checkpoint
+from gspo_lightning.rollouts import Draws
+from gspo_lightning.rollouts.base import RolloutSource
+from gspo_lightning.rollouts.verify import verify_decoding
+from gspo_lightning.types import Prompt, Rollout, SamplingParams
+
+__all__ = ["InProcess"]
+
+log = logging.getLogger(__name__)
+_QUIET_S = 0.03
+"""A batch begins when no further request has come for so long."""
+_MOST = 512
+"""Requests of a batch, at most; the source decides how many of them are decoded at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    asked: Asked
+    prompt: Prompt
+    future: Future[Told]
+
+
+class InProcess:
+    """A policy and a rollout source, with a thread that samples for all who have asked meanwhile.
+
+    Args:
+        name: a checkpoint of ``gspo fit``, a run folder, a folder in transformers' format, or a hub id.
+        source: name of a rollout source; None takes the sampler of training.
+        revision: branch, tag or commit of a hub id.
+        trust_remote_code: run Python code that the model's repository ships.
+
+    Raises:
+        UserError: there is no such model or source.
+    """
+
+    def __init__(
+        self, name: str, source: str | None = None, revision: str | None = None, trust_remote_code: bool = False
+    ) -> None:
+        rollouts: RolloutSource | None = None if source is None else component("rollouts", source)()
+        model = _loaded(name, revision, trust_remote_code, rollouts)
+        self.name, self.policy, self.source = name, model.policy, model.source
+        self.batches: list[int] = []
+        """How many requests were sampled together."""
+        self._dialogue = Dialogue(self.policy.tokenizer, field="gspo/")
+        self._numbers, self._longest = Numbers(), 0
+        self._queue: queue.Queue[_Waiting] = queue.Queue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        """There while somebody waits."""
+
+    def ask(self, asked: Asked) -> Future[Told]:
+        """See :class:`gspo_lightning.inspect.asked.Backend`."""
+        messages = [{"role": role, "content": text} for role, text in asked.messages]
+        future: Future[Told] = Future()
+        try:
+            prompt = Prompt(self._numbers.next(asked.messages), "", tuple(self._dialogue.opening(messages)))
+        except UserError as error:
+            future.set_exception(error)
+            return future
+        with self._lock:
+            self._queue.put(_Waiting(asked, prompt, future))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="gspo-inspect", daemon=True)
+                self._thread.start()
+        return future
+
+    def close(self) -> None:
+        """See :class:`gspo_lightning.inspect.asked.Backend`."""
+        if (thread := self._thread) is not None:
+            thread.join()
+        self.source.close()
+
+    # in the thread -----------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while batch := self._batch():
+            kinds: dict[tuple[SamplingParams, int, int], list[_Waiting]] = {}
+            for one in batch:
+                if not one.future.set_running_or_notify_cancel():
+                    continue
+                room = self._room(one)
+                if room < 1:
+                    one.future.set_result(Told((Choice("", 0, "model_length"),), len(one.prompt.token_ids)))
+                    continue
+                kinds.setdefault((self._sampling(one.asked, room), one.asked.seed, one.asked.choices), []).append(one)
+            for (sampling, seed, choices), some in kinds.items():
+                self._answer(some, sampling, seed, choices)
+
+    def _batch(self) -> list[_Waiting]:
+        """Requests that come soon after each other; none ends the thread."""
+        found: list[_Waiting] = []
+        while len(found) < _MOST:
+            try:
+                found.append(self._queue.get(timeout=_QUIET_S))
+            except queue.Empty:
+                if found:
+                    break
+                with self._lock:
+                    if self._queue.empty():
+                        self._thread = None
+                        break
+        return found
+
+    def _room(self, one: _Waiting) -> int:
+        """Tokens that the model's positions leave for an answer."""
+        limits = self.policy.model.config.get_text_config()
+        return int(getattr(limits, "max_position_embeddings", 0) or 1 << 40) - len(one.prompt.token_ids)
+
+    def _sampling(self, asked: Asked, room: int) -> SamplingParams:
+        return SamplingParams(
+            min(room, asked.max_tokens),
+            1.0 if asked.temperature is None else asked.temperature,
+            1.0 if asked.top_p is None else asked.top_p,
+            asked.top_k or 0,
+            stop_token_ids=self.policy.eos_token_ids,
+            stop_strings=asked.stop,
+        )
+
+    def _answer(self, some: Sequence[_Waiting], sampling: SamplingParams, seed: int, choices: int) -> None:
+        try:
+            self._open(max(len(one.prompt.token_ids) for one in some) + sampling.max_response_tokens, sampling)
+            draws = Draws.of(seed, Purpose.EVAL_SAMPLING, 0)
+            with torch.no_grad():
+                groups = self.source.generate(
+                    self.policy, [one.prompt for one in some], group_size=choices, sampling=sampling, draws=draws
+                )
+        except BaseException as error:
+            for one in some:
+                one.future.set_exception(error)
+            return
+        self.batches.append(len(some))
+        for one, group in zip(some, groups, strict=True):
+            told = Told(tuple(self._choice(one.asked, rollout) for rollout in group), len(one.prompt.token_ids))
+            one.future.set_result(told)
+
+    def _open(self, longest: int, sampling: SamplingParams) -> None:
+        if longest <= self._longest:
+            return
+        self.source.open(longest)
+        verify_decoding(self.policy, self.source, temperature=sampling.temperature or 1.0, longest=longest)
+        if self._longest == 0:
+            self.source.sync_weights(self.policy, 0)
+        self._longest = longest
+
+    def _choice(self, asked: Asked, rollout: Rollout) -> Choice:
+        text = rollout.text
+        for found in (text.find(stop) for stop in asked.stop):
+            text = text[:found] if 0 <= found < len(text) else text
+        cut: Stop = "max_tokens" if rollout.length >= asked.max_tokens else "model_length"
+        logprobs = None
+        if asked.logprobs and rollout.logprobs is not None:
+            tokens = (self.policy.tokenizer.decode([token]) for token in rollout.token_ids.tolist())
+            logprobs = tuple(zip(tokens, rollout.logprobs.tolist(), strict=True))
+        return Choice(text, rollout.length, cut if rollout.truncated else "stop", logprobs)
+
+
+def _loaded(name: str, revision: str | None, trust_remote_code: bool, source: RolloutSource | None) -> Sampled:
+    path = Path(name)
+    if (path / "checkpoints").is_dir():
+        found = find_checkpoint(path)
+        if found is None:
+            raise UserError("gspo/", f"the run {name} has no checkpoint yet")
+        log.info("%s", found.checkpoint)
+        path = found.checkpoint
+    if path.suffix == ".ckpt" or path.is_file():
+        return Sampled.of_checkpoint(path, trust_remote_code, source)
+    return Sampled.of_model(name, revision, trust_remote_code, source)

@@ -1,0 +1,75 @@
+"""A conversation asked of a server: by its chat route, or as a completion where the model cannot chat."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
+
+__all__ = ["Asker", "Spoken"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """One answer of a server."""
+
+    text: str
+    truncated: bool
+
+
+class Asker:
+    """Asks the chat route; a model without a chat template is asked to complete the prompt as it is.
+
+    Args:
+        client: of the server.
+        model: the name that it serves.
+    """
+
+    def __init__(self, client: Client, model: str) -> None:
+        self.client, self.model = client, model
+        self.chat = True
+        """Whether the model can chat, as far as it is known."""
+
+    async def ask(
+        self, messages: Sequence[Mapping[str, str]], body: Mapping[str, Any]
+    ) -> tuple[list[Spoken], dict[str, Any]]:
+        """The answers (one, unless ``body`` asks for more), and the server's count of tokens (``usage``).
+
+        Raises:
+            ServerError: the server does not answer, or not with an answer.
+            UnsupportedError: it refuses the request.
+        """
+        reply = await self._reply(messages, {"model": self.model, **body})
+        try:
+            spoken = [_spoken(choice) for choice in reply["choices"]]
+            usage = dict(reply.get("usage") or {})
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ServerError(f"it sent no answer: {str(reply)[:100]!r}") from error
+        if not spoken:
+            raise ServerError(f"it sent no answer: {str(reply)[:100]!r}")
+        return spoken, usage
+
+    async def _reply(self, messages: Sequence[Mapping[str, str]], body: dict[str, Any]) -> Any:
+        if self.chat:
+            try:
+                return await self.client.chat({**body, "messages": list(messages)})
+            except UnsupportedError as error:
+                said = str(error).lower()
+                if len(messages) > 1 or not ("template" in said or "status 404" in said):
+                    raise
+                if self.chat:
+                    log.warning("%s cannot chat: prompts are completed as they are", self.model)
+                self.chat = False
+        if len(messages) > 1:
+            raise UnsupportedError(f"{self.model} has no chat template: it takes one message, got {len(messages)}")
+        return await self.client.complete({**body, "prompt": messages[0]["content"]})
+
+
+def _spoken(choice: Mapping[str, Any]) -> Spoken:
+    text = choice["message"]["content"] if "message" in choice else choice["text"]
+    return Spoken(text or "", choice.get("finish_reason") == "length")
