@@ -1,6 +1,7 @@
-"""One writer a run folder: a lock of the operating system, which no killed process leaves behind.
+"""One writer a folder: a lock of the operating system, which no killed process leaves behind.
 
-Only ``gspo fit`` takes it, in the first of its ranks; whoever reads a run needs none.
+``gspo fit`` takes it for a run folder, in the first of its ranks, and ``gspo evaluate`` for its output. Reading needs
+no lock.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +24,7 @@ from gspo_lightning.errors import GSPOError, InfrastructureError, UserError
 from gspo_lightning.resume.files import write_text
 from gspo_lightning.unfinished import alive
 
-__all__ = ["Writer", "claim_version", "is_held"]
+__all__ = ["Writer", "claim_version", "is_held", "sole_writer"]
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ LOCK, HOLDER = ".lock", ".lock.json"
 """What is locked, and who has locked it: for messages only."""
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 """What a file system says that has none."""
+ROOT_DIR = "trainer.default_root_dir"
 DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _RANKS = (
     "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK",
@@ -100,27 +102,72 @@ class Writer:
         if folder == self._folder:
             return
         self.close()
-        lock = FileLock(folder / LOCK)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise _refused(folder) from None
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise _unwritable(folder, error) from error
-            log.warning(
-                "%s lies on a file system without locks (%s): nothing keeps a second fit from writing there, too",
-                folder, error.strerror,
-            )  # fmt: skip
-            return
-        self._lock, self._folder = lock, folder
-        _HELD.add(folder)
-        about = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S %Z")}
-        try:
-            write_text(folder / HOLDER, json.dumps(about) + "\n")
-        except OSError as error:
-            raise _unwritable(folder, error) from error
+        self._lock = _acquired(folder, ROOT_DIR, _refused)
+        if self._lock is not None:
+            self._folder = folder
+            _HELD.add(folder)
+            _sign(folder, ROOT_DIR)
+
+
+@contextlib.contextmanager
+def sole_writer(folder: Path, field: str) -> Iterator[None]:
+    """Hold the lock of a folder that a command without ranks writes; the folder is made.
+
+    Args:
+        folder: that is written.
+        field: the option that names it.
+
+    Raises:
+        UserError: another process writes it, or it may not be written.
+        InfrastructureError: it cannot be made.
+    """
+
+    def refused(folder: Path) -> UserError:
+        holder = _holder(folder)
+        who, fix = "another process", "wait for it"
+        if holder:
+            who = f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
+            fix = f"wait for it or stop it (kill {holder['pid']}), then repeat this command"
+        return UserError(field, f"{folder} is being written by {who}", fix=f"{fix}; or name another folder")
+
+    lock = _acquired(folder, field, refused)
+    try:
+        if lock is not None:
+            _sign(folder, field)
+        yield
+    finally:
+        if lock is not None:
+            with contextlib.suppress(OSError):  # someone has deleted the folder
+                (folder / HOLDER).unlink(missing_ok=True)
+            lock.release()
+
+
+def _acquired(folder: Path, field: str, refused: Callable[[Path], UserError]) -> FileLock | None:
+    """The lock; None on a file system without locks."""
+    lock = FileLock(folder / LOCK)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise refused(folder) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise _unwritable(folder, error, field) from error
+        log.warning(
+            "%s lies on a file system without locks (%s): nothing keeps a second process from writing there, too",
+            folder, error.strerror,
+        )  # fmt: skip
+        return None
+    return lock
+
+
+def _sign(folder: Path, field: str) -> None:
+    """Say who holds the lock."""
+    about = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S %Z")}
+    try:
+        write_text(folder / HOLDER, json.dumps(about) + "\n")
+    except OSError as error:
+        raise _unwritable(folder, error, field) from error
 
 
 def is_held(folder: Path) -> bool:
@@ -157,10 +204,10 @@ def _is_first() -> bool:
     return all(os.environ.get(name, "0") == "0" for name in _RANKS)
 
 
-def _unwritable(folder: Path, error: OSError) -> GSPOError:
+def _unwritable(folder: Path, error: OSError, field: str = ROOT_DIR) -> GSPOError:
     why = f"{str(folder)!r} cannot be written: {error.strerror or error}"
     if error.errno in DENIED:
-        return UserError("trainer.default_root_dir", why, fix="make it writable, or give another one")
+        return UserError(field, why, fix="make it writable, or give another one")
     return InfrastructureError(f"{why}\n  fix: make room, then repeat this command")
 
 
@@ -171,7 +218,7 @@ def _refused(folder: Path) -> UserError:
         who = f"process {holder['pid']} on {holder['host']}, since {holder['since']}"
         stop = f"it (kill {holder['pid']} lets it save a checkpoint)"
     return UserError(
-        "ckpt_path" if (folder / "checkpoints").is_dir() else "trainer.default_root_dir",
+        "ckpt_path" if (folder / "checkpoints").is_dir() else ROOT_DIR,
         f"the run {folder} is being written by another fit: {who}",
         fix=f"wait for it or stop {stop}, then repeat this command; without --ckpt_path a new run gets a folder of its "
         "own, and validate, test, predict, report and export may read this one meanwhile",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from gspo_lightning.errors import UserError
 from gspo_lightning.suites.completions import read_completions
 from gspo_lightning.suites.problems import Problem
 from gspo_lightning.suites.suite import Suite
@@ -53,8 +55,17 @@ class Recorded:
         self.path, self.done = path, done
 
     def described(self) -> Mapping[str, Any]:
-        """The file."""
-        return {"completions": str(self.path)}
+        """The file and the hash of its content.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        try:
+            with self.path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise UserError("--completions", f"{self.path} cannot be read: {error.strerror}") from error
+        return {"completions": str(self.path), "sha256": digest}
 
     def answer(self, suite: Suite, wanted: Wanted, *, several: bool) -> Iterator[Answer]:
         """See :class:`Answers`; ``wanted`` names the problems, the file says which answers there are."""

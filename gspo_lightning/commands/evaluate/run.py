@@ -17,6 +17,8 @@ from tqdm import tqdm
 
 from gspo_lightning.commands.evaluate.answers import Answers
 from gspo_lightning.errors import UserError
+from gspo_lightning.registry import parameters
+from gspo_lightning.resume.writer import sole_writer
 from gspo_lightning.rewards import RewardRunner
 from gspo_lightning.suites.contests import contest_rating
 from gspo_lightning.suites.judging import judge
@@ -58,9 +60,15 @@ class Task:
     problems: Sequence[Problem]
 
     def fingerprint(self) -> str:
-        """Of everything that a verdict depends on: the questions, the records, the reward."""
-        state = {k: repr(v) for k, v in vars(self.suite.reward).items()}
-        reward = [type(self.suite.reward).__qualname__, sorted(state.items())]
+        """Of everything that a verdict depends on: the questions, the records, the reward's settings.
+
+        Not of the machine: a reward that keeps its constructor's arguments is described by them alone.
+        """
+        judge = self.suite.reward
+        names = [parameter.name for parameter in parameters(type(judge))]
+        kept = names if all(hasattr(judge, name) for name in names) else vars(judge)
+        state = {name: repr(getattr(judge, name)) for name in kept}
+        reward = [type(judge).__qualname__, sorted(state.items())]
         digest = hashlib.sha256(json.dumps([self.suite.name, self.window, reward]).encode())
         for problem in self.problems:
             digest.update(json.dumps([problem.id, problem.prompt, problem.columns], default=repr).encode())
@@ -82,6 +90,11 @@ def evaluate(plan: Plan, source: Callable[[VerdictFile], Answers]) -> dict[str, 
     names = [task.suite.name for task in tasks]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise UserError("--suite", f"{', '.join(sorted(repeated))} is given twice")
+    with sole_writer(plan.output, "--output"):
+        return _evaluate(plan, tasks, source)
+
+
+def _evaluate(plan: Plan, tasks: Sequence[Task], source: Callable[[VerdictFile], Answers]) -> dict[str, Any]:
     file = VerdictFile(plan.output / SAMPLES)
     answers = source(file)
     run = _described(plan, tasks, answers)
@@ -138,11 +151,7 @@ def _described(plan: Plan, tasks: Sequence[Task], answers: Answers) -> dict[str,
 
 
 def _begin(output: Path, run: Mapping[str, Any]) -> None:
-    """Make the folder, or see that what it holds is this evaluation."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError("--output", f"{output} cannot be made: {error.strerror}") from error
+    """See that what the folder holds, if anything, is this evaluation."""
     if not (output / RESULTS).exists():
         if (output / SAMPLES).exists():
             raise UserError("--output", f"{output} holds answers and no {RESULTS}", fix="name another folder")
@@ -150,10 +159,15 @@ def _begin(output: Path, run: Mapping[str, Any]) -> None:
         return
     before = read_results(output)["run"]
     for key in ("suites", "answers"):
-        if before.get(key) != run[key]:
+        if _without_places(before.get(key)) != _without_places(run[key]):
             raise UserError(
                 "--output", f"{output} holds another evaluation: its {key} differ", fix="name another folder"
             )
+
+
+def _without_places(described: Any) -> Any:
+    """What must stay the same: a file of answers may move, its content may not change."""
+    return {k: v for k, v in described.items() if k != "completions"} if isinstance(described, dict) else described
 
 
 def _judge(plan: Plan, task: Task, answers: Answers, file: VerdictFile, *, several: bool) -> None:

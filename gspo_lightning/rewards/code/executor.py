@@ -74,7 +74,8 @@ class CodeExecutor(Reward):
         self.scoring, self.timeout_s, self.total_timeout_s = scoring, timeout_s, total_timeout_s
         self.memory_mb, self.isolation = memory_mb, isolation
         slowest = Limits(max(timeout_s, total_timeout_s))
-        self.chosen = with_packages(choose(isolation), tuple(packages))
+        self.packages = tuple(packages)
+        self.chosen = with_packages(choose(isolation), self.packages)
         log.info("programs run in %s with %s", self.chosen.kind, self.chosen.python.executable)
         self.language = language
         reason = missing(self.chosen) if language == "cpp" else ""
