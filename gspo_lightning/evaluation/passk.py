@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from gspo_lightning.statistics import samples
+
 __all__ = ["AverageAtK", "PassAtK", "pass_at_k"]
 
 
 def pass_at_k(correct: Tensor, k: int) -> Tensor:
     """[P] float64: the chance that at least one of k responses is correct, unbiased (arXiv 2107.03374, Eq. 1).
 
-    With c of n responses correct it is ``1 - C(n - c, k) / C(n, k)``: one minus the chance that k draws without
-    replacement are all wrong. Computed as the product of those k chances, ``(n - c - j) / (n - j)``: every factor is
-    in [0, 1], where the binomial coefficients would overflow.
+    The formula is :func:`gspo_lightning.statistics.samples.pass_at_k`, the one of ``gspo evaluate``.
 
     Args:
         correct: [P, n] bool, n responses to each of P prompts.
@@ -31,10 +31,9 @@ def pass_at_k(correct: Tensor, k: int) -> Tensor:
     n = correct.shape[1]
     if not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs {k} responses per prompt or more (and k >= 1), got n = {n}")
-    wrong = (~correct).sum(dim=1, dtype=torch.float64)
-    drawn = torch.arange(k, dtype=torch.float64, device=correct.device)
-    chances = (wrong.unsqueeze(1) - drawn).clamp(min=0) / (n - drawn)
-    return 1 - chances.prod(dim=1)
+    right = correct.sum(dim=1).tolist()
+    chances = {count: samples.pass_at_k(count, n, k) for count in set(right)}
+    return torch.tensor([chances[count] for count in right], dtype=torch.float64, device=correct.device)
 
 
 class PassAtK(Metric):

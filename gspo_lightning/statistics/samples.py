@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-__all__ = ["g_pass_at_k", "majority", "pass_at_k"]
+__all__ = ["g_pass_at_k", "majority", "mg_pass_at_k", "pass_at_k"]
 
 
 def pass_at_k(right: int, answers: int, k: int) -> float:
@@ -49,6 +49,24 @@ def g_pass_at_k(right: int, answers: int, k: int, share: float) -> float:
     needed = math.ceil(share * k - 1e-9)
     ways = sum(math.comb(right, j) * math.comb(answers - right, k - j) for j in range(needed, min(right, k) + 1))
     return ways / math.comb(answers, k)
+
+
+def mg_pass_at_k(right: int, answers: int, k: int) -> float:
+    """The mean of G-Pass@k over shares from a half to all: mG-Pass@k (arXiv 2412.13147, Eq. 6).
+
+    Twice the integral over the share, as the sum over the numbers of right draws above the half: ``2 / k`` times the
+    chances of at least ``k / 2 + 1``, ..., ``k`` right ones of k (``k / 2`` rounded up).
+
+    >>> mg_pass_at_k(right=3, answers=4, k=2), mg_pass_at_k(4, 4, 4)
+    (0.5, 1.0)
+
+    Raises:
+        ValueError: as :func:`g_pass_at_k`, or k is 1, where the sum is empty.
+    """
+    if k < 2:
+        raise ValueError(f"k must be at least 2, got {k}")
+    shares = [needed / k for needed in range(math.ceil(k / 2) + 1, k + 1)]
+    return 2 / k * sum(g_pass_at_k(right, answers, k, share) for share in shares)
 
 
 def majority(answers: Sequence[Hashable | None], right: Sequence[bool]) -> float:

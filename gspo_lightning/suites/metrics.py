@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.statistics.intervals import Estimate, of_new_problems, of_these_problems
-from gspo_lightning.statistics.samples import majority, pass_at_k
+from gspo_lightning.statistics.samples import g_pass_at_k, majority, mg_pass_at_k, pass_at_k
 from gspo_lightning.suites.problems import Problem
 from gspo_lightning.suites.suite import Suite
 from gspo_lightning.suites.verdicts import Verdict
 from gspo_lightning.suites.zebra import cells, size_class
 
 __all__ = ["Found", "Judged", "measure"]
+
+_SHARES = (0.5, 0.75, 1.0)
+"""tau of G-Pass@k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ def measure(suite: Suite, problems: Sequence[Problem], judged: Mapping[str, Sequ
     """Every metric of a suite.
 
     A problem without a verdict takes no part in any of them. Where problems have different numbers of answers,
-    pass@k and maj@k take the smallest as k (maj@k the first k answers), and avg@k takes all answers of each.
+    pass@k, G-Pass@k and maj@k take the smallest as k (maj@k the first k answers), and avg@k takes all answers of each.
 
     Args:
         suite: which metrics.
@@ -77,6 +80,8 @@ def measure(suite: Suite, problems: Sequence[Problem], judged: Mapping[str, Sequ
     if "pass" in suite.metrics:
         chances = [pass_at_k(int(sum(row)), len(row), least) for row in right]
         found[f"pass@{least}"] = Found(of_new_problems(chances))
+    for k in suite.g_pass_draws(least):
+        found.update(_stable(right, k))
     if "maj" in suite.metrics:
         votes = [[one.vote for one in rows[p.id][:least]] for p in there]
         won = [majority(v, [bool(x) for x in row[:least]]) for v, row in zip(votes, right, strict=True)]
@@ -92,6 +97,18 @@ def measure(suite: Suite, problems: Sequence[Problem], judged: Mapping[str, Sequ
     unread = [[float(not one.answered) for one in rows[p.id]] for p in there]
     cut = [[float(one.truncated) for one in rows[p.id]] for p in there]
     found["no_answer"], found["truncated"] = _averaged(unread), _averaged(cut)
+    return found
+
+
+def _stable(right: Sequence[Sequence[float]], k: int) -> dict[str, Found]:
+    """G-Pass@k for the shares of its paper, and mG-Pass@k."""
+    counts = [(int(sum(row)), len(row)) for row in right]
+    found = {
+        f"g-pass@{k}_{share}": Found(of_new_problems([g_pass_at_k(c, n, k, share) for c, n in counts]))
+        for share in _SHARES
+    }
+    if k > 1:
+        found[f"mg-pass@{k}"] = Found(of_new_problems([min(1.0, mg_pass_at_k(c, n, k)) for c, n in counts]))
     return found
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -16,8 +17,9 @@ from gspo_lightning.rewards import Reward
 __all__ = ["METRICS", "SHIPPED", "Sampling", "Suite", "load_suite", "shipped"]
 
 SHIPPED = Path(__file__).parent / "shipped"
-METRICS = ("avg", "pass", "maj", "puzzle_accuracy", "cell_accuracy", "rating")
+METRICS = ("avg", "pass", "maj", "g-pass", "puzzle_accuracy", "cell_accuracy", "rating")
 """What a suite may count; how many answers could not be read, and how many were cut, is always counted."""
+_G_PASS = re.compile(r"g-pass(?:@([1-9]\d*))?")
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Suite:
     samples: int = 1
     """Answers to each problem: the k of avg@k."""
     sampling: Sampling = field(default_factory=Sampling)
-    metrics: tuple[Literal["avg", "pass", "maj", "puzzle_accuracy", "cell_accuracy", "rating"], ...] = ("avg", "pass")
+    metrics: tuple[str, ...] = ("avg", "pass")
+    """Of :data:`METRICS`; ``g-pass@8`` names a k for G-Pass."""
     by: str | None = None
     """A column whose values are also counted apart (``difficulty``)."""
     date: str | None = None
@@ -62,6 +65,11 @@ class Suite:
     """Names of windows (``release_v5: ..2025-01``)."""
     faulty: Mapping[str, str] = field(default_factory=dict)
     """Id or title of problems that are known to be faulty -> why. They count; avg@k is also given without them."""
+
+    def g_pass_draws(self, answers: int) -> list[int]:
+        """The k of every G-Pass@k that is asked for: where none is named, or there are fewer answers, all of them."""
+        asked = [found for name in self.metrics if (found := _G_PASS.fullmatch(name))]
+        return sorted({min(int(found[1] or answers), answers) for found in asked})
 
 
 def shipped() -> dict[str, Path]:
@@ -103,6 +111,9 @@ def _built(written: dict[str, Any], path: Path) -> Suite:
         suite: Suite = parser.instantiate_classes(parser.parse_object({"suite": written})).suite
     except ArgumentError as error:
         raise UserError(f"suite {path}", str(error).strip()) from error
+    for name in suite.metrics:
+        if name not in METRICS and not _G_PASS.fullmatch(name):
+            raise UserError(f"suite {path}: metrics", f"{name!r} is no metric; {did_you_mean(name, METRICS)}")
     if suite.samples < 1:
         raise UserError(f"suite {path}: samples", f"is {suite.samples}; it must be at least 1")
     if suite.samples > 1 and suite.sampling.temperature == 0:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gspo_lightning.evaluation import passk
-from gspo_lightning.statistics.samples import g_pass_at_k, majority, pass_at_k
+from gspo_lightning.statistics.samples import g_pass_at_k, majority, mg_pass_at_k, pass_at_k
 
 
 @pytest.mark.parametrize("right", range(7))
@@ -31,6 +31,16 @@ def test_large_numbers_do_not_overflow() -> None:
 def test_impossible_counts(right: int, answers: int, k: int) -> None:
     with pytest.raises(ValueError):
         pass_at_k(right, answers, k)
+
+
+def test_the_mean_over_shares_is_twice_the_area_above_a_half() -> None:
+    """6 of 8 right, 4 draws: at least 3 right in 55 of 70 draws, all 4 in 15; (2 / 4) (55 + 15) / 70."""
+    assert g_pass_at_k(6, 8, 4, 0.75) == pytest.approx(55 / 70)
+    assert g_pass_at_k(6, 8, 4, 1.0) == pytest.approx(15 / 70)
+    assert mg_pass_at_k(6, 8, 4) == pytest.approx(0.5)
+    assert [mg_pass_at_k(right, 8, 8) for right in (4, 5, 8)] == pytest.approx([0.0, 0.25, 1.0])
+    with pytest.raises(ValueError, match="at least 2"):
+        mg_pass_at_k(1, 1, 1)
 
 
 def test_votes() -> None:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gspo_lightning.cli import main
+from gspo_lightning.commands.evaluate.run import Task
+from gspo_lightning.resume.writer import sole_writer
+from gspo_lightning.rewards import CodeExecutor
 from gspo_lightning.statistics.intervals import of_new_problems, of_these_problems
+from gspo_lightning.suites.suite import load_suite
+from tests import ROOT
 
 Lines = list[dict[str, Any]]
 
@@ -57,13 +67,17 @@ def test_numbers_by_hand(aime: Path, tmp_path: Path) -> None:
     assert numbers["avg@4"]["value"] == pytest.approx((1 + 0.5 + 0) / 3)
     assert numbers["pass@4"]["value"] == pytest.approx(2 / 3)
     assert numbers["maj@4"]["value"] == pytest.approx(2 / 3)
+    shares = [numbers[f"g-pass@4_{share}"]["value"] for share in (0.5, 0.75, 1.0)]
+    assert shares == pytest.approx([2 / 3, 1 / 3, 1 / 3])
+    assert numbers["mg-pass@4"]["value"] == pytest.approx(1 / 3)
+    assert numbers["mg-pass@4"]["high"] <= 1.0
     assert numbers["no_answer"]["value"] == pytest.approx(1 / 12)
     assert numbers["truncated"]["value"] == 0.0
     new = of_new_problems([1.0, 0.5, 0.0])
     assert (numbers["avg@4"]["low"], numbers["avg@4"]["high"], numbers["avg@4"]["n"]) == (new.low, new.high, 3)
     these = of_these_problems([[1.0] * 4, [1.0, 1.0, 0.0, 0.0], [0.0] * 4])
     assert numbers["avg@4"]["these_problems"] == {"low": these.low, "high": these.high}
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+    assert {p.name for p in (tmp_path / "out").iterdir() if p.name != ".lock"} == {
         "results.json", "report.md", "report.png", "samples.jsonl",
     }  # fmt: skip
     page = (tmp_path / "out" / "report.md").read_text()
@@ -76,7 +90,7 @@ def test_unequal_numbers_of_answers_are_said(aime: Path, tmp_path: Path) -> None
     found = evaluate(
         tmp_path / "out", "--suite=aime2024", "--data", aime, "--completions", write(tmp_path / "a.jsonl", rows)
     )
-    assert {"avg@3", "pass@2", "maj@2"} <= found["aime2024"].keys()
+    assert {"avg@3", "pass@2", "g-pass@2_1.0", "maj@2"} <= found["aime2024"].keys()
     notes = found["run"]["notes"]["aime2024"]
     assert any("1 of 3 problems have no verdict" in note for note in notes)
     assert any("2 to 3 answers" in note for note in notes)
@@ -105,6 +119,65 @@ def test_another_evaluation_does_not_go_on_there(
     (aime / "aime2024.jsonl").write_text((aime / "aime2024.jsonl").read_text().replace("What is", "How much is"))
     evaluate(tmp_path / "out", *arguments, code=2)
     assert "holds another evaluation: its suites differ" in capsys.readouterr().err
+
+
+def test_another_file_of_answers_under_the_same_name_does_not_go_on(
+    aime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = write(tmp_path / "a.jsonl", [{"id": "60", "completion": box(25)}])
+    evaluate(tmp_path / "out", "--suite=aime2024", "--data", aime, "--completions", answers)
+    moved = tmp_path / "moved.jsonl"
+    moved.write_text(answers.read_text())
+    evaluate(tmp_path / "out", "--suite=aime2024", "--data", aime, "--completions", moved)
+    write(answers, [{"id": "60", "completion": box(26)}])
+    evaluate(tmp_path / "out", "--suite=aime2024", "--data", aime, "--completions", answers, code=2)
+    assert "holds another evaluation: its answers differ" in capsys.readouterr().err
+
+
+def test_a_second_evaluation_into_the_same_folder_is_refused(
+    aime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = write(tmp_path / "a.jsonl", [{"id": "60", "completion": box(25)}])
+    words = ("--suite=aime2024", "--data", aime, "--completions", answers)
+    with sole_writer(tmp_path / "out", "--output"):
+        evaluate(tmp_path / "out", *words, code=2)
+    assert f"is being written by process {os.getpid()} on" in capsys.readouterr().err
+    evaluate(tmp_path / "out", *words)
+    assert not (tmp_path / "out" / ".lock.json").exists()
+
+
+@pytest.mark.long
+def test_a_killed_evaluation_leaves_no_lock(aime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first one waits for its answers: they come through a pipe."""
+    answers = write(tmp_path / "a.jsonl", [{"id": "60", "completion": box(25)}])
+    words = ("--suite=aime2024", "--data", aime, "--workers=1")
+    pipe, output = tmp_path / "pipe", tmp_path / "out"
+    os.mkfifo(pipe)
+    argv = ["-m", "gspo_lightning", "evaluate", f"--output={output}", *map(str, words), "--completions", str(pipe)]
+    first = subprocess.Popen([sys.executable, *argv], cwd=ROOT)
+    try:
+        until = time.monotonic() + 60
+        while not (output / ".lock.json").exists():
+            assert first.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        evaluate(output, *words, "--completions", answers, code=2)
+        assert f"is being written by process {first.pid} on" in capsys.readouterr().err
+    finally:
+        first.kill()
+        first.wait()
+    evaluate(output, *words, "--completions", answers)  # a killed process holds nothing
+
+
+def test_a_fingerprint_is_not_of_the_machine() -> None:
+    suite = load_suite("livecodebench")
+    assert isinstance(suite.reward, CodeExecutor)
+    before = Task(suite, "", []).fingerprint()
+    elsewhere = replace(suite.reward.chosen.python, executable="/elsewhere/python", prefix="/elsewhere")
+    suite.reward.chosen = replace(suite.reward.chosen, python=elsewhere)
+    assert Task(suite, "", []).fingerprint() == before
+    suite.reward.timeout_s = 7.0
+    assert Task(suite, "", []).fingerprint() != before
 
 
 def no_json(line: str) -> str:
