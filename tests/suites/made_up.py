@@ -1,4 +1,4 @@
-"""Made-up problems in the layouts of LiveCodeBench and of Open-R1's Codeforces, with right and wrong programs."""
+"""Made-up problems in the layouts of the sets that the shipped suites read, with right and wrong answers."""
 
 from __future__ import annotations
 
@@ -94,3 +94,61 @@ def codeforces(problem: Sum, contest: int, index: str) -> dict[str, Any]:
         "official_tests": problem.tests([(1, 2), (3, 4)]), "official_tests_complete": True, "input_mode": "stdio",
         "generated_checker": checker if index == "B" else None, "executable": True, "generated_tests": 0,
     }  # fmt: skip
+
+
+def contest(number: int, points: dict[str, float | None], participants: int = 300) -> dict[str, Any]:
+    """The public API's answers: file name -> content.
+
+    Participants are rated 1000, 1005 ...; the j-th of them stands j-th: it has ``1500 - 5 j`` points, or in a contest
+    without points 2 solved problems with a penalty of j. One guest more, with the most points, is not rated.
+    """
+    scored = any(worth is not None for worth in points.values())
+    rows = [
+        {"party": {"members": [{"handle": f"h{j}"}], "participantType": "CONTESTANT"},
+         "points": 1500.0 - 5 * j if scored else 2.0, "penalty": 0 if scored else j, "rank": j + 1}
+        for j in range(participants)
+    ]  # fmt: skip
+    rows.insert(0, {"party": {"members": [{"handle": "guest"}]}, "points": 9999.0, "penalty": 0, "rank": 0})
+    problems = [
+        {"contestId": number, "index": index, **({} if worth is None else {"points": worth})}
+        for index, worth in points.items()
+    ]
+    standings = {"contest": {"id": number}, "problems": problems, "rows": rows}
+    changes = [{"contestId": number, "handle": f"h{j}", "oldRating": 1000 + 5 * j} for j in range(participants)]
+    return {
+        "standings.json": {"status": "OK", "result": standings},
+        "ratings.json": {"status": "OK", "result": changes},
+    }
+
+
+def aime(number: int) -> tuple[str, str]:
+    """A question with an integer from 0 to 999, as the papers print it."""
+    a, b = 17 * number + 8, 3 * number
+    return f"Find the remainder when ${a} + {b}$ is divided by $1000$.", f"{(a + b) % 1000:03d}"
+
+
+def zebra(number: int, houses: int, columns: int) -> dict[str, Any]:
+    """A row of ZebraLogic's grid mode; in house h the c-th attribute has the value h + c + number, modulo."""
+    names = ("Name", "Pet", "Drink", "Color", "Flower", "Car")[:columns]
+    rows = [
+        [str(h + 1), *(f"{name.lower()}{(h + c + number) % houses}" for c, name in enumerate(names))]
+        for h in range(houses)
+    ]
+    told = "\n".join(
+        f"{i}. {name} {value} is in house {row[0]}."
+        for i, (row, name, value) in enumerate(
+            ((row, name, value) for row in rows for name, value in zip(names, row[1:], strict=True)), 1
+        )
+    )
+    return {
+        "id": f"lgp-test-{houses}x{columns}-{number}", "size": f"{houses}*{columns}",
+        "puzzle": f"There are {houses} houses, numbered 1 to {houses} from left to right.\n\n## Clues:\n{told}\n",
+        "solution": {"header": ["House", *names], "rows": rows}, "created_at": "2024-07-03T21:21:29.209499",
+    }  # fmt: skip
+
+
+def solved(puzzle: dict[str, Any]) -> str:
+    """What a model writes that has solved it."""
+    header, rows = puzzle["solution"]["header"], puzzle["solution"]["rows"]
+    grid = {f"House {row[0]}": dict(zip(header[1:], row[1:], strict=True)) for row in rows}
+    return json.dumps({"reasoning": "The clues say it.", "solution": grid})

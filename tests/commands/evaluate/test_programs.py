@@ -12,7 +12,7 @@ from gspo_lightning.cli import main
 from gspo_lightning.sandbox.cpp import missing
 from gspo_lightning.sandbox.probe import choose
 from gspo_lightning.statistics.rating import rating
-from tests.suites.made_up import Sum, codeforces, livecodebench
+from tests.suites.made_up import Sum, codeforces, contest, livecodebench
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -106,23 +106,10 @@ def test_private_tests_that_are_no_data_run_nothing(tmp_path: Path) -> None:
     assert any("1 of 2 problems have no verdict" in note for note in found["run"]["notes"]["livecodebench"])
 
 
-def contest(folder: Path, number: int, participants: int = 300) -> None:
-    """Participants rated 1000, 1005 ...; the j-th of them has ``1500 - 5 j`` points; one more is not rated."""
-    rows = [
-        {"party": {"members": [{"handle": f"h{j}"}], "participantType": "CONTESTANT"}, "points": 1500.0 - 5 * j,
-         "penalty": 0, "rank": j + 1}
-        for j in range(participants)
-    ]  # fmt: skip
-    rows.insert(0, {"party": {"members": [{"handle": "guest"}]}, "points": 2000.0, "penalty": 0, "rank": 0})
-    problems = [
-        {"contestId": number, "index": "A", "points": 500.0},
-        {"contestId": number, "index": "B", "points": 1000.0},
-    ]
-    standings = {"status": "OK", "result": {"contest": {"id": number}, "problems": problems, "rows": rows}}
-    changes = {"status": "OK", "result": [{"handle": f"h{j}", "oldRating": 1000 + 5 * j} for j in range(participants)]}
+def write_contest(folder: Path, number: int, participants: int = 300) -> None:
     (folder / str(number)).mkdir(parents=True)
-    (folder / str(number) / "standings.json").write_text(json.dumps(standings))
-    (folder / str(number) / "ratings.json").write_text(json.dumps(changes))
+    for name, content in contest(number, {"A": 500.0, "B": 1000.0}, participants).items():
+        (folder / str(number) / name).write_text(json.dumps(content))
 
 
 def test_a_rating_by_hand(tmp_path: Path) -> None:
@@ -133,7 +120,7 @@ def test_a_rating_by_hand(tmp_path: Path) -> None:
     folder = tmp_path / "data" / "codeforces"
     a, b = codeforces(Sum(3), 1000, "A"), codeforces(Sum(4), 1000, "B")
     write(folder / "problems.jsonl", [a, b])
-    contest(folder / "contests", 1000)
+    write_contest(folder / "contests", 1000)
     odd = "```python\na, b = map(int, input().split())\nprint((" + Sum(4).formula + ") % 2)\n```"
     rows = [
         {"id": "1000/A", "sample": 0, "completion": Sum(3).right("python")},
@@ -155,6 +142,6 @@ def test_what_a_rating_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     answers = write(tmp_path / "a.jsonl", [{"id": "1000/A", "completion": Sum(3).right("python")}])
     evaluate("codeforces", tmp_path / "data", answers, tmp_path / "one", code=2)
     assert "standings.json is missing" in capsys.readouterr().err
-    contest(folder / "contests", 1000, participants=200)
+    write_contest(folder / "contests", 1000, participants=200)
     evaluate("codeforces", tmp_path / "data", answers, tmp_path / "two", code=2)
     assert "no contest in" in capsys.readouterr().err
