@@ -23,6 +23,7 @@ ROOT_FILES = {
     "unfinished",
     "output",
     "faults",
+    "addresses",
 }
 """All the Python files that lie beside the rooms; whatever else there is has a room."""
 FLOORS = [
@@ -59,10 +60,11 @@ FLOORS = [
     "faults",
     "unfinished",
     "output",
+    "addresses",
     "errors",
 ]
 """From the top floor down. A room may import the rooms below it; a new room is put where it belongs."""
-GROUND = {"types", "errors", "faults", "randomness", "registry", "distributed", "unfinished", "output"}
+GROUND = {"types", "errors", "faults", "randomness", "registry", "distributed", "unfinished", "output", "addresses"}
 """Imported by nearly every room: the picture leaves these arrows out."""
 
 

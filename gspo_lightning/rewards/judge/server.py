@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit
 
+from gspo_lightning.addresses import check_address
 from gspo_lightning.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,30 +41,8 @@ def check_url(url: str, plain_http: bool) -> str:
     Raises:
         UserError: it is none, holds a secret, or would get the key over a network that others may read.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UserError("LLMJudge.url", f"{parts.geturl()[:200]!r} is no URL", fix="http://host:port")
-    if "@" in parts.netloc or parts.query:
-        raise UserError(
-            "LLMJudge.url",
-            f"the URL of {parts.hostname} holds a password or a query, and a run saves its config",
-            fix=f"take it out of the URL; a server's key belongs into the environment variable {KEY}",
-        )
-    if os.environ.get(KEY) and parts.scheme == "http" and not (plain_http or _loopback(parts.hostname)):
-        raise UserError(
-            "LLMJudge.url",
-            f"{url} would get the key of {KEY} unencrypted over the network",
-            fix=f"https://, a tunnel that ends on 127.0.0.1, or no {KEY}; plain_http: true where nobody else can "
-            "read that network",
-        )
+    check_address(url, "LLMJudge.url", KEY, key=os.environ.get(KEY), plain_http=plain_http)
     return url.rstrip("/").removesuffix("/v1")
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class ChatServer:

@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from gspo_lightning.rollouts.serving.endpoint import KEY, UNIX, Endpoint
+from gspo_lightning.addresses import UNIX
+from gspo_lightning.rollouts.serving.endpoint import KEY, Endpoint
 
 __all__ = ["Client", "ServerError", "UnsupportedError"]
 

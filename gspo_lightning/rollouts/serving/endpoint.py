@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import secrets
 import shutil
@@ -11,16 +10,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from gspo_lightning.addresses import UNIX, check_address, is_loopback
 from gspo_lightning.errors import UserError
 
-__all__ = ["KEY", "UNIX", "Endpoint", "PrivateFolder", "check_host", "given", "on_port", "on_socket"]
+__all__ = ["KEY", "Endpoint", "PrivateFolder", "check_host", "given", "on_port", "on_socket"]
 
 KEY = "VLLM_API_KEY"
 """Environment variable with the key of servers that are given by their URLs; vLLM itself reads the same."""
-UNIX = "unix:"
-"""Begins the URL of a server that listens on a socket file."""
 LONGEST = 100
 """Bytes that the path of a socket may have: 107 on Linux, 103 on macOS."""
 
@@ -50,25 +47,7 @@ def given(urls: Sequence[str], plain_http: bool) -> list[Endpoint]:
     """
     key = os.environ.get(KEY) or None
     for url in urls:
-        try:
-            parts = urlsplit(url)
-        except ValueError:
-            parts = urlsplit("")
-        if not url.startswith(("http://", "https://", UNIX)) or not (parts.hostname or parts.path):
-            raise UserError("data.rollouts.urls", f"{url!r} is no URL", fix="http://host:port, or unix:/path/to/socket")
-        if "@" in parts.netloc:
-            raise UserError(
-                "data.rollouts.urls",
-                f"the URL of {parts.hostname} holds a password, and a run saves its config",
-                fix=f"take it out of the URL; a server's key belongs into the environment variable {KEY}",
-            )
-        if key and parts.scheme == "http" and not (plain_http or _loopback(parts.hostname or "")):
-            raise UserError(
-                "data.rollouts.urls",
-                f"{url} would get the key of {KEY} unencrypted over the network",
-                fix=f"https://, a tunnel that ends on 127.0.0.1, or no {KEY}; plain_http: true where nobody else can "
-                "read that network",
-            )
+        check_address(url, "data.rollouts.urls", KEY, key=key, plain_http=plain_http, sockets=True)
     return [Endpoint(url.rstrip("/").removesuffix("/v1"), key) for url in urls]
 
 
@@ -78,7 +57,7 @@ def check_host(host: str, plain_http: bool) -> None:
     Raises:
         UserError: their keys would go over a network that others may read.
     """
-    if not (plain_http or _loopback(host)):
+    if not (plain_http or is_loopback(host)):
         raise UserError(
             "data.rollouts.host",
             f"is {host!r}: whoever reads that network would see the key of the server, and could run code on it",
@@ -98,13 +77,6 @@ def on_port(host: str) -> Endpoint:
 def on_socket(folder: Path, number: int) -> Endpoint:
     """A new key, and the socket file of the server with that number."""
     return Endpoint(f"{UNIX}{folder / f'{number}.sock'}", secrets.token_urlsafe(32))
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class PrivateFolder:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from gspo_lightning.addresses import UNIX
 from gspo_lightning.errors import UserError
-from gspo_lightning.rollouts.serving.endpoint import UNIX, Endpoint
+from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.process import LocalServer
 from gspo_lightning.rollouts.vllm import inside
 from gspo_lightning.rollouts.vllm.inside.gspo_require_key import KEY, RequireKey

@@ -322,6 +322,7 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_else(
         ("https://judge.example/v1?key=1", {}, "holds a password or a query"),
         ("judge.example", {}, "is no URL"),
         ("ftp://judge.example", {}, "is no URL"),
+        ("http://[::1", {}, "is no URL"),
         ("http://judge.example", {"plain_http": True}, None),
         ("https://judge.example", {}, None),
         ("http://localhost:1", {}, None),
