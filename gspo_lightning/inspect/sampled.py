@@ -180,7 +180,7 @@ def _loaded(name: str, revision: str | None, trust_remote_code: bool, source: Ro
         found = find_checkpoint(path)
         if found is None:
             raise UserError("gspo/", f"the run {name} has no checkpoint yet")
-        log.info("%s", found.checkpoint)
+        log.info("gspo/%s is %s", name, found.checkpoint)
         path = found.checkpoint
     if path.suffix == ".ckpt" or path.is_file():
         return Sampled.of_checkpoint(path, trust_remote_code, source)

@@ -64,7 +64,7 @@ class RewardScorer:
         try:
             pending = self.runner.submit([sample])
             await until(pending.done)
-            return _score(pending.result()[0])
+            return _score(self.runner.rewards["answer"], pending.result()[0])
         except GSPOError as error:
             raise PrerequisiteError(str(error)) from error
 
@@ -88,9 +88,9 @@ def _reward(name: str, init_args: dict[str, Any]) -> Reward:
     return reward
 
 
-def _score(verdict: SampleScore) -> Score:
+def _score(reward: Reward, verdict: SampleScore) -> Score:
     about = {"reward": verdict.reward, "status": str(verdict.status)}
     if verdict.reward is None:
         return Score.unscored(reason="scoring_failed", explanation=verdict.detail, metadata=about)
-    value = CORRECT if verdict.reward >= 1.0 else NOANSWER if unread(verdict) else INCORRECT
+    value = CORRECT if verdict.reward >= 1.0 else NOANSWER if unread(reward, verdict) else INCORRECT
     return Score(value=value, explanation=verdict.detail or None, metadata=about)

@@ -46,6 +46,8 @@ class Reward(ABC):
     """Name of another reward, with known answers, that its verdicts are compared with (``reward/agreement/<name>``)."""
     reads_answers: bool = False
     """Whether it may be unable to read a record's answer: many are tried, and counted, before the first rollout."""
+    no_answer: ClassVar[str] = ".+"
+    """A regular expression of the details that say, with a reward of 0, that there was no answer to judge."""
     _plan: ClassVar[Plan]
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -16,7 +16,7 @@ from gspo_lightning.statistics.rating import Contest, Place
 from gspo_lightning.statistics.student import quantile
 from gspo_lightning.suites.problems import Problem
 
-__all__ = ["LEAST_RATED", "contest_rating", "read_contest"]
+__all__ = ["LEAST_RATED", "check_contests", "contest_rating", "read_contest"]
 
 LEAST_RATED = 200
 """A contest counts if more rated participants took part."""
@@ -36,7 +36,9 @@ def read_contest(folder: Path) -> Contest:
     try:
         old = {str(change["handle"]): float(change["oldRating"]) for change in changes}
         rows = [(str(row["party"]["members"][0]["handle"]), row) for row in standings["rows"]]
-        rated = {handle: Place(float(row["points"]), float(row["penalty"])) for handle, row in rows if handle in old}
+        rated = {
+            handle: Place(float(row["points"]), float(row.get("penalty", 0))) for handle, row in rows if handle in old
+        }
         points = {str(p["index"]): float(p["points"]) if "points" in p else None for p in standings["problems"]}
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise UserError(str(folder), f"is not what the public API answers: {error!r}") from error
@@ -63,8 +65,8 @@ def contest_rating(
     contests: dict[str, dict[str, tuple[int, int]]] = {}
     for problem in problems:
         if problem.id in accepted:
-            results = contests.setdefault(str(problem.columns["contest_id"]), {})
-            results[str(problem.columns["index"])] = accepted[problem.id]
+            of, index = _place(problem)
+            contests.setdefault(of, {})[index] = accepted[problem.id]
     found, said = [], []
     for name, results in sorted(contests.items()):
         contest = read_contest(folder / name)
@@ -83,6 +85,26 @@ def contest_rating(
     return Estimate(mean, mean - half, mean + half, n), said
 
 
+def check_contests(problems: Sequence[Problem], folder: Path) -> None:
+    """See, before anything is judged, that every problem's contest can be read.
+
+    Raises:
+        UserError: a problem names no contest, or a file is missing or is no answer of the public API.
+    """
+    for name in sorted({_place(problem)[0] for problem in problems}):
+        read_contest(folder / name)
+
+
+def _place(problem: Problem) -> tuple[str, str]:
+    """Contest and index of a problem."""
+    for column in ("contest_id", "index"):
+        if problem.columns.get(column) in (None, ""):
+            raise UserError(
+                f"problem {problem.id}", f"has no {column!r}", fix="write the columns of open-r1/codeforces"
+            )
+    return str(problem.columns["contest_id"]), str(problem.columns["index"])
+
+
 def _answer(file: Path) -> Any:
     if not file.is_file():
         raise UserError("--data", f"{file} is missing", fix="save the public API's answer there")
@@ -90,6 +112,8 @@ def _answer(file: Path) -> Any:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError(str(file), f"is not JSON: {error}") from error
-    if not isinstance(content, dict) or content.get("status", "OK") != "OK":
-        raise UserError(str(file), "is not an answer with status OK")
-    return content.get("result", content)
+    if isinstance(content, dict) and content.get("status", "OK") == "OK":
+        return content.get("result", content)
+    if isinstance(content, list):  # the result alone
+        return content
+    raise UserError(str(file), "is not an answer with status OK")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 
-from gspo_lightning.rewards import Pending, RewardRunner, Sample, SampleScore, ScoreStatus
+from gspo_lightning.rewards import Pending, Reward, RewardRunner, Sample, SampleScore
 from gspo_lightning.suites.problems import Problem
 from gspo_lightning.suites.suite import Suite
 from gspo_lightning.suites.verdicts import Answer, Verdict
@@ -80,9 +81,9 @@ def _verdicts(suite: Suite, problems: Mapping[str, Problem], answers: list[Answe
     return [_verdict(suite, problems[answer.id], answer, score) for answer, score in scores]
 
 
-def unread(score: SampleScore) -> bool:
+def unread(reward: Reward, score: SampleScore) -> bool:
     """Whether there was no answer to judge: nothing was found in the text, or it cannot be read."""
-    return score.status is ScoreStatus.MODEL_ERROR or (bool(score.detail) and not score.reward)
+    return not score.reward and re.fullmatch(reward.no_answer, score.detail, re.DOTALL) is not None
 
 
 def _verdict(suite: Suite, problem: Problem, answer: Answer, score: SampleScore) -> Verdict:
@@ -97,7 +98,7 @@ def _verdict(suite: Suite, problem: Problem, answer: Answer, score: SampleScore)
         value=score.reward,
         status=str(score.status),
         reason=score.detail,
-        answered=voted is not None if "maj" in suite.metrics else not unread(score),
+        answered=voted is not None if "maj" in suite.metrics else not unread(suite.reward, score),
         vote=voted,
         tokens=answer.tokens,
         truncated=answer.truncated,

@@ -20,7 +20,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.registry import parameters
 from gspo_lightning.resume.writer import sole_writer
 from gspo_lightning.rewards import RewardRunner
-from gspo_lightning.suites.contests import contest_rating
+from gspo_lightning.suites.contests import check_contests, contest_rating
 from gspo_lightning.suites.judging import judge
 from gspo_lightning.suites.metrics import Found, Judged, measure
 from gspo_lightning.suites.problems import Problem, data_file, read_problems
@@ -32,6 +32,8 @@ __all__ = ["SAMPLES", "Plan", "evaluate"]
 
 log = logging.getLogger(__name__)
 SAMPLES = "samples.jsonl"
+_SAID = {"suites": "suites", "hashes": "problems or rewards", "sampling": "sampling", "answers": "answers"}
+"""What must stay the same when an evaluation continues."""
 _VERSIONS = ("gspo_lightning", "torch", "transformers", "math-verify")
 
 
@@ -125,23 +127,42 @@ def _task(name: str, plan: Plan) -> Task:
         suite = replace(suite, samples=plan.samples)
     if plan.max_response_tokens is not None:
         suite = replace(suite, sampling=replace(suite.sampling, max_response_tokens=plan.max_response_tokens))
-    return Task(suite, window, read_problems(suite, plan.data, window)[: plan.limit])
+    task = Task(suite, window, read_problems(suite, plan.data, window)[: plan.limit])
+    if "rating" in suite.metrics:
+        check_contests(task.problems, _contests(plan, suite))
+    return task
+
+
+def _contests(plan: Plan, suite: Suite) -> Path:
+    """The folder of the contests that a rating needs.
+
+    Raises:
+        UserError: no folder of data was given.
+    """
+    if plan.data is None:
+        raise UserError("--data", "is needed for a rating", fix="a folder with contests/<id>/standings.json")
+    return data_file(suite, plan.data).parent / "contests"
 
 
 def _described(plan: Plan, tasks: Sequence[Task], answers: Answers) -> dict[str, Any]:
     """``run`` of the results: what was asked, of what, with which versions."""
+    described = dict(answers.described())
     return {
-        "answers": dict(answers.described()),
+        "answers": described,
+        "revision": described.get("revision"),
         "data": None if plan.data is None else str(plan.data),
+        "sampling": {
+            task.suite.name: None  # nobody knows how recorded answers were sampled
+            if answers.recorded
+            else {"samples": task.suite.samples, **asdict(task.suite.sampling)}
+            for task in tasks
+        },
+        "hashes": {task.suite.name: task.fingerprint() for task in tasks},
         "suites": {
             task.suite.name: {
                 "problems": len(task.problems),
                 "window": task.window or None,
                 "data": task.suite.data if plan.data is None and isinstance(task.suite.data, str) else None,
-                **(
-                    {} if answers.recorded else {"samples": task.suite.samples, "sampling": asdict(task.suite.sampling)}
-                ),
-                "sha256": task.fingerprint(),
             }
             for task in tasks
         },
@@ -158,10 +179,10 @@ def _begin(output: Path, run: Mapping[str, Any]) -> None:
         write_results(output, {"run": run})
         return
     before = read_results(output)["run"]
-    for key in ("suites", "answers"):
+    for key in _SAID:
         if _without_places(before.get(key)) != _without_places(run[key]):
             raise UserError(
-                "--output", f"{output} holds another evaluation: its {key} differ", fix="name another folder"
+                "--output", f"{output} holds another evaluation: its {_SAID[key]} differ", fix="name another folder"
             )
 
 
@@ -208,10 +229,8 @@ def _count(plan: Plan, task: Task, judged: Mapping[str, Sequence[Judged]]) -> tu
             f"{min(counts)} to {max(counts)} answers a problem: avg@ takes all, pass@ and maj@ k = {min(counts)}"
         )
     if "rating" in suite.metrics:
-        if plan.data is None:
-            raise UserError("--data", "is needed for a rating", fix="a folder with contests/<id>/standings.json")
         accepted = {i: (sum(one.value >= 1 for one in rows), len(rows)) for i, rows in judged.items() if rows}
-        estimate, more = contest_rating(task.problems, accepted, data_file(suite, plan.data).parent / "contests")
+        estimate, more = contest_rating(task.problems, accepted, _contests(plan, suite))
         found["rating"] = Found(estimate)
         said += more
     return found, said

@@ -52,6 +52,8 @@ class CodeExecutor(Reward):
         UserError: a setting out of its range, no isolation that works here, or ``cpp`` without a compiler.
     """
 
+    no_answer = "no_program.*|wrong_language.*"
+
     def __init__(
         self,
         scoring: Literal["fraction", "all_or_nothing"] = "fraction",

@@ -37,6 +37,8 @@ class IFVerifier(Reward):
     'punctuation:no_comma'
     """
 
+    no_answer = "the thinking has no end|longer than .*"
+
     def __init__(
         self,
         scoring: Literal["all_or_nothing", "fraction"] = "all_or_nothing",

@@ -64,6 +64,8 @@ class LLMJudge(Reward):
         UserError: a setting out of its range, a URL that cannot be, or a key that others could read.
     """
 
+    no_answer = "the thinking has no end|an empty answer|longer than .*"
+
     def __init__(
         self,
         url: str,

@@ -56,6 +56,7 @@ def every_kind(count: int, tmp_path: Path, left_out: str = "") -> None:
     assert {line["sample"] for line in lines if line["value"] == 1.0} == {0, k // 2}
     beyond = [line["reason"] for line in lines if line["sample"] in (2, k // 2 + 2)]  # right on the public test only
     assert all("test 2 of 3" in reason for reason in beyond)
+    assert numbers["no_answer"]["value"] == 0.0  # a wrong program is an answer
 
 
 @pytest.mark.usefixtures("compiler")
@@ -82,6 +83,7 @@ def test_windows_and_faulty_problems(tmp_path: Path) -> None:
     numbers = found["livecodebench"]
     assert (numbers["avg@1"]["value"], numbers["avg@1"]["n"]) == (0.5, 2)
     assert numbers["avg@1/without_faulty"]["value"] == 1.0
+    assert numbers["no_answer"]["value"] == 0.5
     assert found["run"]["suites"]["livecodebench"]["window"] == "2024-10.."
 
 
@@ -136,12 +138,28 @@ def test_a_rating_by_hand(tmp_path: Path) -> None:
     assert "offline estimate" in (tmp_path / "out" / "report.md").read_text()
 
 
+def test_results_of_the_api_without_their_envelope(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "codeforces"
+    write(folder / "problems.jsonl", [codeforces(Sum(3), 1000, "A")])
+    write_contest(folder / "contests", 1000)
+    for file in (folder / "contests" / "1000").iterdir():
+        file.write_text(json.dumps(json.loads(file.read_text())["result"]))
+    answers = write(tmp_path / "a.jsonl", [{"id": "1000/A", "completion": "no program"}])
+    found = evaluate("codeforces", tmp_path / "data", answers, tmp_path / "out")
+    assert found["codeforces"]["rating"]["value"] == rating(301, [1000.0 + 5 * j for j in range(300)])
+
+
 def test_what_a_rating_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "data" / "codeforces"
     write(folder / "problems.jsonl", [codeforces(Sum(3), 1000, "A")])
     answers = write(tmp_path / "a.jsonl", [{"id": "1000/A", "completion": Sum(3).right("python")}])
     evaluate("codeforces", tmp_path / "data", answers, tmp_path / "one", code=2)
     assert "standings.json is missing" in capsys.readouterr().err
+    assert not (tmp_path / "one" / "samples.jsonl").exists()  # before anything is judged
+    row = {name: value for name, value in codeforces(Sum(3), 1000, "A").items() if name != "contest_id"}
+    write(tmp_path / "other" / "codeforces" / "problems.jsonl", [row])
+    evaluate("codeforces", tmp_path / "other", answers, tmp_path / "three", code=2)
+    assert "problem 1000/A: has no 'contest_id'" in capsys.readouterr().err
     write_contest(folder / "contests", 1000, participants=200)
     evaluate("codeforces", tmp_path / "data", answers, tmp_path / "two", code=2)
     assert "no contest in" in capsys.readouterr().err

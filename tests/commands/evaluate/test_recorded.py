@@ -80,6 +80,10 @@ def test_numbers_by_hand(aime: Path, tmp_path: Path) -> None:
     assert {p.name for p in (tmp_path / "out").iterdir() if p.name != ".lock"} == {
         "results.json", "report.md", "report.png", "samples.jsonl",
     }  # fmt: skip
+    run = found["run"]
+    assert {"sampling", "revision", "versions", "hashes"} <= run.keys()
+    assert run["sampling"] == {"aime2024": None}  # nobody knows how recorded answers were sampled
+    assert len(run["hashes"]["aime2024"]) == len(run["answers"]["sha256"]) == 64
     page = (tmp_path / "out" / "report.md").read_text()
     assert "| avg@4 | 50.0 % |" in page
     assert (tmp_path / "out" / "samples.jsonl").stat().st_mode & 0o077 == 0  # prompts and answers may be private
@@ -118,7 +122,7 @@ def test_another_evaluation_does_not_go_on_there(
     evaluate(tmp_path / "out", *arguments)
     (aime / "aime2024.jsonl").write_text((aime / "aime2024.jsonl").read_text().replace("What is", "How much is"))
     evaluate(tmp_path / "out", *arguments, code=2)
-    assert "holds another evaluation: its suites differ" in capsys.readouterr().err
+    assert "holds another evaluation: its problems or rewards differ" in capsys.readouterr().err
 
 
 def test_another_file_of_answers_under_the_same_name_does_not_go_on(
