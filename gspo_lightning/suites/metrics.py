@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,7 +39,9 @@ class Judged:
         """
         if verdict.value is None:
             raise ValueError("a missing verdict counts nowhere")
-        return cls(verdict.sample, verdict.value, verdict.answered, verdict.truncated, verdict.vote)
+        value = 1.0 if verdict.value == 1.0 else 0.0 if verdict.value == 0.0 else verdict.value
+        vote = None if verdict.vote is None else sys.intern(verdict.vote)  # a million answers share these objects
+        return cls(verdict.sample, value, verdict.answered, verdict.truncated, vote)
 
 
 @dataclass(frozen=True, slots=True)
