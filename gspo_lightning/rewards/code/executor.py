@@ -52,7 +52,7 @@ class CodeExecutor(Reward):
         UserError: a setting out of its range, no isolation that works here, or ``cpp`` without a compiler.
     """
 
-    no_answer = "no_program.*|wrong_language.*"
+    no_answer = "(no_program|wrong_language|syntax_error).*"
 
     def __init__(
         self,
