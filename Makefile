@@ -94,7 +94,8 @@ test-sandbox: install sandbox
 	GSPO_TESTS_EXPECT=bubblewrap $(BIN)/python -m pytest $(SANDBOX_TESTS)
 
 test-trl: bench-install
-	GSPO_TESTS_EXPECT=trl $(BIN)/python -m pytest tests/objectives/test_against_trl.py tests/benchmarks/test_benchmarks.py
+	GSPO_TESTS_EXPECT=trl $(BIN)/python -m pytest tests/objectives/test_against_trl.py tests/benchmarks/test_benchmarks.py \
+	  tests/rewards/test_trl_functions.py tests/commands/fit/test_foreign.py
 
 # vLLM pins versions of its own, so it has an environment of its own; VLLM_PYTHON=... takes one that is there
 test-vllm:

@@ -67,13 +67,15 @@ class Prompt:
     """One prompt of a prompt set.
 
     ``id`` is its position in the set (part of every random draw made for it), ``token_ids`` what the policy reads,
-    ``text`` what a person and the rewards read, ``columns`` everything else of its record (``answer`` ...).
+    ``text`` what a person and the rewards read, ``columns`` everything else of its record (``answer`` ...);
+    ``messages`` holds a prompt that is a list of chat messages.
     """
 
     id: int
     text: str
     token_ids: tuple[int, ...]
     columns: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[Message, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -112,7 +114,8 @@ class Rollout:
     token to, where that was asked for. ``reward`` None means *missing* and ``masked`` that the run leaves such
     responses out: the sample then takes no part in statistics, loss or denominator. ``kl_penalty`` is
     subtracted from the reward for the comparison within a group; ``reward`` itself is never overwritten.
-    ``reward_agreements`` says of judges whether they agree with known answers.
+    ``reward_agreements`` says of judges whether they agree with known answers; ``reward_logged`` and
+    ``reward_extra`` are what reward functions have logged beside it.
 
     Of a conversation ``text`` is what the policy said and ``messages`` is all of it; ``turn_ends`` are the places in
     ``token_ids`` after each turn of the policy, ``turn_rewards`` what the environment paid for it.
@@ -132,6 +135,8 @@ class Rollout:
     reward_parts: dict[str, float | None] = field(default_factory=dict)
     reward_statuses: dict[str, str] = field(default_factory=dict)
     reward_agreements: dict[str, bool] = field(default_factory=dict)
+    reward_logged: dict[str, float] = field(default_factory=dict)
+    reward_extra: dict[str, Any] = field(default_factory=dict)
     masked: bool = False
     kl_penalty: float = 0.0
     advantage: float = 0.0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gspo_lightning.experience.learner import Learner
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards import RewardRunner, Sample, SampleScore
@@ -21,10 +22,16 @@ from gspo_lightning.rollouts.recording.records import of_conversation
 from gspo_lightning.rollouts.retrying import RetryingSource
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
-__all__ = ["Groups", "Responder", "Scorer", "respond"]
+__all__ = ["Groups", "Responder", "Scorer", "respond", "total_steps"]
 
 Groups = list[list[Rollout]]
 """P groups of G responses each."""
+
+
+def total_steps(learner: Learner, updates: int) -> int:
+    """Optimizer steps that a run of so many updates an iteration will have; -1 where nothing ends it."""
+    iterations = learner.iterations
+    return -1 if iterations is None else iterations * updates
 
 
 class Scorer(Protocol):
@@ -46,6 +53,7 @@ class Responder:
         purpose: of the draws: the same iteration draws other numbers for an evaluation than for training.
         context: entered once around each rollout (autocast).
         lock: shared by those who share the source.
+        total_steps: optimizer steps that the run will have, -1 where nobody knows.
     """
 
     source: Generator
@@ -55,6 +63,7 @@ class Responder:
     purpose: Purpose
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
     lock: threading.Lock = field(default_factory=threading.Lock)
+    total_steps: Callable[[], int] = lambda: -1
 
     def __call__(
         self,
@@ -79,6 +88,7 @@ class Responder:
                 version=version,
                 context=self.context,
                 progress=progress,
+                total_steps=self.total_steps(),
             )
 
 
@@ -94,6 +104,7 @@ def respond(
     version: int,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     progress: Progress | None = None,
+    total_steps: int = -1,
 ) -> tuple[Groups, dict[str, float]]:
     """Groups of scored rollouts, and the seconds that generation took and scoring went on after it.
 
@@ -114,7 +125,7 @@ def respond(
 
         def submit(group: Sequence[Rollout]) -> None:
             known = _known(group if asked is None else check_group(asked, group, group_size, sampling))
-            begun.append((known, runner.submit([_sample(r) for r in known])))
+            begun.append((known, runner.submit([_sample(r, total_steps) for r in known])))
 
         source.on_group = submit
     try:
@@ -135,20 +146,23 @@ def respond(
         source.on_group = None
         policy.train(training)
     generated = time.perf_counter()
-    _judge(groups, begun, rewards)
+    _judge(groups, begun, rewards, total_steps)
     return groups, {"time/rollout_s": generated - start, "time/reward_s": time.perf_counter() - generated}
 
 
-def _judge(groups: Groups, begun: Sequence[tuple[Sequence[Rollout], Pending]], rewards: Scorer) -> None:
+def _judge(
+    groups: Groups, begun: Sequence[tuple[Sequence[Rollout], Pending]], rewards: Scorer, total_steps: int
+) -> None:
     """Wait for the verdicts that have begun, ask for the others, and fill all of them in."""
     if isinstance(rewards, RewardRunner):
         early = {id(r) for group, _ in begun for r in group}
         late = [r for r in _known(r for g in groups for r in g) if id(r) not in early]
         scored = [r for group, _ in begun for r in group] + late
-        scores = rewards.gather([pending for _, pending in begun] + [rewards.submit([_sample(r) for r in late])])
+        rest = rewards.submit([_sample(r, total_steps) for r in late])
+        scores = rewards.gather([*(pending for _, pending in begun), rest])
     else:
         scored = _known(r for g in groups for r in g)
-        scores = list(rewards.score([_sample(r) for r in scored]))
+        scores = list(rewards.score([_sample(r, total_steps) for r in scored]))
     for rollout, score in zip(scored, scores, strict=True):
         _fill(rollout, score)
 
@@ -159,7 +173,7 @@ def _answering(source: Generator) -> object | None:
     return None if isinstance(answering, PartialRollouts) else answering
 
 
-def _sample(rollout: Rollout) -> Sample:
+def _sample(rollout: Rollout, total_steps: int) -> Sample:
     return Sample(
         id=f"{rollout.prompt.id}/{rollout.sample}",
         prompt=rollout.prompt.text,
@@ -167,6 +181,9 @@ def _sample(rollout: Rollout) -> Sample:
         completion_ids=tuple(rollout.own_ids.tolist()),
         columns={**rollout.prompt.columns, **of_conversation(rollout)},
         truncated=rollout.truncated,
+        prompt_messages=rollout.prompt.messages,
+        step=rollout.policy_version,
+        total_steps=total_steps,
     )
 
 
@@ -180,4 +197,13 @@ def _fill(rollout: Rollout, score: SampleScore) -> None:
     rollout.reward_parts = {name: part.reward for name, part in score.parts.items()}
     rollout.reward_statuses = {name: str(part.status) for name, part in score.parts.items()}
     rollout.reward_agreements = score.agreements
+    rollout.reward_logged = _together([part.logged for part in score.parts.values()])
+    rollout.reward_extra = {name: value for part in score.parts.values() for name, value in part.extra.items()}
     rollout.missing = "; ".join(f"{name}: {p.detail}" for name, p in score.parts.items() if p.reward is None)
+
+
+def _together(logged: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What several rewards have logged; the mean where they use one name."""
+    names = dict.fromkeys(name for one in logged for name in one)
+    found = {name: [one[name] for one in logged if name in one] for name in names}
+    return {name: sum(values) / len(values) for name, values in found.items()}

@@ -23,6 +23,10 @@ def measure_rollouts(rollouts: Sequence[Rollout], device: torch.device) -> dict[
     for name in judges:
         said = [r.reward_agreements[name] for r in rollouts if name in r.reward_agreements]
         sums += [sum(said), len(said)]
+    logged = all_names(name for r in rollouts for name in r.reward_logged)
+    for name in logged:
+        numbers = [r.reward_logged[name] for r in rollouts if name in r.reward_logged]
+        sums += [sum(numbers), len(numbers)]
     counts = {
         "response/length": sum(r.length for r in rollouts),
         "response/turns": sum(max(1, len(r.turn_ends)) for r in rollouts),
@@ -43,9 +47,10 @@ def measure_rollouts(rollouts: Sequence[Rollout], device: torch.device) -> dict[
         scalars[tag] = value / max(known_count, 1)
         if tag == "reward/mean":
             scalars["reward/std"] = max(square / max(known_count, 1) - scalars[tag] ** 2, 0.0) ** 0.5
-    for i, name in enumerate(judges):
-        agreed, compared = total[3 * (1 + len(parts)) + 2 * i :][:2]
-        scalars[f"reward/agreement/{name}"] = agreed / max(compared, 1)
+    shares = [*(f"reward/agreement/{name}" for name in judges), *(f"reward/logged/{name}" for name in logged)]
+    for i, tag in enumerate(shares):
+        value, known_count = total[3 * (1 + len(parts)) + 2 * i :][:2]
+        scalars[tag] = value / max(known_count, 1)
     return scalars
 
 

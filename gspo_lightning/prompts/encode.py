@@ -157,7 +157,9 @@ class EncodedPrompts(OnDemand[Prompt]):
 
 
 def _prompt(number: int, text: str, ids: Sequence[int], record: Record) -> Prompt:
-    return Prompt(number, text, tuple(ids), {k: v for k, v in record.items() if k != "prompt"})
+    said = record["prompt"]
+    messages = () if isinstance(said, str) else tuple(said)
+    return Prompt(number, text, tuple(ids), {k: v for k, v in record.items() if k != "prompt"}, messages)
 
 
 def unknown_token(tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -17,7 +17,7 @@ from gspo_lightning.rewards.instructions.verifier import IFVerifier
 from gspo_lightning.rewards.judge.judge import LLMJudge
 from gspo_lightning.rewards.logic.puzzle import LogicPuzzle
 from gspo_lightning.rewards.math.verifier import MathVerifier
-from gspo_lightning.rewards.types import Sample, SampleScore, Score, ScoreStatus
+from gspo_lightning.rewards.types import Sample, SampleScore, Score, ScoreStatus, TrainerState
 from gspo_lightning.rewards.workers.runner import Pending, RewardRunner
 
 __all__ = [
@@ -39,4 +39,5 @@ __all__ = [
     "Score",
     "ScoreStatus",
     "SequenceClassificationReward",
+    "TrainerState",
 ]

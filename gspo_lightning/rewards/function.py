@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.registry import see_folder
 from gspo_lightning.rewards.base import Reward
+from gspo_lightning.rewards.chat import completion_messages, prompt_messages, wants_messages
+from gspo_lightning.rewards.logged import Logged
 from gspo_lightning.rewards.signature import Plan, make_plan
-from gspo_lightning.rewards.types import Sample
+from gspo_lightning.rewards.types import Sample, TrainerState
 
 __all__ = ["FunctionReward"]
 
-_BUILT_IN = ("prompts", "completions", "completion_ids")
+_LISTS = ("prompts", "completions", "completion_ids")
+_OF_TRAINER = ("trainer_state", "log_extra", "log_metric")
+_BUILT_IN = (*_LISTS, *_OF_TRAINER)
+_PLACES = ("worker", "trainer")
+_KINDS = ("auto", "text", "messages")
 
 
 class FunctionReward(Reward):
@@ -25,10 +31,16 @@ class FunctionReward(Reward):
 
     Each argument is a list with one element per completion; columns of the records keep their names. The function
     sees parts of a rollout batch when it runs in workers, and all completions of this process in the trainer.
+    ``trainer_state`` (:class:`TrainerState`), ``log_extra`` and ``log_metric`` are given to functions that name them or
+    take ``**kwargs``, as TRL does.
 
     Args:
         function: dotted path (``plugins.rules.polite``), or the function itself; may be ``async``.
         where: ``worker``, or ``trainer`` if it needs the device or all completions at once.
+        arguments: the path is that of a factory (``trl.rewards.get_repetition_penalty_reward``), which is called with
+            these; ``{}`` calls it without arguments. None: the path is that of the function itself.
+        completions: what prompts and completions look like: ``text``, ``messages`` (lists of ``{role, content}``, what
+            TRL calls conversational), or ``auto``: messages where the function's annotations say so.
 
     Raises:
         UserError: the path leads nowhere (with the cause), or to something that cannot be called so.
@@ -38,41 +50,119 @@ class FunctionReward(Reward):
     gspo_lightning.errors.UserError: FunctionReward.function: operator.length_hint: takes obj by position, but ...
     """
 
-    def __init__(self, function: str | Callable[..., Any], where: Literal["worker", "trainer"] = "worker") -> None:
-        if where not in ("worker", "trainer"):
-            raise UserError("FunctionReward.where", f"is {where!r}; it must be 'worker' or 'trainer'")
-        self.where = where
-        self.function: Callable[..., Any] = _resolve(function) if isinstance(function, str) else function
-        if not callable(self.function):
-            raise UserError("FunctionReward.function", f"{function!r} cannot be called", fix="name a function")
-        self.name = function if isinstance(function, str) else getattr(function, "__qualname__", repr(function))
-        self._function_plan: Plan = make_plan(
-            self.function, f"FunctionReward.function: {self.name}", method=False, built_in=_BUILT_IN
-        )
+    def __init__(
+        self,
+        function: str | Callable[..., Any],
+        where: Literal["worker", "trainer"] = "worker",
+        arguments: dict[str, Any] | None = None,
+        completions: Literal["auto", "text", "messages"] = "auto",
+    ) -> None:
+        for field, value, known in (("where", where, _PLACES), ("completions", completions, _KINDS)):
+            if value not in known:
+                raise UserError(f"FunctionReward.{field}", f"is {value!r}; it must be {' or '.join(map(repr, known))}")
+        self.where, self.completions = where, completions
+        self.path, self.arguments_of_factory = function, arguments
+        self._resolve()
+
+    def _resolve(self) -> None:
+        given = self.path
+        self.name = given if isinstance(given, str) else getattr(given, "__qualname__", repr(given))
+        field = f"FunctionReward.function: {self.name}"
+        function = _at(given) if isinstance(given, str) else given
+        if not callable(function):
+            raise UserError("FunctionReward.function", f"{given!r} cannot be called", fix="name a function")
+        if self.arguments_of_factory is not None:
+            function = _made(function, self.arguments_of_factory, self.name)
+        elif _returns_function(function):
+            raise UserError(
+                field,
+                "makes a reward function and is none itself",
+                fix=f"give its arguments: init_args: {{function: {self.name}, arguments: {{...}}}}",
+            )
+        self.function: Callable[..., Any] = function
+        self._function_plan: Plan = make_plan(function, field, method=False, built_in=_BUILT_IN)
+        self._messages = self.completions == "messages" or (self.completions == "auto" and wants_messages(function))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a factory made is made again in the worker: it may be a closure."""
+        state = dict(self.__dict__)
+        if self.arguments_of_factory is not None:
+            del state["function"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = dict(state)
+        if "function" not in state:
+            self._resolve()
 
     def score_batch(self, samples: Sequence[Sample]) -> Any:
         """Call the function once; what it returns is checked by the runner."""
         plan = self._function_plan
-        lists: dict[str, list[Any]] = {
-            "prompts": [s.prompt for s in samples],
-            "completions": [s.completion for s in samples],
+        logged = Logged(len(samples))
+        values: dict[str, Any] = {
+            "prompts": [prompt_messages(s) if self._messages else s.prompt for s in samples],
+            "completions": [completion_messages(s) if self._messages else s.completion for s in samples],
             "completion_ids": [list(s.completion_ids) for s in samples],
+            "trainer_state": TrainerState.of(samples[0]) if samples else TrainerState(),
+            "log_extra": logged.extra,
+            "log_metric": logged.metric,
         }
-        arguments = {name: lists[name] for name in (_BUILT_IN if plan.takes_columns else plan.built_in)}
+        arguments = {name: values[name] for name in (_BUILT_IN if plan.takes_columns else plan.built_in)}
         present = {name for s in samples for name in s.columns}
         wanted = present if plan.takes_columns else present.intersection((*plan.required, *plan.optional))
         for name in sorted(wanted - set(arguments)):
             arguments[name] = [s.columns.get(name) for s in samples]
-        if inspect.iscoroutinefunction(self.function):
-            return asyncio.run(self.function(**arguments))
-        return self.function(**arguments)
+        return logged.attached(self._call(arguments))
+
+    def _call(self, arguments: Mapping[str, Any]) -> Any:
+        try:
+            found = self.function(**arguments)
+            return asyncio.run(found) if inspect.iscoroutine(found) else found
+        except TypeError as error:
+            if self._messages or "string indices must be integers" not in str(error):
+                raise
+            raise UserError(
+                "FunctionReward.completions",
+                f"{self.name} reads completions as lists of messages, but gets text",
+                fix=f"write init_args: {{function: {self.name}, completions: messages}}",
+            ) from error
 
     def required_columns(self) -> tuple[str, ...]:
         """Parameters of the function that are columns and have no default."""
         return self._function_plan.required
 
 
-def _resolve(path: str) -> Callable[..., Any]:
+def _made(factory: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> Callable[..., Any]:
+    """What a factory makes of its arguments.
+
+    Raises:
+        UserError: it does not take them, refuses them, or makes nothing that can be called.
+    """
+    field = "FunctionReward.arguments"
+    try:
+        inspect.signature(factory).bind(**arguments)
+    except TypeError as error:
+        known = ", ".join(inspect.signature(factory).parameters)
+        raise UserError(field, f"{name}: {error}", fix=f"it takes {known}") from None
+    try:
+        made = factory(**arguments)
+    except (TypeError, ValueError) as error:
+        raise UserError(field, f"{name} refuses them: {error}") from error
+    if not callable(made):
+        problem = f"{name} makes no function of them but a {type(made).__name__}"
+        raise UserError(field, problem, fix="leave arguments out if it is the reward function itself")
+    return made
+
+
+def _returns_function(function: Callable[..., Any]) -> bool:
+    """Whether a function says that it returns another one."""
+    said = getattr(function, "__annotations__", {}).get("return")
+    return (str(said) if isinstance(said, str) else getattr(said, "__name__", repr(said))).startswith(
+        ("Callable", "typing.Callable", "collections.abc.Callable")
+    )
+
+
+def _at(path: str) -> Callable[..., Any]:
     """The object at a dotted path.
 
     Raises:

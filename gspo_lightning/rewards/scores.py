@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import SupportsFloat, SupportsIndex
 
 from gspo_lightning.errors import UserError
@@ -25,8 +26,8 @@ def to_score(value: object, reward: str, sample_id: str) -> Score:
         return Score.missing("the reward returned None")
     if isinstance(value, Score):
         if value.reward is None:
-            return Score.missing(value.detail)
-        return Score(_finite(value.reward, reward, sample_id), ScoreStatus(value.status), value.detail)
+            return replace(value, status=ScoreStatus.MISSING)
+        return replace(value, reward=_finite(value.reward, reward, sample_id), status=ScoreStatus(value.status))
     return Score(_finite(value, reward, sample_id))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Sample", "SampleScore", "Score", "ScoreStatus"]
+__all__ = ["Sample", "SampleScore", "Score", "ScoreStatus", "TrainerState"]
 
 
 class ScoreStatus(StrEnum):
@@ -31,7 +31,9 @@ class Sample:
     """One completion to judge.
 
     ``id`` names it in messages, ``completion_ids`` are the policy's own tokens, ``columns`` is the rest of the record
-    (``answer`` ...), ``truncated`` says that the completion was cut at the response limit.
+    (``answer`` ...), ``truncated`` says that the completion was cut at the response limit. ``prompt_messages`` holds a
+    prompt that is a list of chat messages. ``step`` counts the optimizer steps behind the weights that answered,
+    ``total_steps`` those of the whole run (-1: nobody knows).
     """
 
     id: str
@@ -40,11 +42,36 @@ class Sample:
     completion_ids: tuple[int, ...] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
     truncated: bool = False
+    prompt_messages: tuple[Mapping[str, Any], ...] = ()
+    step: int = 0
+    total_steps: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """Where training stands, under the names that transformers' ``TrainerState`` has for it.
+
+    ``global_step`` and ``max_steps`` count optimizer steps; ``max_steps`` is -1 where nobody knows.
+
+    >>> TrainerState.of(Sample("0", "", "", step=30, total_steps=80))
+    TrainerState(global_step=30, max_steps=80)
+    """
+
+    global_step: int = 0
+    max_steps: int = -1
+
+    @classmethod
+    def of(cls, sample: Sample) -> TrainerState:
+        """When a sample was answered."""
+        return cls(sample.step, sample.total_steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
     """A verdict: a finite number and a status, or None for *missing*; ``detail`` is the kind of a failure, for people.
+
+    ``logged`` are numbers that become metrics (``reward/logged/<name>``), ``extra`` plain values that are recorded with
+    the rollout.
 
     >>> Score.model_error("no answer")
     Score(reward=0.0, status=<ScoreStatus.MODEL_ERROR: 'model_error'>, detail='no answer')
@@ -53,6 +80,8 @@ class Score:
     reward: float | None
     status: ScoreStatus = ScoreStatus.OK
     detail: str = ""
+    logged: Mapping[str, float] = field(default_factory=dict, repr=False)
+    extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def model_error(cls, detail: str) -> Score:

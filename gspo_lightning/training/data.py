@@ -20,7 +20,7 @@ from gspo_lightning.experience.collect import Experience
 from gspo_lightning.experience.iteration import Iteration, Sampled
 from gspo_lightning.experience.learner import Learner
 from gspo_lightning.experience.loader import ExperienceLoader, PromptLoader, part_of
-from gspo_lightning.experience.respond import Responder
+from gspo_lightning.experience.respond import Responder, total_steps
 from gspo_lightning.experience.settings import ExperienceSettings
 from gspo_lightning.experience.sources import check_context, check_share, check_sources, has_environment
 from gspo_lightning.packing.memory import MemoryLimit
@@ -32,6 +32,7 @@ from gspo_lightning.prompts.specials import check_stop_strings
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards import EnvironmentReward, Reward, RewardRunner
 from gspo_lightning.rewards.canned import examined
+from gspo_lightning.rewards.workers.settings import weights_by_name
 from gspo_lightning.rollouts import EnvironmentRollouts, GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.partial import PartialRollouts
 from gspo_lightning.rollouts.prefetcher import RolloutPrefetcher
@@ -56,7 +57,7 @@ class PromptDataModule(LightningDataModule):
         columns: our word -> the data's (``{prompt: question, answer: solution}``). A dot reaches into a column
             (``reward_model.ground_truth``), a list takes several as one mapping.
         rewards: name -> reward; the total is their weighted sum.
-        reward_weights: name -> weight; 1 where not given.
+        reward_weights: name -> weight, 1 where not given; or a list of all weights in the order of the rewards.
         reward_workers: worker processes for rewards; None leaves one core to the trainer.
         reward_deadline_s: seconds of CPU time one sample may take in a reward.
         rollouts: where responses come from.
@@ -114,7 +115,7 @@ class PromptDataModule(LightningDataModule):
         test: PromptSet | str | None = None,
         predict: PromptSet | str | None = None,
         columns: dict[str, str | list[str]] | None = None,
-        reward_weights: dict[str, float] | None = None,
+        reward_weights: dict[str, float] | list[float] | None = None,
         reward_workers: int | None = None,
         reward_deadline_s: float = 3.0,
         rollouts: RolloutSource | None = None,
@@ -149,18 +150,18 @@ class PromptDataModule(LightningDataModule):
         plugins: list[str] | str | None = None,
     ) -> None:
         super().__init__()
-        self.val, self.evaluation = val, evaluation
+        weights = weights_by_name(rewards, reward_weights)
+        self.val, self.evaluation, self.rewards, self.turn_credit = val, evaluation, rewards, turn_credit
         self.suites = SuiteEvaluations(suites or (), reward_workers, system_prompt, chat_template_kwargs)
-        self.rewards, self.turn_credit = rewards, turn_credit
         self.rollouts = rollouts if rollouts is not None else GroupedSampler()
         self._retrying = partial(RetryingSource, retries=rollout_retries, wait_s=rollout_retry_s)
         self._make_runner = partial(
-            RewardRunner, rewards, reward_weights, num_workers=reward_workers, deadline_s=reward_deadline_s,
+            RewardRunner, rewards, weights, num_workers=reward_workers, deadline_s=reward_deadline_s,
             plugins=(plugins,) if isinstance(plugins, str) else tuple(plugins or ()),
         )  # fmt: skip
         paid = [name for name, reward in rewards.items() if isinstance(reward, EnvironmentReward)]
         shaping = Shaping(
-            truncated_responses, truncation_penalty, combine_rewards, reward_weights or {},
+            truncated_responses, truncation_penalty, combine_rewards, weights,
             next(iter(paid), None) if turn_credit == "turn" else None,
             () if getattr(self.rollouts, "rewards", "score") == "recorded" else tuple(rewards),
         )  # fmt: skip
@@ -174,7 +175,7 @@ class PromptDataModule(LightningDataModule):
             max_staleness=max_staleness, record_rollouts=record_rollouts, shaping=shaping,
             advantages=advantages if advantages is not None else GroupNormalised(),
         )  # fmt: skip
-        check_sources(self.settings, self.rollouts, rewards, reward_weights or {}, turn_credit)
+        check_sources(self.settings, self.rollouts, rewards, weights, turn_credit)
         evaluation.check(rewards)
         if isinstance(self.rollouts, EnvironmentRollouts):
             self.rollouts.system_prompt, self.rollouts.chat_template_kwargs = system_prompt, chat_template_kwargs or {}
@@ -237,7 +238,8 @@ class PromptDataModule(LightningDataModule):
             distributions: keep what is measured of single responses.
         """
         settings, context = self.settings, learner.forward_context
-        self.respond_held_out = Responder(
+        responder = partial(Responder, total_steps=partial(total_steps, learner, settings.updates_per_iteration))
+        self.respond_held_out = responder(
             self._retrying(self.rollouts.for_evaluation()), self.runner, self.evaluation.samples,
             settings.seed, Purpose.EVAL_SAMPLING, context, self._asking,
         )  # fmt: skip
@@ -245,7 +247,7 @@ class PromptDataModule(LightningDataModule):
             return
         self.iteration = Iteration(
             learner, settings, self._order,
-            Responder(
+            responder(
                 self._retrying(self.rollouts) if self.partial is None else self.partial, self.runner,
                 settings.group_size, settings.seed, Purpose.TRAIN_SAMPLING, context, self._asking,
             ),

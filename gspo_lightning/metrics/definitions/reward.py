@@ -80,6 +80,15 @@ REWARD = (
         when="a reward with agrees_with",
     ),
     MetricSpec(
+        "reward/logged/<name>",
+        "mean over the iteration's responses of the number that their reward function gave to log_metric(<name>, ...)",
+        "its own",
+        "as the function's author expects",
+        "Read the function: it says what the number means.",
+        "Reward",
+        when="a FunctionReward that calls log_metric",
+    ),
+    MetricSpec(
         "reward/dead_groups",
         "groups whose rewards are all equal, or of which fewer than two are present / all groups of the iteration",
         "fraction",

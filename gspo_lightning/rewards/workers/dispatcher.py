@@ -317,7 +317,7 @@ class Dispatcher:
 
 
 def _score(message: Mapping[str, Any]) -> Score:
-    return Score(message["r"], ScoreStatus(message["s"]), message["d"])
+    return Score(message["r"], ScoreStatus(message["s"]), message["d"], message.get("m", {}), message.get("x", {}))
 
 
 def _status_text(status: int) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.rewards.base import Reward
 
-__all__ = ["check_settings", "default_workers", "fill_weights", "pickle_rewards"]
+__all__ = ["check_settings", "default_workers", "fill_weights", "pickle_rewards", "weights_by_name"]
 
 
 def default_workers() -> int:
@@ -60,6 +60,26 @@ def fill_weights(rewards: Mapping[str, Reward], weights: Mapping[str, float]) ->
         if not math.isfinite(weight):
             raise UserError(f"reward_weights.{name}", f"is {weight}; it must be finite")
     return {name: float(weights.get(name, 1.0)) for name in rewards}
+
+
+def weights_by_name(
+    rewards: Mapping[str, Reward], weights: Mapping[str, float] | Sequence[float] | None
+) -> dict[str, float]:
+    """Weights as a mapping; a list of them is in the order of the rewards, as TRL's ``reward_weights``.
+
+    Raises:
+        UserError: a list of another length.
+    """
+    if weights is None or isinstance(weights, Mapping):
+        return dict(weights or {})
+    if len(weights) != len(rewards):
+        names = ", ".join(rewards)
+        raise UserError(
+            "data.reward_weights",
+            f"is a list of {len(weights)} weights for {len(rewards)} rewards ({names})",
+            fix="give one weight for each reward in this order, or a mapping: {name: weight}",
+        )
+    return {name: float(weight) for name, weight in zip(rewards, weights, strict=True)}
 
 
 def pickle_rewards(rewards: Mapping[str, Reward]) -> bytes:

@@ -44,6 +44,7 @@ def record(rollout: Rollout, sampling: SamplingParams, iteration: int | None = N
         "reward": rollout.reward,
         "reward_parts": rollout.reward_parts,
         "reward_statuses": rollout.reward_statuses,
+        **({"reward_extra": rollout.reward_extra} if rollout.reward_extra else {}),
         **({"turn_ends": list(rollout.turn_ends)} if rollout.turn_ends else {}),
         **({"lost": rollout.lost} if rollout.lost else {}),
     }
