@@ -123,6 +123,9 @@ def _dispatch(arguments: list[str]) -> int:
 
         check_files(arguments[1:])
     if name in TRAINING:
+        from gspo_lightning.commands.fit.unknown import refuse_unknown
+
+        refuse_unknown(arguments[1:])
         from gspo_lightning.commands.fit.command import run
 
         return run(arguments)

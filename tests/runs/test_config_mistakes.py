@@ -38,7 +38,7 @@ FLAGS = {
     "misspelt, without its section": ("--group_sise=8", ["group_sise", "did you mean data.group_size?"]),
     "component without its section": ("--objective GSPO", ["objective", "did you mean model.objective?"]),
     "Lightning's without its section": ("--max_epochs 3", ["max_epochs", "did you mean trainer.max_epochs?"]),
-    "parameter without its way": ("--clip_low 1e-4", ["clip_low", "did you mean model.objective.clip_low?"]),
+    "parameter without its way": ("--clip_low 1e-4", ["clip_low", "did you mean model.objective.init_args.clip_low?"]),
     "text for a number of epochs": (
         "--trainer.max_epochs three",
         ["trainer.max_epochs", "is 'three'", "a whole number"],

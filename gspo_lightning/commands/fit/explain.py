@@ -12,7 +12,7 @@ from gspo_lightning import registry
 from gspo_lightning.commands.fit.arguments import settings
 from gspo_lightning.commands.fit.defaults import DEFAULT_CLASSES
 from gspo_lightning.commands.fit.fields import Fields
-from gspo_lightning.commands.fit.translations import TRANSLATIONS
+from gspo_lightning.commands.fit.foreign import foreign, translation
 from gspo_lightning.errors import UserError, did_you_mean, mistake_of_plugin
 
 __all__ = ["explain", "refuse_mappings"]
@@ -31,7 +31,7 @@ def _fields() -> Fields:
         field: getattr(importlib.import_module(path.rpartition(".")[0]), path.rpartition(".")[2])
         for field, path in {**DEFAULT_CLASSES, "model.optimizer": "torch.optim.AdamW"}.items()
     }
-    return Fields(sections, TRANSLATIONS, defaults)
+    return Fields(sections, defaults)
 
 
 def refuse_mappings(arguments: Sequence[str], values: Mapping[str, object]) -> None:
@@ -134,10 +134,9 @@ def _unknown_key(text: str) -> UserError | None:
     if match is None:
         return None
     key = match.group(1).lstrip("-").partition("=")[0]
-    last = key.split(".")[-1]
-    for theirs, ours in TRANSLATIONS.items():
-        if key == theirs or last == theirs or key.endswith("." + theirs):
-            return UserError(key, "is a word of another framework", fix=f"this is called {ours} here")
+    if (translated := foreign(key)) is not None:
+        problem, fix = translation(*translated)
+        return UserError(key, problem, fix=fix)
     return UserError(key, f"is not a setting; {_near_setting(key)}")
 
 

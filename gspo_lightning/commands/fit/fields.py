@@ -17,6 +17,7 @@ import yaml
 
 from gspo_lightning import registry
 from gspo_lightning.commands.fit.arguments import Setting, shown
+from gspo_lightning.commands.fit.foreign import foreign, translation
 from gspo_lightning.commands.fit.hints import (
     WORDS,
     base_of,
@@ -45,14 +46,11 @@ class Fields:
 
     Args:
         sections: top-level words and their types: classes whose parameters are settings, or types of values.
-        elsewhere: words of other frameworks -> what they are called here.
         defaults: field -> the class that is there unless a config says otherwise.
     """
 
-    def __init__(
-        self, sections: Mapping[str, Any], elsewhere: Mapping[str, str], defaults: Mapping[str, type[Any]]
-    ) -> None:
-        self.sections, self.elsewhere, self.defaults = dict(sections), elsewhere, dict(defaults)
+    def __init__(self, sections: Mapping[str, Any], defaults: Mapping[str, type[Any]]) -> None:
+        self.sections, self.defaults = dict(sections), dict(defaults)
         self.classes: dict[str, type[Any]] = {}
         """Field -> the class that the settings so far have put there."""
 
@@ -155,9 +153,9 @@ class Fields:
 
     def _unknown(self, path: str, key: str, siblings: Mapping[str, Any], written: str) -> UserError:
         field = f"{path}{key}"
-        for theirs, ours in self.elsewhere.items():
-            if key == theirs or written == theirs or f"{path}{written}".endswith(f".{theirs}"):
-                return UserError(field, "is a word of another framework", fix=f"this is called {ours} here")
+        if (translated := foreign(f"{path}{written}")) is not None:
+            problem, fix = translation(*translated)
+            return UserError(field, problem, fix=fix)
         near = did_you_mean(key, siblings)
         if near.startswith("did you mean") and (path or key.lower() not in self._levels()):
             few = near if len(siblings) <= _MANY else near.partition("? ")[0] + "?"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from gspo_lightning.commands.fit.cli import TrainingCLI
 from gspo_lightning.commands.fit.command import run
+from gspo_lightning.commands.fit.unknown import refuse_unknown
 from gspo_lightning.commands.plan.advice import options_that_fit
 from gspo_lightning.commands.plan.devices import CARDS, device_of
 from gspo_lightning.commands.plan.job import Job, job_of
@@ -35,6 +36,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--time", action="store_true", help="where the time goes, and what that assumes")
     options, rest = parser.parse_known_args(list(argv))
+    refuse_unknown(rest)
 
     class PlanCLI(TrainingCLI):
         """The config of ``gspo fit``, with a plan in the place of a run."""

@@ -1,0 +1,150 @@
+"""Settings that are none of ours, all of them in one message and before anything slow is imported."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import yaml
+
+from gspo_lightning.commands.fit.arguments import settings
+from gspo_lightning.commands.fit.foreign import foreign, translation
+from gspo_lightning.commands.fit.known import TOP, settings_of, whole_names
+from gspo_lightning.errors import UserError
+
+__all__ = ["refuse_unknown"]
+
+_PAGES = {"TRL": "docs/from_trl.md", "verl": "docs/from_verl.md"}
+_OPTIONS = ("help", "print_", "config")
+_FEW = 25
+_GROUPS = ("data.evaluation", "model.lora")
+
+
+@dataclass(frozen=True, slots=True)
+class _Unknown:
+    """A setting as it was written, the framework whose it is, and what to write instead."""
+
+    key: str
+    framework: str
+    problem: str
+    fix: str | None
+    instead: str
+
+    def line(self, width: int) -> str:
+        return f"  {self.key.ljust(width)} -> {self.instead}"
+
+
+def refuse_unknown(arguments: Sequence[str]) -> None:
+    """Every setting in files and flags is ours, as far as names at the top and in its sections tell.
+
+    What stands within a component is known only when its class is, and is checked by the parser.
+
+    Args:
+        arguments: those of a training command, after its name.
+
+    Raises:
+        UserError: settings of another framework, in the wrong section, or misspelt: one message for all of them.
+    """
+    found = list(dict.fromkeys(_unknown(arguments)))
+    if not found:
+        return
+    if len(found) == 1:
+        one = found[0]
+        raise UserError(one.key, one.problem, fix=one.fix)
+    width = min(60, max(len(one.key) for one in found))
+    pages = [page for framework, page in _PAGES.items() if any(one.framework == framework for one in found)]
+    lines = "\n".join(one.line(width) for one in found)
+    more = f" (all settings: {', '.join(pages)})" if pages else ""
+    problem = f"{len(found)} settings have other names here, or none\n{lines}"
+    raise UserError("config", problem, fix=f"rename them{more}")
+
+
+def _unknown(arguments: Sequence[str]) -> Iterator[_Unknown]:
+    hydra = [a for a in arguments if not a.startswith("-") and "=" in a and _is_foreign(a.partition("=")[0])]
+    kept = [argument for argument in arguments if argument not in hydra]
+    try:
+        given = settings(kept)
+    except UserError:  # a word that belongs to no flag: the parser says so, unless there is something to translate
+        given = []
+    for setting in given:
+        if setting.keys:
+            key = ".".join(setting.keys)
+            if not key.startswith(_OPTIONS):
+                yield from _looked_at([(key, _mapping(setting.value))])
+        else:
+            yield from _looked_at(setting.value.items())
+    for word in hydra:
+        yield from _looked_at([(word.partition("=")[0], None)])
+
+
+def _is_foreign(key: str) -> bool:
+    return "." in key and foreign(key) is not None
+
+
+def _mapping(value: object) -> object:
+    if isinstance(value, str) and value.startswith("{"):
+        try:
+            return yaml.safe_load(value)
+        except yaml.YAMLError:
+            return None
+    return None
+
+
+def _looked_at(items: Iterable[tuple[object, object]], path: str = "") -> Iterator[_Unknown]:
+    """Settings side by side, ``path`` is where (empty, or with a dot at its end)."""
+    for name, value in items:
+        key = f"{path}{name}"
+        first, *rest = key.removesuffix("+").split(".")
+        if first not in TOP:
+            yield from _leaves(key, value)
+            continue
+        for depth in range(len(rest)):
+            section = ".".join([first, *rest[:depth]])
+            known = settings_of(section)
+            word = rest[depth].removesuffix("+")
+            if known and word not in known and not (depth == 0 and word.startswith(_OPTIONS)):
+                yield from _leaves(key, value)
+                break
+        else:
+            here = ".".join([first, *rest])
+            if isinstance(value, Mapping) and settings_of(here) and "class_path" not in value:
+                yield from _looked_at(value.items(), f"{here}.")
+
+
+def _leaves(key: str, value: object) -> Iterator[_Unknown]:
+    """A mapping under a name that is not known is so many settings, unless somebody has a word for the whole."""
+    if isinstance(value, Mapping) and value and key not in whole_names():
+        if near := difflib.get_close_matches(key, TOP, n=1, cutoff=0.75):
+            yield _misspelt(key, near[0], near[0])
+            return
+        deeper = [_judged(f"{key}.{name}") for name in value]
+        if key.partition(".")[0] not in TOP or any(one.framework for one in deeper):
+            for name, inner in value.items():
+                yield from _leaves(f"{key}.{name}", inner)
+            return
+    yield _judged(key)
+
+
+def _judged(key: str) -> _Unknown:
+    section, _, last = key.removesuffix("+").rpartition(".")
+    names = whole_names()
+    translated = foreign(key)
+    ours = last in names and section in ("", "trainer", "model", "data", *_GROUPS)
+    if ours and (translated is None or translated[0] != "TRL" or (section and names[last] in translated[1].ours)):
+        return _misspelt(key, names[last], names[last])
+    if translated is not None:
+        framework, word = translated
+        return _Unknown(key, framework, *translation(framework, word), str(word))
+    siblings = {name: f"{section}.{name}" for name in settings_of(section)} if section else {n: n for n in TOP}
+    for known, cutoff in ((siblings, 0.6), (names, 0.75)):
+        near = difflib.get_close_matches(last.lower(), known, n=1, cutoff=cutoff)
+        if near:
+            return _misspelt(key, near[0] if known is siblings else known[near[0]], known[near[0]])
+    beside = siblings or TOP
+    where = ", ".join(sorted(beside)) if len(beside) <= _FEW else "see gspo fit --help"
+    return _Unknown(key, "", f"is not a setting; known: {where}", None, f"no setting; known: {where}")
+
+
+def _misspelt(key: str, near: str, whole: str) -> _Unknown:
+    return _Unknown(key, "", f"is not a setting; did you mean {near}?", f"write {whole}", whole)
