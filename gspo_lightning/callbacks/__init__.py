@@ -6,6 +6,7 @@ from gspo_lightning.callbacks.checkpoints import AtomicCheckpointIO, LastCheckpo
 from gspo_lightning.callbacks.cold_start import ColdStartCurve
 from gspo_lightning.callbacks.collapse.callback import Collapse
 from gspo_lightning.callbacks.dashboard.callback import Dashboard
+from gspo_lightning.callbacks.default import default_callbacks
 from gspo_lightning.callbacks.interrupts import Interrupts, Terminated
 from gspo_lightning.callbacks.no_signal import NoSignal
 from gspo_lightning.callbacks.optimizer import NewOptimizerSettings
@@ -17,5 +18,5 @@ from gspo_lightning.callbacks.summary import RunSummary, show_evaluation
 __all__ = [
     "AtomicCheckpointIO", "AveragedWeights", "ColdStartCurve", "Collapse", "Dashboard", "Interrupts", "LastCheckpoint",
     "NewOptimizerSettings", "NoSignal", "PredictionWriter", "RunProgress", "RunSummary", "SideBySide", "Terminated",
-    "adapted", "show_evaluation",
+    "adapted", "default_callbacks", "show_evaluation",
 ]  # fmt: skip

@@ -284,6 +284,7 @@ class GSPOModule(PolicyModule):
 
         loss, sums = memory.retry_smaller(backward, batch.micro_batches, self.global_step + 1)
         update.measure(sums, self.data.loader.experience.metrics, self.meter, self.old_logprobs, self.policy)
+        update.show(self)
         return loss
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:

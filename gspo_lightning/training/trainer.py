@@ -1,8 +1,8 @@
 """GSPO as a function call: one line per step, any transformers model, the reward in the caller's own process.
 
 The same policy, sampler, advantages, packing, objective and old policy as ``gspo fit``, without Lightning: for a
-notebook, or for a loop of your own. What ``gspo fit`` adds: several devices, killable reward workers, exact resume,
-evaluation and a dashboard.
+notebook, or for a loop of your own. What ``gspo fit`` adds: several devices, killable reward workers, checkpoints that
+survive a kill, and a dashboard.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,15 @@ from gspo_lightning.advantages.base import Advantages
 from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import UserError
+from gspo_lightning.evaluation.metrics import EvaluationMetrics
+from gspo_lightning.evaluation.settings import Evaluation
 from gspo_lightning.experience.iteration import Iteration
 from gspo_lightning.experience.loader import ExperienceLoader
 from gspo_lightning.experience.respond import Responder
 from gspo_lightning.experience.settings import ExperienceSettings
 from gspo_lightning.metrics.sums import MetricSums, ratio_percentiles
 from gspo_lightning.metrics.update import update_scalars
-from gspo_lightning.objectives import GSPO, Objective
+from gspo_lightning.objectives import Objective
 from gspo_lightning.old_policy.base import OldPolicy
 from gspo_lightning.old_policy.logprobs import OldLogProbs
 from gspo_lightning.old_policy.reference import ReferencePolicy
@@ -40,10 +42,11 @@ from gspo_lightning.policy.checks import check_head, check_model, choose_layout
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.randomness import Purpose
-from gspo_lightning.rewards import Sample, SampleScore
+from gspo_lightning.rewards import Reward
 from gspo_lightning.rollouts import GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
-from gspo_lightning.training.trainer_config import GSPOConfig
+from gspo_lightning.training.caller import REWARD, Caller, Given, Query, RewardFunction, records_of, shown
+from gspo_lightning.training.trainer_config import GSPOConfig, objective_of
 from gspo_lightning.types import MiniBatch, Prompt
 from gspo_lightning.update.loss import LossTerms
 from gspo_lightning.update.micro_batches import all_but_last_backward
@@ -52,9 +55,6 @@ from gspo_lightning.update.optimizers import fuse
 __all__ = ["GSPOConfig", "GSPOTrainer", "RewardFunction"]
 
 log = logging.getLogger(__name__)
-
-RewardFunction = Callable[[str, str], float]
-"""``reward_function(query, response)``: a finite number, the higher the better."""
 
 
 class GSPOTrainer:
@@ -70,6 +70,8 @@ class GSPOTrainer:
         model: any causal language model of transformers; trained in place.
         tokenizer: the model's.
         config: settings; the default trains on policy with the paper's clip range.
+        objective: another objective than GSPO with the config's clip range: its name (``"DAPO"``, those of ``gspo list
+            objectives`` and of plug-ins), class, or an instance with settings of its own.
 
     Attributes:
         policy: the model as the rest of this package sees it.
@@ -96,7 +98,11 @@ class GSPOTrainer:
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: GSPOConfig | None = None
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        config: GSPOConfig | None = None,
+        objective: Objective | type[Objective] | str | None = None,
     ) -> None:
         self.config = config if config is not None else GSPOConfig()
         check_model(model)
@@ -115,7 +121,7 @@ class GSPOTrainer:
             parameters, lr=self.config.learning_rate, weight_decay=self.config.weight_decay
         )
         fuse(self.optimizer)
-        self.objective: Objective = GSPO(self.config.left_clip_range, self.config.right_clip_range)
+        self.objective = objective_of(objective, self.config)
         self.old_policy: OldPolicy = CachedLogProbs()
         self.old_logprobs = OldLogProbs("auto", self.objective)
         self.advantages: Advantages = GroupNormalised()
@@ -125,7 +131,7 @@ class GSPOTrainer:
             verify_decoding(self.policy, self.rollouts, temperature=self.config.temperature, longest=longest)
         self.iteration = 0
         self.examples: list[dict[str, Any]] = []
-        self.reference: ReferencePolicy | None = None
+        self.reference = ReferencePolicy(self.policy) if self.objective.kl_coef > 0 else None
         self.version = 0
         self.iterations: int | None = None
         self._reading_tokenizer = tokenizer
@@ -133,7 +139,7 @@ class GSPOTrainer:
             self._reading_tokenizer = copy.copy(tokenizer)  # the caller's keeps its template
             self._reading_tokenizer.chat_template = None
 
-    def train_step(self, queries: Sequence[str], reward_function: RewardFunction) -> dict[str, float]:
+    def train_step(self, queries: Sequence[Query], reward_function: RewardFunction | Reward) -> dict[str, float]:
         """Sample ``group_size`` responses to each query, reward them, and make ``minibatches * epochs`` updates.
 
         Where all rewards of every group are equal there is nothing to learn from, and only momentum moves weights. A
@@ -141,9 +147,12 @@ class GSPOTrainer:
         group add up to 0.
 
         Args:
-            queries: P texts; each may occur more than once.
-            reward_function: called in this process with each query and each response, as text without special tokens,
-                in order; what it raises reaches the caller, and no weight has changed then.
+            queries: P texts, or P records (``{"prompt": "1+1=", "answer": "2"}``); each may occur more than once.
+            reward_function: called in this process for each response, as text without special tokens, in order. With
+                texts it gets query and response by position. With records its arguments are filled by name: ``query``
+                (or ``prompt``), ``response`` (or ``completion``), ``completion_ids``, ``truncated``, and any column. A
+                :class:`~gspo_lightning.rewards.Reward` works, too; a function of TRL's goes through ``FunctionReward``.
+                What it raises reaches the caller, and no weight has changed then.
 
         Returns:
             Statistics under the tags of docs/metrics.md: ``reward/*`` and ``response/*`` of the step's P * G responses;
@@ -155,8 +164,15 @@ class GSPOTrainer:
                 is not a finite number (names the query); a gradient that is not finite. No weight has changed then
                 (in the last case: none in the update that is refused).
         """
-        prompts = self._read(queries)
-        config, iteration = self.config, self._iteration(prompts, reward_function)
+        records = records_of(queries)
+        if len(records) % self.config.minibatches:
+            raise UserError(
+                "queries",
+                f"{len(records)} groups cannot be cut into {self.config.minibatches} mini-batches of whole groups",
+                fix=f"give a multiple of minibatches = {self.config.minibatches}",
+            )
+        caller = self._caller(queries, records, reward_function)
+        config, iteration = self.config, self._iteration(self._read(records), caller)
         loader = ExperienceLoader(iteration.run, config.minibatches, config.epochs, config.seed)
         loader.iteration = self.iteration - 1  # the one it rolls out next is this step's
         trained: list[MiniBatch] = []
@@ -201,26 +217,93 @@ class GSPOTrainer:
         """
         self.policy.save_pretrained(folder)
 
-    def _read(self, queries: Sequence[str]) -> list[Prompt]:
+    def evaluate(
+        self,
+        queries: Sequence[Query],
+        reward_function: RewardFunction | Reward,
+        *,
+        temperature: float = 0.0,
+        samples: int = 1,
+    ) -> dict[str, float]:
+        """Answer queries without training on them; no draw of training changes.
+
+        Args:
+            queries: as for :meth:`train_step`, any number of them.
+            reward_function: as for :meth:`train_step`.
+            temperature: 0 is greedy.
+            samples: responses to each query; more than one needs a temperature above 0.
+
+        Returns:
+            ``val/reward``, ``val/accuracy`` (responses with a reward of at least 1), ``val/response_length`` and
+            ``val/terminated``. ``examples`` holds the first response to each query then.
+
+        Raises:
+            UserError: as :meth:`train_step`.
+        """
+        settings, records = Evaluation(temperature=temperature, samples=samples), records_of(queries)
+        settings.check(())
+        caller, prompts = self._caller(queries, records, reward_function), self._read(records)
+        responder = Responder(self.rollouts, caller, samples, self.config.seed, Purpose.EVAL_SAMPLING)
+        sampling = settings.sampling(self._settings(1).sampling(self.policy.eos_token_ids))
+        metrics = EvaluationMetrics()
+        metrics.start(settings, self.policy.device)
+        with _modes_restored(self.policy), torch.no_grad():
+            groups, _ = responder(self.policy, prompts, sampling, iteration=0, version=self.version)
+        for rollout in (r for group in groups for r in group):
+            rollout.reward_parts = {REWARD: rollout.reward}
+        metrics.update(groups, REWARD)
+        self.examples = [
+            {"prompt": g[0].prompt.text, "completion": g[0].text, "reward": g[0].reward, "shown_as": "sample"}
+            for g in groups
+        ]
+        return metrics.compute()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a later process needs to go on exactly where this one stands: tensors and plain values.
+
+        ``torch.save(trainer.state_dict(), path)``; then, on a trainer with the same model class, tokenizer, config and
+        objective, ``trainer.load_state_dict(torch.load(path, weights_only=True))``.
+        """
+        reference = None if self.reference is None else self.reference.policy.model.state_dict()
+        return {
+            "model": self.policy.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "iteration": self.iteration,
+            "version": self.version,
+            "noise": self.old_logprobs.noise,
+            "reference": reference,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`: the steps that follow are those that would have followed there.
+
+        Raises:
+            UserError: it is the state of a trainer with a reference policy, and this one has none, or the reverse.
+        """
+        if (state["reference"] is None) != (self.reference is None):
+            raise UserError("state", "is of an objective with another kl_coef", fix="give the same objective")
+        self.policy.model.load_state_dict(state["model"])
+        if self.reference is not None:
+            self.reference.policy.model.load_state_dict(state["reference"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.iteration, self.version = int(state["iteration"]), int(state["version"])
+        self.old_logprobs.noise = state["noise"]
+
+    def _caller(
+        self, queries: Sequence[Query], records: list[dict[str, Any]], reward: RewardFunction | Reward
+    ) -> Caller:
+        everywhere = set.intersection(*(set(record) for record in records))
+        return Caller(reward, named=not isinstance(queries[0], str), columns=sorted(everywhere - {"prompt"}))
+
+    def _read(self, records: list[dict[str, Any]]) -> list[Prompt]:
         """Checked and encoded queries, in order; ids are their positions."""
-        texts = [] if isinstance(queries, str) else list(queries)
-        if not texts or not all(isinstance(text, str) for text in texts):
-            raise UserError("queries", f"is {_shown(queries)}, but must be a list of one text or more")
-        if len(texts) % self.config.minibatches:
-            raise UserError(
-                "queries",
-                f"{len(texts)} groups cannot be cut into {self.config.minibatches} mini-batches of whole groups",
-                fix=f"give a multiple of minibatches = {self.config.minibatches}",
-            )
-        prompts = encode_prompts(
-            [{"prompt": text} for text in texts], self._reading_tokenizer, max_prompt_tokens=1 << 30, field="queries"
-        )
+        prompts = encode_prompts(records, self._reading_tokenizer, max_prompt_tokens=1 << 30, field="queries")
         limit, reason = self._prompt_limit()
         for prompt in prompts:
             if len(prompt.token_ids) > limit:
                 raise UserError(
                     "queries",
-                    f"number {prompt.id}, {_shown(prompt.text)}, has {len(prompt.token_ids)} tokens, "
+                    f"number {prompt.id}, {shown(prompt.text)}, has {len(prompt.token_ids)} tokens, "
                     f"but may have {max(limit, 0)}: {reason}",
                     fix="shorten or drop it (nothing is ever cut), or change that setting",
                 )
@@ -238,24 +321,26 @@ class GSPOTrainer:
             limits.append((context - response, f"the model's context - max_response_tokens = {context} - {response}"))
         return min(limits)
 
-    def _iteration(self, prompts: list[Prompt], reward_function: RewardFunction) -> Iteration:
+    def _iteration(self, prompts: list[Prompt], rewards: Caller) -> Iteration:
         """The iteration of a step: as in ``gspo fit``, on these prompts and with the caller's rewards."""
-        config, limit = self.config, self._prompt_limit()[0]
-        settings = ExperienceSettings(
+        config, settings = self.config, self._settings(len(prompts))
+        respond = Responder(self.rollouts, rewards, config.group_size, config.seed, Purpose.TRAIN_SAMPLING)
+        return Iteration(self, settings, Given(prompts), respond, lambda: config.max_tokens_per_micro_batch)
+
+    def _settings(self, prompts: int) -> ExperienceSettings:
+        config = self.config
+        return ExperienceSettings(
             group_size=config.group_size,
-            prompts_per_rollout=len(prompts),
+            prompts_per_rollout=prompts,
             minibatches_per_rollout=config.minibatches,
             epochs_per_rollout=config.epochs,
             max_tokens_per_micro_batch=config.max_tokens_per_micro_batch,
-            max_prompt_tokens=limit,
+            max_prompt_tokens=self._prompt_limit()[0],
             max_response_tokens=config.max_response_tokens,
             temperature=config.temperature,
             advantages=self.advantages,
             seed=config.seed,
         )
-        rewards = _Caller(reward_function)
-        respond = Responder(self.rollouts, rewards, config.group_size, config.seed, Purpose.TRAIN_SAMPLING)
-        return Iteration(self, settings, _Given(prompts), respond, lambda: config.max_tokens_per_micro_batch)
 
     def _update(self, batch: MiniBatch, sums: MetricSums) -> float:
         """One optimizer step on a mini-batch; returns the gradient norm before clipping."""
@@ -278,47 +363,6 @@ class GSPOTrainer:
         return norm
 
 
-class _Given:
-    """The caller's prompts, all of them in every iteration."""
-
-    def __init__(self, prompts: list[Prompt]) -> None:
-        self.prompts = prompts
-
-    def share(self, iteration: int) -> list[Prompt]:
-        return self.prompts
-
-    def spare(self, iteration: int, limit: int) -> list[Prompt]:
-        return []
-
-
-class _Caller:
-    """The caller's reward function as the scorer of a rollout."""
-
-    def __init__(self, function: RewardFunction) -> None:
-        if not callable(function):
-            raise UserError("reward_function", f"is {_shown(function)}, but must be a function of query and response")
-        self.function = function
-
-    def score(self, samples: Sequence[Sample]) -> list[SampleScore]:
-        return [SampleScore(self._reward(s.prompt, s.completion), {}) for s in samples]
-
-    def _reward(self, query: str, response: str) -> float:
-        value: object = self.function(query, response)
-        try:
-            if isinstance(value, str | bytes):  # float("1") would work
-                raise TypeError
-            number = float(value)  # type: ignore[arg-type]  # numbers, and scalars of numpy and torch
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise UserError(
-                "reward_function",
-                f"returned {_shown(value)} for the query {_shown(query)} and the response {_shown(response)}",
-                fix="return a finite number",
-            )
-        return number
-
-
 @contextlib.contextmanager
 def _modes_restored(policy: Policy) -> Iterator[None]:
     """Every module leaves in the mode, train or eval, in which it came."""
@@ -328,8 +372,3 @@ def _modes_restored(policy: Policy) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return f"{text[:57]}..." if len(text) > 60 else text

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 
 import torch
 
 from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.errors import UserError, check_number
+from gspo_lightning.objectives import GSPO, Objective
+from gspo_lightning.registry import component
 
-__all__ = ["GSPOConfig"]
+__all__ = ["GSPOConfig", "objective_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +85,34 @@ class GSPOConfig:
         check_number("weight_decay", self.weight_decay, low=0.0)
         if self.gradient_clip is not None:
             check_number("gradient_clip", self.gradient_clip, low=0.0, open_low=True)
+
+
+def objective_of(given: Objective | type[Objective] | str | None, config: GSPOConfig) -> Objective:
+    """The objective of a trainer: GSPO with the config's clip range, or another one with its own.
+
+    Raises:
+        UserError: no objective of that name, one that cannot be made without arguments, or a clip range in the config
+            beside an objective that has its own.
+
+    >>> objective_of("DAPO", GSPOConfig()).clip_high
+    0.28
+    """
+    if given is None:
+        return GSPO(config.left_clip_range, config.right_clip_range)
+    usual = GSPOConfig()
+    if (config.left_clip_range, config.right_clip_range) != (usual.left_clip_range, usual.right_clip_range):
+        raise UserError(
+            "objective",
+            "brings a clip range of its own, but the config sets left_clip_range or right_clip_range",
+            fix="leave them out and set it in the objective: GSPO(clip_low=2e-4, clip_high=3e-4)",
+        )
+    if isinstance(given, Objective):
+        return given
+    cls = component("objectives", given) if isinstance(given, str) else given
+    if not (inspect.isclass(cls) and issubclass(cls, Objective)):
+        raise UserError("objective", f"is {given!r}", fix="give an Objective: its name, class or an instance")
+    needed = [p.name for p in inspect.signature(cls).parameters.values() if p.default is p.empty]
+    if needed:
+        raise UserError("objective", f"{cls.__name__} needs {', '.join(needed)}", fix="give an instance")
+    made: Objective = cls()
+    return made

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers import Logger
 
 from gspo_lightning.distributed import all_sum
@@ -36,6 +37,11 @@ class Update:
     on_policy: bool
     started: float
     values: dict[str, float] = field(default_factory=dict)
+
+    def show(self, module: LightningModule) -> None:
+        """Reward and response length in the progress bar of any trainer."""
+        shown = {tag: self.values[tag] for tag in ("reward/mean", "response/length") if tag in self.values}
+        module.log_dict(shown, prog_bar=True, logger=False, batch_size=1)
 
     @property
     def gradient_norm(self) -> float:

@@ -8,19 +8,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback, ProgressBar
 
-from gspo_lightning.callbacks import (
-    ColdStartCurve,
-    Collapse,
-    Dashboard,
-    Interrupts,
-    LastCheckpoint,
-    NewOptimizerSettings,
-    NoSignal,
-    PredictionWriter,
-    RunProgress,
-    RunSummary,
-    adapted,
-)
+from gspo_lightning.callbacks import NewOptimizerSettings, PredictionWriter, RunProgress, adapted, default_callbacks
 from gspo_lightning.callbacks.ranks import WatchRanks
 from gspo_lightning.resume import Resumption
 
@@ -40,15 +28,17 @@ def callbacks_of(
         evaluates: whether there are held-out prompts.
     """
     fit, given = command == "fit", listed(chosen.get("callbacks"))
-    own: list[Callback] = [WatchRanks(), *([PredictionWriter(run)] if command == "predict" else [])]
+    bar = chosen.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in given)
     if fit:
-        own += [ColdStartCurve(), NoSignal(), Collapse(), Dashboard(), RunSummary()]
-        own += [NewOptimizerSettings()] if resumption.optimizer_changed else []
-    if chosen.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in given):
-        own += [RunProgress()]
-    if fit:  # interrupts after what counts updates, checkpoints last: they hold what the others have counted
-        own += [Interrupts()]
-        own += [LastCheckpoint()] if chosen.get("enable_checkpointing") is not False else []
+        own = default_callbacks(progress_bar=bar, checkpoints=chosen.get("enable_checkpointing") is not False)
+        if resumption.optimizer_changed:
+            own.insert(1, NewOptimizerSettings())
+    else:
+        own = [
+            WatchRanks(),
+            *([PredictionWriter(run)] if command == "predict" else []),
+            *([RunProgress()] if bar else []),
+        ]
     theirs = {type(c) for c in given}
     return [*adapted(given, evaluates=evaluates), *(c for c in own if type(c) not in theirs)]
 

@@ -1,0 +1,34 @@
+"""The callbacks that every run of ``gspo fit`` has, for a ``Trainer`` of one's own."""
+
+from __future__ import annotations
+
+from lightning.pytorch.callbacks import Callback
+
+from gspo_lightning.callbacks.checkpoints import LastCheckpoint
+from gspo_lightning.callbacks.cold_start import ColdStartCurve
+from gspo_lightning.callbacks.collapse.callback import Collapse
+from gspo_lightning.callbacks.dashboard.callback import Dashboard
+from gspo_lightning.callbacks.interrupts import Interrupts
+from gspo_lightning.callbacks.no_signal import NoSignal
+from gspo_lightning.callbacks.progress import RunProgress
+from gspo_lightning.callbacks.ranks import WatchRanks
+from gspo_lightning.callbacks.summary import RunSummary
+
+__all__ = ["default_callbacks"]
+
+
+def default_callbacks(*, progress_bar: bool = True, checkpoints: bool = True) -> list[Callback]:
+    """What ``gspo fit`` adds to a trainer, in the order in which it works.
+
+    ``Trainer(callbacks=[*default_callbacks(), MyCallback()], plugins=[AtomicCheckpointIO()])`` trains as ``gspo fit``
+    does: collapse is watched, curves and answers go to the loggers, Ctrl-C and SIGTERM stop between two updates, and
+    the newest checkpoints are kept.
+
+    Args:
+        progress_bar: :class:`RunProgress`; without it Lightning's own bar shows reward and response length.
+        checkpoints: :class:`LastCheckpoint`.
+    """
+    found: list[Callback] = [WatchRanks(), ColdStartCurve(), NoSignal(), Collapse(), Dashboard(), RunSummary()]
+    found += [RunProgress()] if progress_bar else []
+    # interrupts after what counts updates, checkpoints last: they hold what the others have counted
+    return [*found, Interrupts(), *([LastCheckpoint()] if checkpoints else [])]
