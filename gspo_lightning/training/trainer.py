@@ -244,7 +244,7 @@ class GSPOTrainer:
         settings.check(())
         caller, prompts = self._caller(queries, records, reward_function), self._read(records)
         responder = Responder(self.rollouts, caller, samples, self.config.seed, Purpose.EVAL_SAMPLING)
-        sampling = settings.sampling(self._settings(1).sampling(self.policy.eos_token_ids))
+        sampling = settings.sampling(self._settings(self.config.minibatches).sampling(self.policy.eos_token_ids))
         metrics = EvaluationMetrics()
         metrics.start(settings, self.policy.device)
         with _modes_restored(self.policy), torch.no_grad():

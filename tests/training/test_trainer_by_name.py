@@ -176,6 +176,11 @@ def test_an_evaluation_counts_and_changes_nothing(model: PreTrainedModel, tokeni
     assert same(weights(model), weights(other.policy.model))
 
 
+def test_any_number_of_queries_can_be_evaluated(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    trainer = GSPOTrainer(model, tokenizer, dataclasses.replace(SHORT, minibatches=2))
+    assert trainer.evaluate(QUERIES[:3], lambda *_: 1.0)["val/accuracy"] == 1.0
+
+
 @pytest.mark.parametrize("objective", [None, GSPO(kl_coef=0.1)])
 def test_a_trainer_goes_on_exactly_where_another_stopped(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, objective: GSPO | None
