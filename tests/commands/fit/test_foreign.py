@@ -115,6 +115,31 @@ def test_every_field_of_trls_configs_is_handled() -> None:
     assert not [name for name in fields if foreign(name) is None]
 
 
+def test_the_two_sides_of_the_page_are_the_same_run() -> None:
+    if os.environ.get("GSPO_TESTS_EXPECT") != "trl":
+        pytest.importorskip("trl")
+    text = (ROOT / "docs" / "from_trl.md").read_text()
+    (theirs,) = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    ours = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)[0])
+    names: dict[str, Any] = {}
+    exec(compile(theirs.replace("loss_type=", "bf16=False, loss_type="), "from_trl.md", "exec"), names)
+    config, data = names["config"], ours["data"]
+    assert config.generation_batch_size == data["prompts_per_rollout"] * data["group_size"] == 256
+    updates = config.steps_per_generation // config.gradient_accumulation_steps
+    assert updates == data["minibatches_per_rollout"] == 4
+    assert config.eval_steps == ours["trainer"]["check_val_every_n_epoch"] * updates
+    last = ours["trainer"]["callbacks"][0]["init_args"]
+    assert (config.save_steps, config.save_total_limit) == (last["every_n_iterations"] * updates, last["keep_last"])
+    clip = ours["model"]["objective"]["init_args"]
+    assert (config.epsilon, config.epsilon_high) == (clip["clip_low"], clip["clip_high"])
+    optimizer = ours["model"]["optimizer"]["init_args"]
+    assert (config.learning_rate, config.weight_decay) == (optimizer["lr"], optimizer["weight_decay"])
+    assert (config.num_generations, config.max_completion_length) == (data["group_size"], data["max_response_tokens"])
+    assert config.reward_weights == data["reward_weights"]
+    assert config.gradient_checkpointing == ours["model"]["gradient_checkpointing"]
+    assert config.seed == ours["seed_everything"]
+
+
 # one message ---------------------------------------------------------------------------------------------------------
 
 TRL_CONFIG = {
