@@ -135,6 +135,9 @@ def test_the_two_sides_of_the_page_are_the_same_run() -> None:
     optimizer = ours["model"]["optimizer"]["init_args"]
     assert (config.learning_rate, config.weight_decay) == (optimizer["lr"], optimizer["weight_decay"])
     assert (config.num_generations, config.max_completion_length) == (data["group_size"], data["max_response_tokens"])
+    schedule = ours["model"]["lr_scheduler"]["init_args"]
+    assert str(config.lr_scheduler_type.value) == "linear"
+    assert schedule == {"start_factor": 1.0, "end_factor": 0.0, "total_iters": ours["trainer"]["max_epochs"] * updates}
     assert config.reward_weights == data["reward_weights"]
     assert config.gradient_checkpointing == ours["model"]["gradient_checkpointing"]
     assert config.seed == ours["seed_everything"]
