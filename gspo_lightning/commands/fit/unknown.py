@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ __all__ = ["refuse_unknown"]
 _PAGES = {"TRL": "docs/from_trl.md", "verl": "docs/from_verl.md"}
 _OPTIONS = ("help", "print_", "config")
 _FEW = 25
+_HYDRA = re.compile(r"[+~]*[a-z_]+(\.[A-Za-z_0-9]+)+")
+"""An override as verl's scripts write it, before its ``=``."""
 _GROUPS = ("data.evaluation", "model.lora")
 
 
@@ -79,7 +82,7 @@ def _unknown(arguments: Sequence[str]) -> Iterator[_Unknown]:
 
 
 def _is_foreign(key: str) -> bool:
-    return "." in key and foreign(key) is not None
+    return _HYDRA.fullmatch(key) is not None and foreign(key) is not None
 
 
 def _mapping(value: object) -> object:

@@ -257,6 +257,9 @@ def test_what_is_right_is_let_through(tmp_path: Path, capsys: pytest.CaptureFixt
             "--model.objective.init_args.epsilon=1", "--data.rewards.num_generations", "ExactMatch",
         ]
     )  # fmt: skip
+    refuse_unknown(
+        ["--data.rewards.judge.init_args.url", "http://host/v1?model.temperature=1", "--ckpt_path", "a/b.n=3"]
+    )
     assert "data.evaluation.sample" in message("--data.evaluation", '{"sample": 4}')
 
 
