@@ -39,6 +39,8 @@ COMMANDS = {
 
 ``compare`` is given :func:`main` besides, for the runs that it makes.
 """
+CONFIGURED = (*TRAINING, "plan", "compare", "evaluate")
+"""Commands that take ``--config``: a file, or the name of a config that ships."""
 
 
 @outlives_its_reader((*TRAINING, "compare", "score"))
@@ -118,7 +120,11 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"gspo_lightning {__version__}")
         return 0
-    if name in (*TRAINING, "plan"):  # they read a config
+    if name in CONFIGURED:
+        from gspo_lightning.commands.fit.configs import with_files
+
+        arguments = with_files(arguments)
+    if name in (*TRAINING, "plan"):
         from gspo_lightning.commands.fit.arguments import check_files
 
         check_files(arguments[1:])

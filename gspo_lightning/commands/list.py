@@ -1,4 +1,4 @@
-"""``gspo list``: everything that is registered, with its parameters."""
+"""``gspo list``: everything that is registered, with its parameters, and the configs that ship."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from gspo_lightning import registry
+from gspo_lightning.commands.fit.configs import about, built_in
 from gspo_lightning.errors import UserError, did_you_mean
 
 __all__ = ["main"]
+
+CONFIGS = "configs"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -22,16 +26,29 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: no such kind.
     """
-    parser = argparse.ArgumentParser("gspo list", description="What is registered, with its parameters.")
-    parser.add_argument("kind", nargs="*", help=", ".join(registry.KINDS))
+    kinds = [*registry.KINDS, CONFIGS]
+    parser = argparse.ArgumentParser(
+        "gspo list", description="What is registered, with its parameters, and the configs that ship."
+    )
+    parser.add_argument("kind", nargs="*", help=", ".join(kinds))
     parser.add_argument("--plugins", nargs="*", default=[], help="files, folders or modules to import first")
     options = parser.parse_args(list(argv))
     registry.import_plugins(options.plugins)
-    for kind in options.kind or registry.KINDS:
-        if kind not in registry.KINDS:
-            raise UserError("gspo list", f"{kind!r} is no kind of component; {did_you_mean(kind, registry.KINDS)}")
-        Console().print(table(kind))
+    for kind in options.kind or kinds:
+        if kind not in kinds:
+            raise UserError("gspo list", f"{kind!r} is not a kind of component; {did_you_mean(kind, kinds)}")
+        Console().print(_configs() if kind == CONFIGS else table(kind))
     return 0
+
+
+def _configs() -> Table:
+    """Name and first sentence of each config; the name is what ``--config`` takes."""
+    rows = Table(title=CONFIGS, title_justify="left")
+    rows.add_column("--config", no_wrap=True)
+    rows.add_column("what it is", ratio=1, overflow="fold")
+    for name, file in built_in().items():
+        rows.add_row(name, escape(about(file)))
+    return rows
 
 
 def table(kind: str) -> Table:

@@ -33,14 +33,14 @@ def check_strategy(strategy: object) -> None:
         raise UserError(
             "trainer.strategy",
             f"{name} cannot sample from sharded weights",
-            fix="add --config configs/fsdp2.yaml (class_path: gspo_lightning.strategies.FSDP2Strategy), or fsdp.yaml",
+            fix="add --config fsdp2 (class_path: gspo_lightning.strategies.FSDP2Strategy), or --config fsdp",
         )
     engine = isinstance(strategy, str) and strategy.startswith(("deepspeed", "xla"))
     if engine or {kind.__name__ for kind in type(strategy).__mro__} & _ENGINES:
         raise UserError(
             "trainer.strategy",
             f"{name} has a backward pass and an optimizer step of its own, which this package does not drive",
-            fix="use ddp, or configs/fsdp2.yaml where a rank cannot hold the whole optimizer state",
+            fix="use ddp, or --config fsdp2 where a rank cannot hold the whole optimizer state",
         )
     start = getattr(strategy, "_start_method", "popen")
     if start != "popen":
@@ -63,7 +63,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, policy: nn.Module) -> None
         raise UserError(
             "model.optimizer",
             "SGD without momentum keeps no state, and a checkpoint of FSDPStrategy without any cannot be resumed",
-            fix="use torch.optim.AdamW or a momentum above 0, or FSDP2Strategy (configs/fsdp2.yaml)",
+            fix="use torch.optim.AdamW or a momentum above 0, or FSDP2Strategy (--config fsdp2)",
         )
     if is_sharded(policy) and type(optimizer).__module__.startswith("bitsandbytes"):
         raise UserError(

@@ -46,7 +46,7 @@ REFUSED = {
     "8 bits": (["--trainer.precision=transformer-engine"], ["trainer.precision", "8 bits", "bf16-mixed"]),
     "forked processes": (["--trainer.strategy=ddp_notebook"], ["trainer.strategy", "'fork'", "use ddp"]),
     "spawned processes": (["--trainer.strategy=ddp_spawn"], ["trainer.strategy", "'spawn'", "use ddp"]),
-    "DeepSpeed": (["--trainer.strategy=deepspeed_stage_2"], ["trainer.strategy", "deepspeed_stage_2", "configs/fsdp2.yaml"]),
+    "DeepSpeed": (["--trainer.strategy=deepspeed_stage_2"], ["trainer.strategy", "deepspeed_stage_2", "--config fsdp2"]),
     "Lightning's older averaging": (callback("StochasticWeightAveraging", swa_lrs=0.01), ["StochasticWeightAveraging", "EMAWeightAveraging"]),
     "a batch size to find": (callback("BatchSizeFinder"), ["BatchSizeFinder", "max_tokens_per_micro_batch"]),
     "a learning rate to find": (callback("LearningRateFinder"), ["LearningRateFinder", "gspo compare"]),

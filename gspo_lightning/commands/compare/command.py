@@ -28,9 +28,9 @@ Everything else is passed to gspo fit, for all variants: --trainer.max_epochs 15
 A run that is there already and was made by the same command is not made again: stop at any time, and go on.
 A difference is claimed from {SEEDS_FOR_A_CLAIM} seeds on, if the bootstrap interval of paired differences leaves 0 out.
 
-  gspo compare --config configs/quickstart.yaml --objectives GSPO,GRPO --seeds 1,2,3
+  gspo compare --config quickstart --objectives GSPO,GRPO --seeds 1,2,3
   gspo compare --rollouts runs/quickstart/version_0 --objectives GSPO,GRPO,DAPO
-  gspo compare --config configs/quickstart.yaml --config configs/moe.yaml --variant GSPO \\
+  gspo compare --config quickstart --config moe --variant GSPO \\
       --variant "GRPO + replay: --model.objective GRPO --model.routing_replay R2"
 """
 
@@ -122,7 +122,7 @@ def _seeds(text: str) -> list[int]:
 
 def _check(configs: Sequence[Path], variants: Sequence[Variant]) -> None:
     if not configs:
-        raise UserError("--config", "is missing", fix="gspo compare --config configs/quickstart.yaml ...")
+        raise UserError("--config", "is missing", fix="gspo compare --config quickstart ...")
     for path in configs:
         if not path.is_file():
             raise UserError("--config", f"{path} does not exist")

@@ -11,7 +11,9 @@ from typing import Any
 import yaml
 
 from gspo_lightning import registry
-from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.commands.fit.beside import located
+from gspo_lightning.commands.fit.configs import config_file
+from gspo_lightning.errors import UserError
 from gspo_lightning.policy.hub import check_reachable
 
 __all__ = ["Setting", "check_files", "config_files", "plugin_paths", "settings", "shown"]
@@ -113,11 +115,9 @@ def _as_list(value: str) -> Any:
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        near = did_you_mean(file.name, (p.name for p in file.parent.glob("*.yaml"))) if file.parent.is_dir() else ""
-        raise UserError("--config", f"{str(file)!r} does not exist" + (f"; {near}" if near else ""))
+    file = config_file(str(file))
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.safe_load(located(file.read_text(encoding="utf-8"), file.parent, Path.cwd()))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
         line = f":{where.line + 1}" if where is not None else ""

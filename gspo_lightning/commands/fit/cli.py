@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from contextlib import ExitStack
+from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -13,6 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gspo_lightning.callbacks import AtomicCheckpointIO, show_evaluation
+from gspo_lightning.commands.fit.beside import located
 from gspo_lightning.commands.fit.callbacks import callbacks_of, listed
 from gspo_lightning.commands.fit.defaults import DEFAULTS
 from gspo_lightning.commands.fit.explain import refuse_mappings
@@ -31,6 +34,15 @@ __all__ = ["Parser", "TrainingCLI"]
 
 class Parser(LightningArgumentParser):
     """A value is what is written: ``data.train: x.csv`` means the file and not what stands in it, 1 is no 1.0."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.start = Path.cwd()
+
+    def parse_string(self, content: str, path: str | os.PathLike[str] = "", *args: Any, **kwargs: Any) -> Any:
+        """jsonargparse is in the folder of the file meanwhile; ``start`` is where the command runs."""
+        text = located(content, Path.cwd(), self.start) if path else content
+        return super().parse_string(text, path, *args, **kwargs)
 
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
         """Without Lightning's ``sub_configs``, which reads any path as YAML and takes a table for a text."""

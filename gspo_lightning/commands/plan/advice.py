@@ -82,7 +82,7 @@ def _options(job: Job) -> Iterator[Option]:
         yield _set(f"data.rollouts.max_rows: {few} (GroupedSampler)", max_rows=few, source="GroupedSampler")
     world = 2 * job.world if job.strategy == "fsdp" else max(8, job.world)
     if job.prompts // job.minibatches % world == 0:
-        words = f"--config configs/fsdp2.yaml --trainer.devices {world}"
+        words = f"--config fsdp2 --trainer.devices {world}"
         words += "" if world <= 8 else " (over all nodes)"
         yield dataclasses.replace(_set(words, strategy="fsdp", world=world, shards_weights=True), shards=True)
     if job.precision == "32-true" and job.weight_dtype.itemsize == 4:

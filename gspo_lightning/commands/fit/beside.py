@@ -1,0 +1,58 @@
+"""Relative paths in a config: from the working directory, else beside the YAML file that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+__all__ = ["located"]
+
+_SECTIONS = ("plugins", "ckpt_path", "model", "data")
+"""Top-level settings with paths to read; what ``trainer`` names is written, and that is never moved."""
+_NAMES = ("plugins", "ckpt_path", "name_or_path", "demonstrations", "train", "val", "test", "predict")
+"""Settings whose value may be a folder without a slash in its name."""
+
+
+def located(text: str, folder: Path, start: Path) -> str:
+    """The text of a config in which each path that only exists beside the file is absolute.
+
+    A value is such a path if it names a file or folder there, and neither from the working directory. Whatever else
+    stands in the text stays; text that is no YAML comes back unchanged.
+
+    Args:
+        text: of the config.
+        folder: of the file.
+        start: the working directory of the command.
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return text  # whoever parses it says where
+    moved = False
+    if isinstance(root, yaml.MappingNode) and folder.absolute() != start.absolute():
+        for node, name in _texts(root):
+            value = node.value
+            path_like = "/" in value or Path(value).suffix or name in _NAMES
+            if value and path_like and not (start / value).exists() and (folder / value).exists():
+                node.value, node.style, moved = str((folder / value).absolute()), '"', True
+    return yaml.serialize(root, Dumper=yaml.SafeDumper, width=1 << 20) if moved else text
+
+
+def _texts(root: yaml.MappingNode) -> Iterator[tuple[yaml.ScalarNode, str]]:
+    """Every text below the sections, with the setting that it belongs to."""
+    for key, value in root.value:
+        if str(key.value).partition(".")[0] in _SECTIONS:
+            yield from _below(value, str(key.value).rpartition(".")[2])
+
+
+def _below(node: yaml.Node, name: str) -> Iterator[tuple[yaml.ScalarNode, str]]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _below(value, str(key.value))
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            yield from _below(value, name)
+    elif isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:str":
+        yield node, name
