@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from gspo_lightning.commands.evaluate.answers import Answers
-from gspo_lightning.commands.evaluate.model import Sampled
+from gspo_lightning.commands.evaluate.model import DEVICE, Sampled
 from gspo_lightning.commands.export import checkpoint_policy
 from gspo_lightning.commands.fit.cli import TrainingCLI
 from gspo_lightning.commands.fit.command import run
 from gspo_lightning.commands.fit.run_folder import root_of, runs_of
 from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.threads import few_threads, width_of
 from gspo_lightning.resume import Resumption
 from gspo_lightning.training.cold_start import asking_of
 
@@ -52,7 +53,8 @@ def with_config(arguments: Sequence[str], work: Callable[[Answers], None]) -> in
             self.model, self.datamodule = made.model, made.data
 
         def _run_subcommand(self, subcommand: str) -> None:
-            work(_answers(self))
+            with few_threads(width_of(self.model.settings), DEVICE):
+                work(_answers(self))
 
     return run(["fit", *arguments], EvaluateCLI)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -14,12 +15,16 @@ from gspo_lightning.evaluation.answering import ROWS, Wanted, answers_of
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import DType, ModelSettings
+from gspo_lightning.policy.threads import few_threads
 from gspo_lightning.rollouts import GroupedSampler
 from gspo_lightning.rollouts.base import RolloutSource
 from gspo_lightning.suites.suite import Suite
 from gspo_lightning.suites.verdicts import Answer
 
-__all__ = ["Sampled"]
+__all__ = ["DEVICE", "Sampled"]
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+"""Where answers are sampled."""
 
 
 class Sampled:
@@ -45,8 +50,10 @@ class Sampled:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.policy = policy.to(device).eval()
+        self.policy = policy.to(DEVICE).eval()
+        self._until_closed = contextlib.ExitStack()
+        width = getattr(policy.model.config.get_text_config(), "hidden_size", None)
+        self._until_closed.enter_context(few_threads(width, DEVICE))
         self.source = (source or GroupedSampler(max_rows=ROWS)).for_evaluation()
         self.system_prompt, self.template_kwargs = system_prompt, dict(chat_template_kwargs or {})
         self._described, self.context = dict(described), context
@@ -89,4 +96,5 @@ class Sampled:
 
     def close(self) -> None:
         """Let go of servers and processes of the source."""
+        self._until_closed.close()
         self.source.close()

@@ -24,6 +24,7 @@ from gspo_lightning.commands.fit.one_writer import agree_first, kept_open
 from gspo_lightning.commands.fit.result import shown_metrics, write_result
 from gspo_lightning.commands.fit.run_folder import check_writable, runs_of
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.threads import few_threads, width_of
 from gspo_lightning.resume import Resumption, Writer
 from gspo_lightning.resume.versions import versions
 from gspo_lightning.strategies.checks import check_strategy
@@ -141,6 +142,7 @@ class TrainingCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Check everything that can be checked before Lightning creates loggers and folders."""
         self.model.weights_from_checkpoint = self.resumption.path is not None
+        self.until_over.enter_context(few_threads(width_of(self.model.settings), self.trainer.strategy.root_device))
         try:
             self.model.prepare(subcommand, self.datamodule, self.trainer)
             if subcommand == "fit":

@@ -1,0 +1,75 @@
+"""One thread for a model that is too small to share between threads.
+
+The threads of an OpenMP region wait for each other, actively. A matrix of a tiny model is multiplied in microseconds,
+so beside other work nearly all time goes into waiting for a thread that has no core: 60 steps of the quickstart's cold
+start took 2.8 s on one thread and more than 95 s on two, on two cores with two other busy processes. Idle, one thread
+is as fast as two. The result is the same bit by bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+
+from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.tiny import TINY_MODELS, tiny_config
+
+__all__ = ["few_threads", "width_of"]
+
+log = logging.getLogger(__name__)
+
+NARROW = 128
+"""Largest hidden size of a model that runs on one thread."""
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Either of them says how many threads there are to be."""
+_DEFAULT = torch.get_num_threads()
+"""What torch chose; another number later is somebody's choice."""
+
+
+def width_of(settings: ModelSettings) -> int | None:
+    """The hidden size of a built-in model or of a folder in transformers format; None of others."""
+    name = settings.name_or_path
+    if name in TINY_MODELS:
+        return int(tiny_config(name, settings.config_overrides).hidden_size)
+    try:
+        width = json.loads((Path(name) / "config.json").read_text(encoding="utf-8")).get("hidden_size")
+    except (OSError, ValueError, AttributeError):  # a hub id, or a folder that loading it will complain about
+        return None
+    return width if isinstance(width, int) else None
+
+
+@contextlib.contextmanager
+def few_threads(width: int | None, device: torch.device) -> Iterator[None]:
+    """Run on one thread inside, and in the processes that are started inside, where that is faster.
+
+    It is where a model of at most ``NARROW`` hidden units runs on a CPU. A number that somebody chose, by a variable of
+    the environment or by ``torch.set_num_threads``, stays.
+
+    Args:
+        width: hidden size of the model; None if it is not known.
+        device: that it runs on.
+    """
+    chosen = any(name in os.environ for name in VARIABLES) or torch.get_num_threads() != _DEFAULT
+    if device.type != "cpu" or width is None or width > NARROW or chosen or _DEFAULT == 1:
+        yield
+        return
+    _say(f"1 thread: the model is too small for the {_DEFAULT} of this machine (OMP_NUM_THREADS sets another number)")
+    os.environ["OMP_NUM_THREADS"] = "1"  # Lightning would give the ranks that it starts more
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        os.environ.pop("OMP_NUM_THREADS", None)
+        torch.set_num_threads(_DEFAULT)
+
+
+@rank_zero_only
+def _say(text: str) -> None:
+    log.info(text)
