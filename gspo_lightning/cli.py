@@ -25,6 +25,7 @@ TRAINING = {
     "predict": "answer prompts and write predictions.jsonl",
 }
 COMMANDS = {
+    "init": "write a project: a commented config, a reward with its test, example records",
     "list": "what is registered: objectives, advantages, rewards, rollouts, environments, prompts",
     "plan": "memory, batch arithmetic and work of a config, before any GPU is paid for",
     "evaluate": "benchmarks: a model or recorded answers, with intervals and paired tests",
@@ -39,6 +40,10 @@ COMMANDS = {
 
 ``compare`` is given :func:`main` besides, for the runs that it makes.
 """
+OPTIONS = {
+    "--traceback": "with any command: where in the code an error was raised",
+    "--version": "of this package",
+}
 CONFIGURED = (*TRAINING, "plan", "compare", "evaluate")
 """Commands that take ``--config``: a file, or the name of a config that ships."""
 
@@ -120,6 +125,13 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"gspo_lightning {__version__}")
         return 0
+    if name in TRAINING:
+        from gspo_lightning.commands.fit.help import asked_for, short_help
+
+        if asked_for(arguments):
+            print(short_help(name, TRAINING[name]))
+            return 0
+        arguments = ["--help" if argument == "--help_all" else argument for argument in arguments]
     if name in CONFIGURED:
         from gspo_lightning.commands.fit.configs import with_files
 
@@ -142,13 +154,13 @@ def _dispatch(arguments: list[str]) -> int:
     if name in COMMANDS:
         module = importlib.import_module(f"gspo_lightning.commands.{name}")
         return int(module.main(arguments[1:]))
-    raise UserError("gspo", f"{name!r} is no command; {did_you_mean(name, [*TRAINING, *COMMANDS])}")
+    raise UserError("gspo", f"{name!r} is not a command; {did_you_mean(name, [*TRAINING, *COMMANDS])}")
 
 
 def _usage() -> str:
     lines = ["usage: gspo COMMAND [options]     (gspo COMMAND --help for its options)", ""]
-    lines += [f"  {name:<10}{text}" for name, text in {**TRAINING, **COMMANDS}.items()]
-    return "\n".join([*lines, "", "start here: gspo fit --config configs/quickstart.yaml"])
+    lines += [f"  {name:<13}{text}" for name, text in {**TRAINING, **COMMANDS, **OPTIONS}.items()]
+    return "\n".join([*lines, "", "start here: gspo fit --config quickstart, or gspo init my_project"])
 
 
 def _complain(error: Exception) -> None:

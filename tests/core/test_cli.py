@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gspo_lightning import __version__, registry
 from gspo_lightning.cli import COMMANDS, TRAINING, main
+from gspo_lightning.commands.fit.help import GROUPS
 
 
 def test_usage_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,8 +70,51 @@ def test_list_sees_plugins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "Pays for please." in capsys.readouterr().out
 
 
+def test_help_shows_what_works_without_a_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--traceback" in shown
+    assert "--version" in shown
+    monkeypatch.chdir(tmp_path)
+    (command,) = re.findall(r"gspo (fit --config \w+)", shown)
+    assert main([*command.split(), "--print_config"]) == 0
+
+
+@pytest.mark.parametrize("command", ["fit", "predict"])
+def test_short_help_is_one_page_of_settings_that_exist(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    page = capsys.readouterr().out
+    named = re.findall(r"^  --([\w.]+)  ", page, flags=re.MULTILINE)
+    assert 28 <= len(named) <= 36
+    assert len(page.splitlines()) <= 50
+    assert "--help_all" in page
+    assert main([command, "--help_all"]) == 0
+    everything = capsys.readouterr().out
+    assert [name for name in named if f"--{name}" not in everything] == []
+
+
+def test_defaults_in_the_short_help_are_those_of_the_parser(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--print_config"]) == 0
+    defaults = yaml.safe_load(capsys.readouterr().out)
+    checked = []
+    for name, text in ((name, text) for group in GROUPS.values() for name, text in group.items()):
+        said = re.search(r"\(default: ([\w.-]+)\)", text)
+        if said is not None and "." in name and name != "data.reward_weights":
+            section, setting = name.split(".")
+            checked.append((name, yaml.safe_load(said[1]), defaults[section][setting]))
+    assert len(checked) > 10
+    assert [c for c in checked if c[1] != c[2]] == []
+
+
+def test_the_short_help_needs_no_torch() -> None:
+    code = "import sys; from gspo_lightning.cli import main; main(['fit', '--help']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, stdout=subprocess.DEVNULL).returncode == 0
+
+
 def test_help_describes_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "--help"]) == 0
+    assert main(["fit", "--help_all"]) == 0
     shown = capsys.readouterr().out
     assert "responses per prompt" in shown
     assert "--data.group_size" in shown
