@@ -13,7 +13,8 @@ BIN := $(VENV)/bin
 COMPILED := PYTHONDONTWRITEBYTECODE=# of the tests' processes: where that is set, each compiles all it imports again
 SANDBOX_TESTS := tests/sandbox tests/rewards/code
 
-.PHONY: help install sandbox bench-install bench gpu-check docs quickstart test test-quick test-long test-sandbox test-trl test-vllm \
+.PHONY: help install sandbox bench-install bench gpu-check docs quickstart test test-quick test-long test-sandbox test-trl \
+  test-wheel test-vllm \
   audit mutants check format lint types doctest constraints clean
 
 help:
@@ -25,6 +26,7 @@ help:
 	@echo "make test-trl              the comparisons with TRL, which is installed first; make test skips them without it"
 	@echo "make test-vllm             training through real vLLM; its environment is built once, in VLLM_HOME"
 	@echo "make docs                  the documentation as a site, in build/site"
+	@echo "make test-wheel            the wheel in an empty environment and an empty folder: gspo init, gspo fit (minutes)"
 	@echo "make audit                 known vulnerabilities of the pinned packages (needs the network)"
 	@echo "make mutants               break the mathematics in every place and see that the tests notice (docs/mutants.md)"
 	@echo "make sandbox               bubblewrap, which model-written programs run in, and g++ for those in C++ (docs/sandbox.md)"
@@ -102,6 +104,11 @@ test-vllm:
 	@python="$(VLLM_PYTHON)"; \
 	  test -n "$$python" || python=$$($(PYTHON) tools/vllm_environment.py "$(VLLM_HOME)" $(PIP_ARGS)) || exit 1; \
 	  PYTHONPATH="$(CURDIR)" "$$python" -m pytest tests/real_vllm -m "vllm and not long"
+
+test-wheel: install
+	dist=$$(mktemp -d) && trap 'rm -rf "$$dist"' EXIT && \
+	  $(BIN)/python -m build --no-isolation --outdir "$$dist" . > "$$dist/log" 2>&1 || { cat "$$dist/log"; exit 1; }; \
+	  $(BIN)/python -m tools.try_wheel "$$dist"/*.whl $(PIP_ARGS)
 
 audit: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[audit]'
