@@ -139,7 +139,7 @@ def _dispatch(arguments: list[str]) -> int:
     if name in (*TRAINING, "plan"):
         from gspo_lightning.commands.fit.arguments import check_files
 
-        check_files(arguments[1:])
+        check_files(arguments[1:], hub=name != "plan")
     if name in TRAINING:
         from gspo_lightning.commands.fit.unknown import refuse_unknown
 

@@ -67,8 +67,12 @@ def plugin_paths(arguments: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def check_files(arguments: Sequence[str]) -> None:
+def check_files(arguments: Sequence[str], *, hub: bool = True) -> None:
     """Configs, plug-ins and the checkpoint that a command names are there; asked before anything slow is imported.
+
+    Args:
+        arguments: of the command.
+        hub: whether ids of the hub have to be reachable, too; a plan reads no prompts and knows many models.
 
     Raises:
         UserError: one is not.
@@ -78,7 +82,7 @@ def check_files(arguments: Sequence[str]) -> None:
     for value in _values(arguments, "--ckpt_path"):
         if value not in ("last", "null", "") and "://" not in value and not Path(value).exists():
             raise UserError("ckpt_path", f"{value!r} does not exist", fix="give a path, or last")
-    for field, name in _hub_ids(arguments).items():
+    for field, name in _hub_ids(arguments).items() if hub else ():
         check_reachable(field, name, "model" if field.startswith("model.") else "dataset")
 
 

@@ -25,6 +25,7 @@ from gspo_lightning.commands.plan.memory import (
 )
 from gspo_lightning.commands.plan.models import config_of
 from gspo_lightning.commands.plan.work import equation, work_of
+from gspo_lightning.errors import UserError
 from gspo_lightning.policy.settings import ModelSettings
 from tests.runs.runs import QUICKSTART
 
@@ -199,3 +200,12 @@ def test_what_would_need_splitting_a_sequence_is_refused(tmp_path: Path, capsys:
 def test_planned_memory_is_what_is_measured(case: object) -> None:
     planned, measured = compare(case)  # type: ignore[arg-type]
     assert planned == pytest.approx(measured, rel=0.25)
+
+
+def test_a_plan_asks_no_hub(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(field: str, name: str, kind: str) -> None:
+        raise UserError(field, f"{name} was asked for")
+
+    monkeypatch.setattr("gspo_lightning.commands.fit.arguments.check_reachable", refuse)
+    assert main(["plan", f"--config={QUICKSTART.parent / 'models' / 'r1_1.5b_80gb.yaml'}", "--device", "H200"]) == 0
+    assert "1.78B parameters" in capsys.readouterr().out
