@@ -29,6 +29,7 @@ COMMANDS = {
     "list": "what is registered: objectives, advantages, rewards, rollouts, environments, prompts",
     "plan": "memory, batch arithmetic and work of a config, before any GPU is paid for",
     "evaluate": "benchmarks: a model or recorded answers, with intervals and paired tests",
+    "data": "files of prompts before training: duplicates, leaks, difficulty, mixtures",
     "score": "score recorded completions without training",
     "report": "curves of runs as report.png and a one-page summary",
     "compare": "objectives, or any differences of a config, on the same prompts and seeds",
@@ -48,7 +49,7 @@ CONFIGURED = (*TRAINING, "plan", "compare", "evaluate")
 """Commands that take ``--config``: a file, or the name of a config that ships."""
 
 
-@outlives_its_reader((*TRAINING, "compare", "score"))
+@outlives_its_reader((*TRAINING, "compare", "score", "data"))
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code.
 

@@ -48,6 +48,7 @@ FLOORS = [
     "environments",
     "rewards",
     "policy",
+    "corpus",
     "report",
     "statistics",
     "resume",

@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from gspo_lightning.corpus.lines import no_json, no_text, parse_line
 from gspo_lightning.errors import UserError
-from gspo_lightning.prompts.lines import JsonLines, no_json, no_text, parse_line
+from gspo_lightning.prompts.lines import JsonLines
 
 __all__ = ["SUFFIXES", "place_of", "read_rows", "suffix_of"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import weakref
 import zlib
@@ -11,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gspo_lightning.corpus.lines import parse_line
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.on_demand import OnDemand
 
-__all__ = ["JsonLines", "no_json", "no_text", "parse_line"]
+__all__ = ["JsonLines"]
 
 Row = dict[str, Any]
 _BLOCK = 1 << 20
@@ -99,31 +99,3 @@ class JsonLines(OnDemand[Row]):
             return os.pread(self._file, size, place)
         except OSError as error:
             raise UserError(self._name, f"cannot be read: {error.strerror or type(error).__name__}") from error
-
-
-def parse_line(line: bytes, where: str) -> Row:
-    """The object that a line holds.
-
-    Raises:
-        UserError: it holds something else; nothing of it is shown.
-    """
-    try:
-        row = json.loads(line.decode("utf-8-sig"))  # some editors put a byte-order mark first
-    except UnicodeDecodeError as error:
-        raise no_text(where, error) from None
-    except (ValueError, RecursionError) as error:
-        raise no_json(where, error, "one object a line") from None
-    if not isinstance(row, dict):
-        raise UserError(where, f"is a JSON {type(row).__name__}, not an object")
-    return row
-
-
-def no_text(where: str, error: UnicodeDecodeError) -> UserError:
-    """The message for bytes that are no text."""
-    return UserError(where, f"is not UTF-8: {error.reason}", fix="save it as UTF-8")
-
-
-def no_json(where: str, error: Exception, fix: str) -> UserError:
-    """The message for a text that is no JSON."""
-    what = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else type(error).__name__
-    return UserError(where, f"is not JSON: {what}", fix=fix)

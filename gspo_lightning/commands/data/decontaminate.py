@@ -1,0 +1,170 @@
+"""``gspo data decontaminate``: no prompt that gives a benchmark away, and a certificate that says so."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from gspo_lightning.commands.data.progress import reading
+from gspo_lightning.commands.data.table import dropped_table
+from gspo_lightning.commands.data.words import add_column, add_files, add_threshold, check_threshold
+from gspo_lightning.corpus.answers import short_answer
+from gspo_lightning.corpus.certificate import Benchmark, Certificate, certificate_file
+from gspo_lightning.corpus.files import Inputs, prompt_of
+from gspo_lightning.corpus.identifiers import Identifiers
+from gspo_lightning.corpus.leaks import LONG, SHARE, SHORT, BenchmarkPrompt, LeakSearch, Rule, comparable, rare_below
+from gspo_lightning.corpus.output import Outputs, copy, dropped_file, same_format
+from gspo_lightning.corpus.words import words
+from gspo_lightning.errors import UserError
+
+__all__ = ["DESCRIPTION", "add_arguments", "run"]
+
+DESCRIPTION = (
+    "Drop prompts that give away a prompt of a benchmark, and write a certificate with the hashes of all files."
+)
+_BLOCK_CHARACTERS = 1 << 17
+_REASONS = {
+    Rule.SHORT_GRAMS: f"half of a benchmark prompt's {SHORT}-grams",
+    Rule.LONG_GRAM: f"a {LONG}-gram of a benchmark prompt that is rare here",
+    Rule.NEAR: "nearly a benchmark prompt",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the verb."""
+    add_files(parser)
+    parser.add_argument(
+        "--against", nargs="+", type=Path, required=True, metavar="FILE", help="prompts of benchmarks, of either format"
+    )
+    add_column(parser)
+    parser.add_argument("--against_column", metavar="NAME", help="with the benchmarks' prompts (default: --column)")
+    add_threshold(parser)
+
+
+@dataclass(slots=True)
+class _Answers:
+    """Who has an answer of a benchmark; it is said, and drops nothing."""
+
+    known: set[str]
+    equal: set[int] = field(default_factory=set)
+    of: dict[int, str | None] = field(default_factory=dict)
+
+    def see(self, index: int, value: Any) -> None:
+        answer = short_answer(value)
+        if answer in self.known:
+            self.equal.add(index)
+            self.of[index] = answer
+
+
+def run(options: argparse.Namespace) -> None:
+    """Drop what leaks.
+
+    Raises:
+        UserError: an option or a record is wrong.
+    """
+    check_threshold(options.threshold)
+    inputs, dropped = Inputs(options.input), dropped_file(options.output)
+    same_format(inputs, [options.output])
+    benchmarks = [Inputs([path], "--against") for path in options.against]
+    for number, path in enumerate(options.against):
+        if any(path.samefile(other) for other in options.against[:number]):
+            raise UserError("--against", f"{path} is given twice", fix="name each file once")
+        if any(path.samefile(other) for other in options.input):
+            raise UserError("--against", f"{path} is also an --input: everything would be a leak", fix="name one role")
+    targets = [dropped, certificate_file(options.output), options.output]
+    with Outputs(targets, [*options.input, *options.against]) as outputs:
+        prompts = _benchmark_prompts(benchmarks, options.against_column or options.column)
+        search = LeakSearch(prompts, options.threshold)
+        answers = _Answers({one.answer for one in prompts if one.answer is not None})
+        _search(inputs, options.column, search, answers)
+        leaks = search.leaks
+
+        def why(index: int) -> Mapping[str, Any]:
+            leak, prompt = leaks[index], prompts[leaks[index].prompt]
+            same = prompt.answer is not None and answers.of.get(index) == prompt.answer
+            return {
+                "reason": _REASONS[leak.rule],
+                "rule": leak.rule,
+                "share": round(leak.share, 4),
+                "repeats": {"file": options.against[prompt.file].name, **benchmarks[prompt.file].place(prompt.number)},
+                "same_answer": same,
+            }
+
+        with tqdm(desc="write", total=len(inputs), unit=" records", unit_scale=True) as bar:
+            copy(
+                inputs, outputs, [options.output], lambda i: -1 if i in leaks else 0, dropped, why, bar.update
+            )  # fmt: skip
+        counts = Counter(leak.rule for leak in leaks.values())
+        against = tuple(Benchmark(b.paths[0].name, b.sha256[0], len(b)) for b in benchmarks)
+        by_rule = {rule: counts[rule] for rule in _REASONS}
+        certificate = Certificate("", against, _rules(options.threshold, len(inputs)), by_rule, _version())
+        outputs.write_certificate(certificate, options.output)
+    by_reason = {_REASONS[rule]: count for rule, count in by_rule.items()}
+    dropped_table("decontaminate", len(inputs), by_reason, options.output)
+    print(f"written: {certificate_file(options.output)}")
+    print(
+        f"{len(answers.equal - leaks.keys()):,} kept records have an answer of the benchmarks, which alone is no leak"
+    )
+
+
+def _rules(threshold: float, records: int) -> dict[str, Any]:
+    return {
+        "short_gram": SHORT,
+        "share": SHARE,
+        "long_gram": LONG,
+        "rare": rare_below(records),
+        "similarity": threshold,
+    }
+
+
+def _version() -> str:
+    return version("gspo_lightning")
+
+
+def _benchmark_prompts(benchmarks: Sequence[Inputs], column: str) -> list[BenchmarkPrompt]:
+    found = []
+    for file, inputs in enumerate(benchmarks):
+        for number, record in enumerate(inputs.records([column, "answer"])):
+            text = prompt_of(inputs, record, column, "--against_column NAME")
+            split = tuple(words(text))
+            answer = short_answer(record.values.get("answer"))
+            found.append(BenchmarkPrompt(file, number, split, comparable(text, split), answer))
+    return found
+
+
+def _search(inputs: Inputs, column: str, search: LeakSearch, answers: _Answers) -> None:
+    """Every record, a block at a time."""
+    identifiers = Identifiers(inputs)
+    texts: list[str] = []
+    split: list[list[str]] = []
+    start = size = 0
+
+    def look() -> None:
+        nonlocal start, size
+        search.look(start, texts, split)
+        start, size = start + len(texts), 0
+        texts.clear()
+        split.clear()
+
+    with reading(inputs, "search") as step:
+        for index, record in enumerate(inputs.records([column, "id", "answer"])):
+            identifiers.add(record)
+            text = prompt_of(inputs, record, column)
+            answers.see(index, record.values.get("answer"))
+            found = words(text)
+            split.append(found)
+            texts.append(comparable(text, found))
+            size += len(text)
+            step(record)
+            if size >= _BLOCK_CHARACTERS:
+                look()
+        if texts:
+            look()
+    search.finish(len(inputs))

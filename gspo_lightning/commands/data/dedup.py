@@ -1,0 +1,81 @@
+"""``gspo data dedup``: one of every prompt, with all that repeat it beside it."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from gspo_lightning.commands.data.read import read_prompts
+from gspo_lightning.commands.data.table import dropped_table
+from gspo_lightning.commands.data.words import add_column, add_files, add_threshold, check_threshold
+from gspo_lightning.corpus.certificate import certificate_file, inherited
+from gspo_lightning.corpus.duplicates import Kind, NearDuplicates, Repeats, equal_texts
+from gspo_lightning.corpus.files import Inputs
+from gspo_lightning.corpus.output import Outputs, copy, dropped_file, same_format
+
+__all__ = ["DESCRIPTION", "add_arguments", "run"]
+
+DESCRIPTION = "Keep the first of all prompts that are the same or nearly the same."
+_REASONS = {
+    Kind.EXACT: "the same prompt",
+    Kind.NORMALISED: "the same but for case and white space",
+    Kind.NEAR: "nearly the same",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the verb."""
+    add_files(parser)
+    add_column(parser)
+    add_threshold(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Drop what repeats an earlier prompt.
+
+    Raises:
+        UserError: an option or a record is wrong.
+    """
+    check_threshold(options.threshold)
+    inputs, dropped = Inputs(options.input), dropped_file(options.output)
+    same_format(inputs, [options.output])
+    certificate = inherited(inputs.paths)
+    targets = [dropped, *([certificate_file(options.output)] if certificate else []), options.output]
+    with Outputs(targets, inputs.paths) as outputs:
+        found = find_repeats(inputs, options.column, options.threshold, outputs)
+        with tqdm(desc="write", total=len(inputs), unit=" records", unit_scale=True) as bar:
+            copy(
+                inputs, outputs, [options.output], lambda i: 0 if found.of[i] < 0 else -1, dropped,
+                lambda i: _why(inputs, found, i), bar.update,
+            )  # fmt: skip
+        outputs.write_certificate(certificate, options.output)
+    counts = Counter(_REASONS[Kind(kind)] for kind in found.kind.tolist() if kind)
+    dropped_table("dedup", len(inputs), {reason: counts[reason] for reason in _REASONS.values()}, options.output)
+
+
+def find_repeats(inputs: Inputs, column: str, threshold: float, outputs: Outputs) -> Repeats:
+    """Which records repeat which."""
+    prompts = read_prompts(inputs, column, outputs.scratch)
+    found = equal_texts(prompts.texts, *prompts.hashes())
+    places = np.flatnonzero(found.of < 0)
+    with tqdm(desc="compare", total=2 * len(places), unit=" prompts", unit_scale=True) as bar:
+        NearDuplicates(prompts.texts, places, threshold, outputs.scratch, bar.update).repeats(found)
+    prompts.texts.close()
+    for record in np.flatnonzero((found.kind != Kind.NEAR) & (found.of >= 0)).tolist():
+        if (further := int(found.of[found.of[record]])) >= 0:  # what it equals is itself nearly another one
+            found.similarity[record] = found.similarity[found.of[record]]
+            found.of[record], found.kind[record] = further, Kind.NEAR
+    return found
+
+
+def _why(inputs: Inputs, found: Repeats, index: int) -> Mapping[str, Any]:
+    return {
+        "reason": _REASONS[Kind(int(found.kind[index]))],
+        "similarity": round(float(found.similarity[index]), 4),
+        "repeats": inputs.place(int(found.of[index])),
+    }

@@ -1,0 +1,66 @@
+"""The first pass over files: every prompt checked, and kept in a file in its normalised form."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from gspo_lightning.commands.data.progress import reading
+from gspo_lightning.corpus.files import Inputs, Record, prompt_of
+from gspo_lightning.corpus.identifiers import Identifiers
+from gspo_lightning.corpus.text import TextStore, normalised
+
+__all__ = ["Prompts", "read_prompts"]
+
+
+@dataclass(slots=True)
+class Prompts:
+    """The prompts of files."""
+
+    texts: TextStore
+    """Normalised."""
+    raw: array[int] = field(default_factory=lambda: array("Q"))
+    """64-bit hashes of the prompts as they are."""
+    normal: array[int] = field(default_factory=lambda: array("Q"))
+    """Of the normalised texts."""
+
+    def hashes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Both as arrays."""
+        return np.frombuffer(self.raw, dtype=np.uint64), np.frombuffer(self.normal, dtype=np.uint64)
+
+
+def read_prompts(
+    inputs: Inputs, column: str, folder: Path, see: Callable[[Record, str], object] = lambda record, text: None
+) -> Prompts:
+    """Read all records once.
+
+    Args:
+        inputs: the files.
+        column: with the prompt.
+        folder: for the texts.
+        see: is given every record and its prompt.
+
+    Raises:
+        UserError: a record that cannot be used, with file and line.
+    """
+    prompts, identifiers = Prompts(TextStore(folder / "texts")), Identifiers(inputs)
+    with reading(inputs, "read") as step:
+        for record in inputs.records([column, "id", "answer"]):
+            identifiers.add(record)
+            text = prompt_of(inputs, record, column)
+            normal = normalised(text)
+            prompts.texts.add(normal)
+            prompts.raw.append(_hash(text))
+            prompts.normal.append(_hash(normal))
+            see(record, text)
+            step(record)
+    return prompts
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

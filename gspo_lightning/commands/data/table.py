@@ -1,0 +1,31 @@
+"""What became of the records, on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from gspo_lightning.corpus.output import dropped_file
+
+__all__ = ["dropped_table", "show"]
+
+
+def show(title: str, rows: Mapping[str, int], total: int) -> None:
+    """Counts with their share of all."""
+    table = Table(title=title, title_justify="left")
+    for name in ("", "records", "share"):
+        table.add_column(name, justify="left" if not name else "right")
+    for name, count in rows.items():
+        table.add_row(name, f"{count:,}", f"{100 * count / total:.1f} %" if total else "-")
+    Console(highlight=False).print(table)
+
+
+def dropped_table(verb: str, total: int, dropped: Mapping[str, int], output: Path) -> None:
+    """What was read, kept and dropped, and where it lies."""
+    kept = total - sum(dropped.values())
+    show(f"gspo data {verb}", {"read": total, **{f"dropped: {k}": n for k, n in dropped.items()}, "kept": kept}, total)
+    print(f"written: {output}")
+    print(f"written: {dropped_file(output)}")

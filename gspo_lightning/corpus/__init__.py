@@ -1,0 +1,1 @@
+"""Files of prompts before training: duplicates, leaks from benchmarks, and copies of records."""

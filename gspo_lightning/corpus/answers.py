@@ -1,0 +1,23 @@
+"""The final answer of a record, as far as two records can have the same one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["short_answer"]
+
+_LONGEST = 200
+
+
+def short_answer(value: Any) -> str | None:
+    r"""A text or number without GSM8K's working, its box and its dollars; None where it is nothing short.
+
+    >>> short_answer("40 + 2 = 42\n#### 42"), short_answer(r"\boxed{42}"), short_answer(42), short_answer({"tests": []})
+    ('42', '42', '42', None)
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    text = str(value).rsplit("####", 1)[-1].strip().strip("$").strip()
+    if text.startswith("\\boxed{") and text.endswith("}"):
+        text = text[len("\\boxed{") : -1].strip()
+    return text.casefold() if 0 < len(text) <= _LONGEST else None

@@ -1,0 +1,103 @@
+"""What a file was decontaminated against, with the hashes of both: ``FILE.decontaminated.json`` beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gspo_lightning.corpus.files import sha256
+from gspo_lightning.errors import UserError
+
+__all__ = ["Benchmark", "Certificate", "about", "certificate_file", "inherited", "read_certificate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A file of benchmark prompts."""
+
+    file: str
+    sha256: str
+    prompts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """No prompt of a file gives away one of these benchmarks, by these rules."""
+
+    sha256: str
+    """Of the file."""
+    against: tuple[Benchmark, ...]
+    rules: Mapping[str, Any]
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Records by the rule that they broke; empty in the certificate of a file made from one that has a certificate."""
+    version: str = ""
+    """Of this package."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    def covers(self, file: Path) -> bool:
+        """Whether a benchmark's file is among those, byte by byte."""
+        return sha256(file) in {one.sha256 for one in self.against}
+
+
+def certificate_file(path: Path) -> Path:
+    """Where the certificate of a file lies."""
+    return path.with_name(f"{path.name}.decontaminated.json")
+
+
+def read_certificate(path: Path) -> Certificate | None:
+    """The certificate of a file, whether or not its hash is the file's; None where there is none.
+
+    Raises:
+        UserError: there is one that cannot be read.
+    """
+    file = certificate_file(path)
+    if not file.is_file():
+        return None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        against = tuple(Benchmark(**one) for one in found["against"])
+        return Certificate(**{**found, "against": against})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(file.name, "is no certificate of gspo data decontaminate", fix="remove it") from error
+
+
+def inherited(inputs: Sequence[Path]) -> Certificate | None:
+    """What a file may carry on that holds records of these files only: what all of them were decontaminated against.
+
+    The hash is left empty, for the file is still to be written. None where a file has no certificate that fits it.
+    """
+    found = []
+    for path in inputs:
+        one = read_certificate(path)
+        if one is None or one.sha256 != sha256(path):
+            return None
+        found.append(one)
+    common = set.intersection(*({b.sha256 for b in one.against} for one in found))
+    against = tuple(b for b in found[0].against if b.sha256 in common)
+    same_rules = all(one.rules == found[0].rules for one in found)
+    return Certificate("", against, found[0].rules, version=found[0].version) if against and same_rules else None
+
+
+def about(path: Path) -> tuple[str, bool] | None:
+    """One line about a file's certificate, and whether it is valid; None where there is none.
+
+    Raises:
+        UserError: there is one that cannot be read.
+    """
+    found = read_certificate(path)
+    if found is None:
+        return None
+    names = ", ".join(f"{one.file} ({one.prompts:,} prompts)" for one in found.against)
+    if found.sha256 == sha256(path):
+        return f"{path.name}: decontaminated against {names}", True
+    return (
+        f"{path.name} is not the file that {certificate_file(path).name} was written for: its hash differs; "
+        "run gspo data decontaminate again",
+        False,
+    )

@@ -1,0 +1,230 @@
+"""Files of records that are read to be copied: JSON lines and Parquet, a record at a time, each with its place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gspo_lightning.corpus.lines import parse_line
+from gspo_lightning.corpus.text import prompt_text
+from gspo_lightning.errors import UserError, did_you_mean
+
+__all__ = ["FORMATS", "LONGEST_PROMPT", "Inputs", "Record", "as_json", "format_of", "prompt_of", "sha256"]
+
+FORMATS = (".jsonl", ".parquet")
+LONGEST_PROMPT = 1_000_000
+"""Characters. What is longer is a file in one line, and not a prompt."""
+_SHOWN_NAMES = 20
+
+
+class Record(NamedTuple):
+    """One record of a file."""
+
+    file: int
+    """Which of the files."""
+    number: int
+    """Its line, or its place in a Parquet file, from 1."""
+    raw: bytes
+    """The line as it is, with its end; empty for Parquet."""
+    values: dict[str, Any]
+
+
+def format_of(path: Path, option: str) -> str:
+    """``.jsonl`` or ``.parquet``.
+
+    Raises:
+        UserError: another suffix.
+    """
+    if path.suffix.lower() in FORMATS:
+        return path.suffix.lower()
+    raise UserError(
+        option, f"{path.name} is neither .jsonl nor .parquet", fix="gspo data convert reads .json, .csv, .tsv and .gz"
+    )
+
+
+class Inputs:
+    """Several files, one behind the other. Every pass over them reads the files anew, and sees that they are the same.
+
+    Args:
+        paths: the files, all of one format.
+        option: how messages name where they were given.
+
+    Raises:
+        UserError: a file is missing, given twice, or of another format than the others.
+    """
+
+    def __init__(self, paths: Sequence[Path], option: str = "--input") -> None:
+        self.paths, self.option = list(paths), option
+        for number, path in enumerate(self.paths):
+            if not path.is_file():
+                raise UserError(option, f"{path} {'is a folder' if path.is_dir() else 'does not exist'}")
+            if any(path.samefile(other) for other in self.paths[:number]):
+                raise UserError(option, f"{path} is given twice", fix="name each file once")
+        formats = {format_of(path, option) for path in self.paths}
+        if len(formats) > 1:
+            raise UserError(option, "names JSON lines and Parquet together", fix="gspo data convert makes them alike")
+        self.format = formats.pop()
+        self.sha256 = [""] * len(self.paths)
+        """Of each file, once it was read to its end."""
+        self.numbers = array("q")
+        """Line, or place in its file, of every record, once all were read."""
+        self.ends: list[int] = []
+        """Records in the files up to each one."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def bytes(self) -> int:
+        """Of all files together."""
+        return sum(path.stat().st_size for path in self.paths)
+
+    @property
+    def rows(self) -> int:
+        """Of Parquet files together, as they say themselves."""
+        import pyarrow.parquet
+
+        found = 0
+        for path in self.paths:
+            with _named(path):
+                found += int(pyarrow.parquet.read_metadata(path).num_rows)
+        return found
+
+    def name(self, file: int, number: int) -> str:
+        """A record as messages name it.
+
+        >>> Inputs([Path(__file__).with_name("files.py")])  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        UserError: --input: files.py is neither .jsonl nor .parquet
+        """
+        return _where(self.paths[file], number)
+
+    def place(self, index: int) -> dict[str, Any]:
+        """File and line of a record, by its number over all files from 0, as output names it."""
+        file = bisect_right(self.ends, index)
+        word = "line" if self.format == ".jsonl" else "record"
+        return {"file": self.paths[file].name, word: self.numbers[index]}
+
+    def records(self, columns: Sequence[str] | None = None) -> Iterator[Record]:
+        """Every record.
+
+        Args:
+            columns: of Parquet: read these only, where they are there.
+
+        Raises:
+            UserError: a malformed record, with file and line; a file without records, or that was changed meanwhile.
+        """
+        first = not self.ends
+        for file, path in enumerate(self.paths):
+            count = 0
+            with _named(path):
+                for record in self._lines(file, path) if self.format == ".jsonl" else _rows(file, path, columns):
+                    count += 1
+                    if first:
+                        self.numbers.append(record.number)
+                    yield record
+            if not count:
+                raise UserError(path.name, "holds no records")
+            if first:
+                self.ends.append((self.ends[-1] if self.ends else 0) + count)
+        if self.format == ".parquet":
+            self.check_unchanged()
+
+    def check_unchanged(self) -> None:
+        """See that the files are what they were, or remember what they are.
+
+        Raises:
+            UserError: one was changed.
+        """
+        for file, path in enumerate(self.paths):
+            self._check(file, path, sha256(path))
+
+    def _lines(self, file: int, path: Path) -> Iterator[Record]:
+        digest = hashlib.sha256()
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                digest.update(line)
+                if not line.isspace():
+                    yield Record(file, number, line, parse_line(line, _where(path, number), strict=True))
+        self._check(file, path, digest.hexdigest())
+
+    def _check(self, file: int, path: Path, digest: str) -> None:
+        if self.sha256[file] not in ("", digest):
+            raise UserError(path.name, "was changed while it was read; nothing is written", fix="start again")
+        self.sha256[file] = digest
+
+
+def prompt_of(inputs: Inputs, record: Record, column: str, option: str = "--column NAME") -> str:
+    """The text of a record's prompt.
+
+    Raises:
+        UserError: there is none, it is no prompt, or it is too long; names file and line.
+    """
+    value = record.values.get(column)
+    text = prompt_text(value)
+    if text is None or not text:
+        where = inputs.name(record.file, record.number)
+        if value is None or value == "":
+            names = ", ".join(sorted(map(str, record.values))[:_SHOWN_NAMES]) or "nothing"
+            near = did_you_mean(column, record.values).partition("?")[0]
+            hint = f" ({near}?)" if near.startswith("did you mean") else ""
+            said = "has no prompt in" if column in record.values else "has no column"
+            raise UserError(where, f"{said} {column!r}{hint}; it has {names}", fix=f"{option}, or repair the record")
+        raise UserError(where, f"its {column!r} is a {type(value).__name__}, not a text or a list of chat messages")
+    if len(text) > LONGEST_PROMPT:
+        raise UserError(
+            inputs.name(record.file, record.number),
+            f"its {column!r} has {len(text):,} characters, more than {LONGEST_PROMPT:,}",
+            fix="is a line break missing? Leave the record out otherwise",
+        )
+    return text
+
+
+def _rows(file: int, path: Path, columns: Sequence[str] | None) -> Iterator[Record]:
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.ParquetFile(path)
+    names = None if columns is None else [name for name in table.schema_arrow.names if name in columns]
+    number = 0
+    for batch in table.iter_batches(batch_size=1024, columns=names):
+        for values in batch.to_pylist():
+            number += 1
+            yield Record(file, number, b"", values)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Faults of a file by its name."""
+    try:
+        yield
+    except UserError:
+        raise
+    except OSError as error:
+        if type(error).__module__ == "builtins":
+            raise UserError(path.name, f"cannot be read: {error.strerror or type(error).__name__}") from error
+        raise UserError(path.name, "is not a Parquet file, or is damaged") from None
+    except ValueError as error:
+        if not type(error).__module__.startswith("pyarrow"):
+            raise
+        raise UserError(path.name, "is not a Parquet file, or is damaged") from None
+
+
+def _where(path: Path, number: int) -> str:
+    return f"{path.name}:{number}" if path.suffix.lower() == ".jsonl" else f"{path.name}, record {number}"
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def as_json(values: dict[str, Any]) -> str:
+    """A record as one line; what JSON has no word for (dates) as text."""
+    return json.dumps(values, ensure_ascii=False, default=str)

@@ -1,0 +1,233 @@
+"""Prompts that give a benchmark away.
+
+A record leaks a benchmark prompt
+
+* if it holds at least half of the prompt's distinct 8-grams of words,
+* if the two share a 13-gram of words that is rare in the training file,
+* if the two are nearly the same (Jaccard similarity of character 5-grams).
+
+A single shared 8-gram says nothing: a quarter of clean problems of common templates have one. Candidates are found by
+hashes, a block of records at a time, and each leak is confirmed on the words themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gspo_lightning.corpus.minhash import band_keys, banding, estimates, grams, jaccard, signatures
+from gspo_lightning.corpus.text import normalised
+
+__all__ = ["LONG", "SHARE", "SHORT", "BenchmarkPrompt", "Leak", "LeakSearch", "Rule", "rare_below"]
+
+SHORT, LONG = 8, 13
+"""Words of a gram."""
+SHARE = 0.5
+"""Of a benchmark prompt's 8-grams."""
+_MARGIN = 0.16
+_MOST = 10
+_SAME_KEY = 16
+"""Benchmark prompts of one key that a record is compared with."""
+_MIXER = np.uint64(0x9E3779B97F4A7C15)
+Words = Sequence[str]
+
+
+class Rule:
+    """Why a record leaks."""
+
+    SHORT_GRAMS = "8-grams"
+    LONG_GRAM = "rare 13-gram"
+    NEAR = "near-duplicate"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkPrompt:
+    """A prompt of a benchmark: number of its file, line, id, words, and the form for near-duplicates."""
+
+    file: int
+    number: int
+    words: tuple[str, ...]
+    text: str
+    answer: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """A record's leak: by which rule, of which benchmark prompt, and how much of it."""
+
+    rule: str
+    prompt: int
+    share: float
+
+
+def comparable(text: str, found: Words) -> str:
+    """What near-duplicates are looked for in: the words where there are enough, else the text itself.
+
+    Without its signs ``3+4`` would be ``3-4``.
+    """
+    return " ".join(found) if len(found) >= SHORT else normalised(text)
+
+
+def rare_below(records: int) -> int:
+    """In how many records of a file at most a 13-gram is rare: one in a thousand, but 2 at least and 10 at most.
+
+    >>> rare_below(100), rare_below(5_000), rare_below(1_000_000)
+    (2, 5, 10)
+    """
+    return min(_MOST, max(2, records // 1000))
+
+
+class LeakSearch:
+    """Looks for leaks in blocks of records.
+
+    Args:
+        prompts: of the benchmarks.
+        threshold: similarity from which two prompts are near-duplicates.
+    """
+
+    def __init__(self, prompts: Sequence[BenchmarkPrompt], threshold: float) -> None:
+        self.prompts, self.threshold = prompts, threshold
+        self.leaks: dict[int, Leak] = {}
+        """By number of the record."""
+        self._short = _Postings(prompts, SHORT, rarest=True)
+        self._long = _Postings(prompts, LONG)
+        self._counts = np.zeros(len(self._long.grams), dtype=np.int64)
+        self._shared: dict[int, list[tuple[int, int]]] = defaultdict(list)  # gram -> first records, a prompt for each
+        _, self._rows = banding(threshold)
+        signature = signatures([prompt.text for prompt in prompts])
+        self._low = signature.astype(np.uint8)
+        keys = band_keys(signature, self._rows)
+        self._orders = np.argsort(keys, axis=1, kind="stable")
+        self._keys = np.take_along_axis(keys, self._orders, axis=1)
+        self._grams = [grams(prompt.text) for prompt in prompts]
+
+    def look(self, start: int, texts: Sequence[str], found: Sequence[Words]) -> None:
+        """A block of records.
+
+        Args:
+            start: number of the first.
+            texts: in the form for near-duplicates.
+            found: their words.
+        """
+        hashes, owners = _hashes(found)
+        for record, prompts in self._short.candidates(hashes, owners, SHORT).items():
+            self._by_short_grams(start + record, found[record], prompts)
+        self._by_long_grams(start, found, self._long.found(hashes, owners, LONG))
+        self._by_similarity(start, texts)
+
+    def finish(self, records: int) -> None:
+        """Decide which long grams are rare, once every record of the file was looked at."""
+        limit = rare_below(records)
+        for gram in sorted(self._shared):
+            if self._counts[gram] <= limit:
+                for record, prompt in self._shared[gram]:
+                    self.leaks.setdefault(record, Leak(Rule.LONG_GRAM, prompt, 1.0))
+
+    def _by_long_grams(self, start: int, found: Sequence[Words], pairs: np.ndarray) -> None:
+        np.add.at(self._counts, pairs[:, 1], 1)
+        for record, gram in pairs[self._counts[pairs[:, 1]] <= 2 * _MOST].tolist():
+            known = self._shared[gram]
+            if len(known) < _MOST and self._long.grams[gram] in _grams(found[record], LONG):
+                known.append((start + record, self._long.postings[gram][0]))
+
+    def _by_short_grams(self, record: int, found: Words, prompts: Iterable[int]) -> None:
+        held = _grams(found, SHORT)
+        best = max(((self._short.share(p, held), -p) for p in prompts), default=(0.0, 0))
+        if best[0] >= SHARE:
+            self.leaks[record] = Leak(Rule.SHORT_GRAMS, -best[1], best[0])
+
+    def _by_similarity(self, start: int, texts: Sequence[str]) -> None:
+        signature = signatures(texts)
+        low, keys = signature.astype(np.uint8), band_keys(signature, self._rows)
+        pairs: set[tuple[int, int]] = set()
+        for known, order, asked in zip(self._keys, self._orders, keys, strict=True):
+            left, right = np.searchsorted(known, asked, "left"), np.searchsorted(known, asked, "right")
+            for record in np.flatnonzero(right > left).tolist():
+                pairs.update(
+                    (record, int(prompt))
+                    for prompt in order[left[record] : min(right[record], left[record] + _SAME_KEY)]
+                )
+        for record, prompt in sorted(pairs):
+            if start + record in self.leaks:
+                continue
+            if estimates(low[record], self._low[prompt : prompt + 1])[0] < self.threshold - _MARGIN:
+                continue
+            similarity = jaccard(grams(texts[record]), self._grams[prompt])
+            if similarity >= self.threshold:
+                self.leaks[start + record] = Leak(Rule.NEAR, prompt, similarity)
+
+
+class _Postings:
+    """Hashes of the n-grams of benchmark prompts, and which prompts have them.
+
+    With ``rarest`` so many of each prompt's grams are enough that a record with half of them has one of these: the
+    rarest ones, so that what all problems of a template share is not looked up.
+    """
+
+    def __init__(self, prompts: Sequence[BenchmarkPrompt], size: int, *, rarest: bool = False) -> None:
+        self._sets = [_grams(prompt.words, size) for prompt in prompts]
+        hashed = [{_hash(gram): gram for gram in one} for one in self._sets]
+        frequency = Counter(number for one in hashed for number in one)
+        postings: dict[int, list[int]] = defaultdict(list)
+        for prompt, one in enumerate(hashed):
+            kept = sorted(one, key=lambda number: (frequency[number], number))
+            if rarest:
+                kept = kept[: len(kept) - math.ceil(SHARE * len(kept)) + 1]
+            for number in kept:
+                postings[number].append(prompt)
+        text = {number: gram for one in hashed for number, gram in one.items()}
+        self._known = np.array(sorted(postings), dtype=np.uint64)
+        self.postings = [postings[number] for number in self._known.tolist()]
+        """Of each gram: the prompts that have it."""
+        self.grams = [text[number] for number in self._known.tolist()]
+
+    def share(self, prompt: int, held: set[tuple[str, ...]]) -> float:
+        """How much of a prompt's grams a record holds."""
+        return len(self._sets[prompt] & held) / len(self._sets[prompt])
+
+    def candidates(self, hashes: np.ndarray, owners: np.ndarray, size: int) -> dict[int, set[int]]:
+        """Record of a block -> the prompts that it shares a gram with."""
+        found: dict[int, set[int]] = defaultdict(set)
+        for record, gram in self.found(hashes, owners, size).tolist():
+            found[record].update(self.postings[gram])
+        return found
+
+    def found(self, hashes: np.ndarray, owners: np.ndarray, size: int) -> np.ndarray:
+        """(record, number of the gram) ``[n, 2]``, each gram once a record."""
+        if len(hashes) < size or not len(self._known):
+            return np.empty((0, 2), dtype=np.int64)
+        inside = owners[size - 1 :] == owners[: len(owners) - size + 1]
+        asked, records = _rolled(hashes, size)[inside], owners[: len(owners) - size + 1][inside]
+        places = np.minimum(np.searchsorted(self._known, asked), len(self._known) - 1)
+        there = self._known[places] == asked
+        return np.unique(np.stack([records[there], places[there]], axis=1), axis=0)
+
+
+def _grams(found: Words, size: int) -> set[tuple[str, ...]]:
+    return {tuple(found[i : i + size]) for i in range(len(found) - size + 1)}
+
+
+def _hashes(found: Sequence[Words]) -> tuple[np.ndarray, np.ndarray]:
+    """A hash of each word of a block, and whose word it is."""
+    lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found))
+    numbers = np.fromiter((hash(word) for one in found for word in one), dtype=np.int64, count=int(lengths.sum()))
+    return numbers.view(np.uint64), np.repeat(np.arange(len(found)), lengths)
+
+
+def _rolled(hashes: np.ndarray, size: int) -> np.ndarray:
+    """A hash of the gram that begins at each word."""
+    count = len(hashes) - size + 1
+    found = hashes[:count].copy()
+    for k in range(1, size):
+        found *= _MIXER
+        found ^= found >> np.uint64(32)
+        found += hashes[k : count + k]
+    return found
+
+
+def _hash(gram: tuple[str, ...]) -> int:
+    return int(_rolled(np.array([hash(word) for word in gram], dtype=np.int64).view(np.uint64), len(gram))[0])

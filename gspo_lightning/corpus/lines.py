@@ -1,0 +1,56 @@
+"""One line of JSON lines as an object, and what is said where it is none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+from gspo_lightning.errors import UserError
+
+__all__ = ["no_json", "no_text", "parse_line"]
+
+Row = dict[str, Any]
+
+
+def parse_line(line: bytes, where: str, *, strict: bool = False) -> Row:
+    """The object that a line holds.
+
+    Args:
+        line: with or without its end.
+        where: file and line, for messages.
+        strict: refuse NaN and infinities, which are not JSON.
+
+    Raises:
+        UserError: it holds something else; nothing of it is shown.
+    """
+    try:
+        text = line.decode("utf-8-sig")  # some editors put a byte-order mark first
+        row = json.loads(text, parse_constant=_refused) if strict else json.loads(text)
+    except UnicodeDecodeError as error:
+        raise no_text(where, error) from None
+    except _NotJSONError as error:
+        raise UserError(where, f"holds {error}, which is not JSON", fix="write null, or leave the field out") from None
+    except (ValueError, RecursionError) as error:
+        raise no_json(where, error, "one object a line") from None
+    if not isinstance(row, dict):
+        raise UserError(where, f"is a JSON {type(row).__name__}, not an object")
+    return row
+
+
+def no_text(where: str, error: UnicodeDecodeError) -> UserError:
+    """The message for bytes that are no text."""
+    return UserError(where, f"is not UTF-8: {error.reason}", fix="save it as UTF-8")
+
+
+def no_json(where: str, error: Exception, fix: str) -> UserError:
+    """The message for a text that is no JSON."""
+    what = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else type(error).__name__
+    return UserError(where, f"is not JSON: {what}", fix=fix)
+
+
+class _NotJSONError(ValueError):
+    """NaN or an infinity."""
+
+
+def _refused(constant: str) -> NoReturn:
+    raise _NotJSONError(constant)
