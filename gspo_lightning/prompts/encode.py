@@ -115,7 +115,11 @@ class EncodedPrompts(OnDemand[Prompt]):
 
     def at(self, place: int) -> Prompt:
         """One of them."""
-        return self.by_id(self._numbers[place])
+        return self.by_id(self.number(place))
+
+    def number(self, place: int) -> int:
+        """The id of one of them, without encoding it."""
+        return self._numbers[place]
 
     def by_id(self, number: int) -> Prompt:
         """The prompt with this id, which is the place of its record."""

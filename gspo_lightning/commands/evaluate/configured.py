@@ -21,16 +21,21 @@ from gspo_lightning.policy.threads import few_threads, width_of
 from gspo_lightning.resume import Resumption
 from gspo_lightning.training.cold_start import asking_of
 
-__all__ = ["with_config"]
+__all__ = ["configured", "sampled", "with_config"]
 
 
 def with_config(arguments: Sequence[str], work: Callable[[Answers], None]) -> int:
-    """Parse a config as ``gspo fit`` does, and evaluate what it describes; nothing is trained or resumed.
+    """:func:`configured`, for work that needs answers only."""
+    return configured(arguments, lambda cli: work(sampled(cli)))
+
+
+def configured(arguments: Sequence[str], work: Callable[[TrainingCLI], None]) -> int:
+    """Parse a config as ``gspo fit`` does, and do something with what it describes; nothing is trained or resumed.
 
     Args:
         arguments: ``--config FILE ...`` and any words of ``gspo fit``; ``--ckpt_path last`` is the newest checkpoint of
             the config's newest run.
-        work: is given what answers.
+        work: is given the model module and the data module, which nothing was loaded for.
 
     Returns:
         The exit code.
@@ -39,8 +44,8 @@ def with_config(arguments: Sequence[str], work: Callable[[Answers], None]) -> in
         UserError: a mistake in the config, or no such checkpoint.
     """
 
-    class EvaluateCLI(TrainingCLI):
-        """The config of ``gspo fit``, with an evaluation in the place of a run."""
+    class ConfiguredCLI(TrainingCLI):
+        """The config of ``gspo fit``, with something else in the place of a run."""
 
         def before_instantiate_classes(self) -> None:
             """Which checkpoint is meant; nothing is written."""
@@ -54,12 +59,13 @@ def with_config(arguments: Sequence[str], work: Callable[[Answers], None]) -> in
 
         def _run_subcommand(self, subcommand: str) -> None:
             with few_threads(width_of(self.model.settings), DEVICE):
-                work(_answers(self))
+                work(self)
 
-    return run(["fit", *arguments], EvaluateCLI)
+    return run(["fit", *arguments], ConfiguredCLI)
 
 
-def _answers(cli: TrainingCLI) -> Answers:
+def sampled(cli: TrainingCLI) -> Sampled:
+    """The policy of a config, with its rollout source."""
     module, data, path, config = cli.model, cli.datamodule, cli.resumption.path, cli.config[cli.subcommand]
     if path is not None:
         policy = checkpoint_policy(Path(path), trust_remote_code=module.settings.trust_remote_code)

@@ -1,0 +1,125 @@
+"""``gspo data convert``: a public set's columns under our names, and any format that prompts are read in."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from gspo_lightning.corpus.files import as_json, format_of
+from gspo_lightning.corpus.known_sets import KNOWN_SETS, recognised
+from gspo_lightning.corpus.output import Outputs
+from gspo_lightning.errors import UserError, did_you_mean
+
+__all__ = ["DESCRIPTION", "add_arguments", "run"]
+
+DESCRIPTION = "Write records with the columns of ours (prompt, answer ...) from a file of a public set, or of your own."
+_ROWS = 8192
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the verb."""
+    parser.add_argument(
+        "--input",
+        nargs="+",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="any that prompts are read from",
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=".jsonl or .parquet")
+    parser.add_argument("--set", choices=KNOWN_SETS, help="whose columns they are (default: told by their names)")
+    parser.add_argument(
+        "--columns", metavar="JSON", help='for others: our word -> theirs, as data.columns, {"prompt": "question"}'
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Convert.
+
+    Raises:
+        UserError: an option or a record is wrong, or the columns are those of no known set.
+    """
+    for number, path in enumerate(options.input):
+        if not path.is_file():
+            raise UserError("--input", f"{path} {'is a folder' if path.is_dir() else 'does not exist'}")
+        if any(path.samefile(other) for other in options.input[:number]):
+            raise UserError("--input", f"{path} is given twice", fix="name each file once")
+    kind = format_of(options.output, "--output")
+    if options.set and options.columns:
+        raise UserError("--columns", "says what --set says already", fix="give one of them")
+    columns = _columns(options.columns) if options.columns else None
+    with Outputs([options.output], options.input) as outputs:
+        records = _records(options.input, columns, options.set)
+        count = _write(outputs.path(options.output), kind, records)
+    print(f"{options.output}: {count:,} records")
+
+
+def _columns(text: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UserError("--columns", f"is not JSON: {error}", fix='write \'{"prompt": "question"}\'') from error
+    lists = isinstance(found, dict) and found and all(isinstance(one, str | list) for one in found.values())
+    if not lists:
+        raise UserError("--columns", "is not a mapping of names", fix='write \'{"prompt": "question"}\'')
+    return dict(found)
+
+
+def _records(paths: Sequence[Path], columns: Mapping[str, Any] | None, named: str | None) -> Iterator[Any]:
+    from gspo_lightning.prompts.base import absent_columns, map_columns  # torch
+    from gspo_lightning.prompts.formats import SUFFIXES, read_rows, suffix_of
+
+    for path in paths:
+        if not suffix_of(str(path)):
+            raise UserError("--input", f"{path.name} is no file of records", fix=f"one of {', '.join(SUFFIXES)}")
+        rows = read_rows(str(path))
+        if not rows:
+            raise UserError(path.name, "holds no records")
+        names = list(rows[0])
+        ours = columns or KNOWN_SETS[named or _set_of(path, names)]
+        for word, theirs in absent_columns(rows, ours):
+            near = did_you_mean(theirs, names).partition("?")[0]
+            hint = f" ({near}?)" if near.startswith("did you mean") else ""
+            raise UserError(path.name, f"no record has the column {theirs!r} for {word!r}{hint}", fix="--columns JSON")
+        for number, row in enumerate(rows, 1):
+            record = map_columns(row, ours)
+            if not record.get("prompt"):
+                raise UserError(f"{path.name}, record {number}", "has no prompt")
+            yield record
+
+
+def _set_of(path: Path, names: Sequence[str]) -> str:
+    found = recognised(names)
+    if found is None:
+        said = f"has the columns of no set that is known: {', '.join(sorted(names)[:20])}"
+        raise UserError(path.name, said, fix='--columns \'{"prompt": "<one of them>", "answer": "<another>"}\'')
+    print(f"{path.name}: the columns of {found}")
+    return found
+
+
+def _write(path: Path, kind: str, records: Iterator[Any]) -> int:
+    count = 0
+    with tqdm(desc="convert", unit=" records", unit_scale=True) as bar:
+        if kind == ".jsonl":
+            with open(path, "w", encoding="utf-8", errors="surrogatepass") as file:
+                for record in records:
+                    file.write(as_json(record) + "\n")
+                    bar.update(1)
+                    count += 1
+            return count
+        import pyarrow
+        import pyarrow.lib
+        import pyarrow.parquet
+
+        try:
+            table = pyarrow.Table.from_pylist(list(records))
+        except pyarrow.lib.ArrowException as error:
+            said = f"a column cannot have one type in Parquet: {str(error).splitlines()[0]}"
+            raise UserError("--output", said, fix="write .jsonl") from error
+        pyarrow.parquet.write_table(table, path)
+        return len(table)

@@ -1,0 +1,81 @@
+"""``gspo data filter``: prompts by how often they are passed."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections import Counter
+from typing import Any
+
+from tqdm import tqdm
+
+from gspo_lightning.commands.data.progress import reading
+from gspo_lightning.commands.data.table import dropped_table
+from gspo_lightning.commands.data.words import add_files
+from gspo_lightning.corpus.certificate import certificate_file, inherited
+from gspo_lightning.corpus.files import Inputs, Record
+from gspo_lightning.corpus.identifiers import Identifiers
+from gspo_lightning.corpus.output import Outputs, copy, dropped_file, same_format
+from gspo_lightning.errors import UserError
+
+__all__ = ["DESCRIPTION", "add_arguments", "run"]
+
+DESCRIPTION = "Keep prompts whose pass rate lies in a range, both ends included; gspo data difficulty writes it."
+COLUMN, UNKNOWN = "pass_rate", "no pass rate"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the verb."""
+    add_files(parser)
+    parser.add_argument(
+        "--pass_rate", nargs=2, type=float, required=True, metavar=("LOW", "HIGH"), help="shares, for example .1 .9"
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Keep what lies in the range.
+
+    Raises:
+        UserError: an option or a record is wrong.
+    """
+    low, high = options.pass_rate
+    if not 0 <= low <= high <= 1:
+        raise UserError("--pass_rate", f"is {low:g} {high:g}; write two shares from 0 to 1, the lower one first")
+    inputs, dropped = Inputs(options.input), dropped_file(options.output)
+    same_format(inputs, [options.output])
+    certificate = inherited(inputs.paths)
+    targets = [dropped, *([certificate_file(options.output)] if certificate else []), options.output]
+    with Outputs(targets, inputs.paths) as outputs:
+        rates, identifiers = [], Identifiers(inputs)
+        with reading(inputs, "read") as step:
+            for record in inputs.records([COLUMN, "id"]):
+                identifiers.add(record)
+                rates.append(_rate(inputs, record))
+                step(record)
+        with tqdm(desc="write", total=len(inputs), unit=" records", unit_scale=True) as bar:
+            copy(
+                inputs, outputs, [options.output], lambda i: 0 if low <= rates[i] <= high else -1, dropped,
+                lambda i: {"reason": _reason(rates[i], low), COLUMN: rates[i] if rates[i] >= 0 else None}, bar.update,
+            )  # fmt: skip
+        outputs.write_certificate(certificate, options.output)
+    counts = Counter(_reason(rate, low) for rate in rates if not low <= rate <= high)
+    dropped_table(
+        "filter", len(inputs), {name: counts[name] for name in ("too hard", "too easy", UNKNOWN)}, options.output
+    )
+
+
+def _reason(rate: float, low: float) -> str:
+    return UNKNOWN if rate < 0 else "too hard" if rate < low else "too easy"
+
+
+def _rate(inputs: Inputs, record: Record) -> float:
+    """The share, or -1 where nobody knows it."""
+    where = inputs.name(record.file, record.number)
+    value: Any = record.values.get(COLUMN)
+    if value is None and COLUMN in record.values:
+        return -1.0
+    if value is None:
+        raise UserError(where, f"has no {COLUMN!r}", fix="gspo data difficulty writes it")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or not 0 <= value <= 1:
+        raise UserError(where, f"its {COLUMN!r} is {value!r:.40}; it must be a share from 0 to 1")
+    return float(value)

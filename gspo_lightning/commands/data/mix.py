@@ -1,0 +1,139 @@
+"""``gspo data mix``: several files as one, by weights, each record at most once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from gspo_lightning.commands.data.progress import reading
+from gspo_lightning.commands.data.table import show
+from gspo_lightning.commands.data.words import add_files
+from gspo_lightning.corpus.certificate import certificate_file, inherited
+from gspo_lightning.corpus.files import Inputs
+from gspo_lightning.corpus.identifiers import Identifiers
+from gspo_lightning.corpus.output import Outputs, common_schema, same_format, whole_line
+from gspo_lightning.errors import UserError
+
+__all__ = ["DESCRIPTION", "add_arguments", "order", "run", "size_of"]
+
+DESCRIPTION = "One file of several, interleaved by weights; records keep the order of their file, and none comes twice."
+_ROWS = 8192
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the verb."""
+    add_files(parser)
+    parser.add_argument("--weights", nargs="+", type=float, metavar="W", help="one for each file (default: alike)")
+    parser.add_argument("--size", type=int, metavar="N", help="records (default: as many as the weights allow)")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Mix.
+
+    Raises:
+        UserError: an option or a record is wrong, or a file has too few records.
+    """
+    inputs = Inputs(options.input)
+    same_format(inputs, [options.output])
+    weights = options.weights or [1.0] * len(inputs.paths)
+    if len(weights) != len(inputs.paths):
+        raise UserError("--weights", f"has {len(weights)} numbers for {len(inputs.paths)} files")
+    if not all(0 < weight < float("inf") for weight in weights):
+        raise UserError("--weights", "must all be finite and above 0", fix="leave a file out instead")
+    certificate = inherited(inputs.paths)
+    targets = [*([certificate_file(options.output)] if certificate else []), options.output]
+    with Outputs(targets, inputs.paths) as outputs:
+        identifiers = Identifiers(inputs)
+        with reading(inputs, "read") as step:
+            for record in inputs.records(["id"]):
+                identifiers.add(record)
+                step(record)
+        counts = [end - begin for begin, end in zip([0, *inputs.ends], inputs.ends, strict=False)]
+        size = size_of(counts, weights) if options.size is None else options.size
+        quotas = _quotas(size, weights)
+        for path, count, quota in zip(inputs.paths, counts, quotas, strict=True):
+            if quota > count or size < 1:
+                largest = size_of(counts, weights)
+                said = f"is {size:,}, but {path.name} has {count:,} records and would give {quota:,}"
+                raise UserError("--size", said, fix=f"at most {largest:,} with these weights")
+        with tqdm(desc="write", total=size, unit=" records", unit_scale=True) as bar:
+            write = _write_rows if inputs.format == ".parquet" else _write_lines
+            for written in write(inputs, outputs.path(options.output), order(quotas)):
+                bar.update(written)
+        outputs.write_certificate(certificate, options.output)
+    rows = {f"{path.name}, of {count:,}": q for path, count, q in zip(inputs.paths, counts, quotas, strict=True)}
+    show("gspo data mix", {**rows, "written": size}, size)
+    print(f"written: {options.output}")
+
+
+def size_of(counts: Sequence[int], weights: Sequence[float]) -> int:
+    """The most records that files of so many can give.
+
+    >>> size_of([100, 10], [3, 1]), size_of([30, 10], [3, 1])
+    (41, 40)
+    """
+    total = sum(weights)
+    size = int(min(count * total / weight for count, weight in zip(counts, weights, strict=True)))
+    while all(q <= count for q, count in zip(_quotas(size + 1, weights), counts, strict=True)):
+        size += 1
+    while any(q > count for q, count in zip(_quotas(size, weights), counts, strict=True)):
+        size -= 1
+    return size
+
+
+def _quotas(size: int, weights: Sequence[float]) -> list[int]:
+    """By the largest remainder; of equal ones the first.
+
+    >>> _quotas(10, [3, 1]), _quotas(4, [1, 1, 1])
+    ([8, 2], [2, 1, 1])
+    """
+    exact = [size * weight / sum(weights) for weight in weights]
+    found = [int(one) for one in exact]
+    remainders = sorted(range(len(exact)), key=lambda i: (found[i] - exact[i], i))
+    for i in remainders[: size - sum(found)]:
+        found[i] += 1
+    return found
+
+
+def order(quotas: Sequence[int]) -> Iterator[int]:
+    """Which file gives the next record, so that every beginning is mixed as the whole is.
+
+    >>> list(order([3, 1]))
+    [0, 0, 1, 0]
+    """
+    size, given = sum(quotas), [0] * len(quotas)
+    for place in range(1, size + 1):
+        behind = [quota * place / size - one for quota, one in zip(quotas, given, strict=True)]
+        chosen = max(range(len(quotas)), key=lambda i: (given[i] < quotas[i], behind[i], -i))
+        given[chosen] += 1
+        yield chosen
+
+
+def _write_lines(inputs: Inputs, path: Path, files: Iterator[int]) -> Iterator[int]:
+    streams = [Inputs([one]).records() for one in inputs.paths]
+    with open(path, "wb") as target:
+        for file in files:
+            target.write(whole_line(next(streams[file]).raw))
+            yield 1
+    inputs.check_unchanged()
+
+
+def _write_rows(inputs: Inputs, path: Path, files: Iterator[int]) -> Iterator[int]:
+    import pyarrow
+    import pyarrow.parquet
+
+    def rows(file: int) -> Iterator[Any]:
+        for batch in pyarrow.parquet.ParquetFile(inputs.paths[file]).iter_batches(batch_size=_ROWS):
+            yield from (batch.slice(i, 1) for i in range(len(batch)))
+
+    schema = common_schema(inputs)
+    streams = [rows(file) for file in range(len(inputs.paths))]
+    with pyarrow.parquet.ParquetWriter(path, schema) as target:
+        while some := [next(streams[file]) for file, _ in zip(files, range(_ROWS), strict=False)]:
+            target.write_table(pyarrow.Table.from_batches(some, schema=schema).combine_chunks())
+            yield len(some)
+    inputs.check_unchanged()

@@ -1,0 +1,187 @@
+"""Passes of responses that the model of a config gives, some prompts at a time, each batch kept in a journal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from tqdm import tqdm
+
+from gspo_lightning.commands.data.difficulty import journal_of
+from gspo_lightning.commands.data.tallies import Tally
+from gspo_lightning.commands.evaluate.configured import configured, sampled
+from gspo_lightning.commands.evaluate.model import Sampled
+from gspo_lightning.commands.fit.cli import TrainingCLI
+from gspo_lightning.corpus.files import Inputs
+from gspo_lightning.corpus.identifiers import Identifiers
+from gspo_lightning.errors import UserError
+from gspo_lightning.experience.respond import respond
+from gspo_lightning.experience.sources import has_environment
+from gspo_lightning.prompts.base import Record
+from gspo_lightning.prompts.encode import EncodedPrompts, Encoder
+from gspo_lightning.prompts.files import PromptFile
+from gspo_lightning.prompts.on_demand import OnDemand
+from gspo_lightning.randomness import Purpose
+from gspo_lightning.rollouts import Draws
+from gspo_lightning.rollouts.verify import verify_decoding
+from gspo_lightning.types import Prompt, Rollout
+
+__all__ = ["sampled_tallies"]
+
+_ROWS = 256
+"""Responses that are asked for at a time: what an interruption costs at most."""
+
+
+class _Joined(OnDemand[Record]):
+    """Several files as one sequence."""
+
+    def __init__(self, files: Sequence[Sequence[Record]]) -> None:
+        self._files = files
+        self._places = array("q")
+        for number, file in enumerate(files):
+            self._places.extend(number << 40 | place for place in range(len(file)))
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def at(self, place: int) -> Record:
+        """One of them."""
+        packed = self._places[place]
+        return self._files[packed >> 40][packed & (1 << 40) - 1]
+
+
+class _Journal:
+    """Tallies by number of the record, a line each; the first line says what they were counted for.
+
+    Args:
+        path: goes on where it ends; a line that was cut off is dropped.
+        asked: everything that a tally depends on.
+
+    Raises:
+        UserError: it was begun for something else.
+    """
+
+    def __init__(self, path: Path, asked: dict[str, Any]) -> None:
+        self.done: dict[int, Tally] = {}
+        whole = 0
+        if path.exists():
+            content = path.read_bytes()
+            whole = content.rfind(b"\n") + 1
+            lines = [json.loads(line) for line in content[:whole].splitlines()]
+            if lines and lines[0] != asked:
+                differs = ", ".join(name for name in asked if lines[0].get(name) != asked[name])
+                said = f"{path.name} was begun for another {differs}"
+                raise UserError("--output", said, fix="repeat that command, remove the file, or name another output")
+            self.done = {line[0]: Tally(*line[1:]) for line in lines[1:]}
+        self._file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self._file.truncate(whole)
+        if not whole:
+            self._write([asked])
+
+    def add(self, tallies: dict[int, Tally]) -> None:
+        """Keep some, on disk."""
+        self.done |= tallies
+        self._write([[number, *tally] for number, tally in tallies.items()])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, lines: Sequence[Any]) -> None:
+        self._file.writelines(json.dumps(line) + "\n" for line in lines)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def sampled_tallies(inputs: Inputs, options: argparse.Namespace, rest: Sequence[str]) -> list[Tally | None]:
+    """What was counted for each record; None for one whose prompt the model has no room for.
+
+    Args:
+        inputs: the records, under the config's names of columns.
+        options: ``config``, ``ckpt_path``, ``samples``, ``output``.
+        rest: further words of ``gspo fit``.
+
+    Raises:
+        UserError: the config or a record is wrong, or the journal belongs to something else.
+        InfrastructureError: too many responses could not be judged.
+    """
+    identifiers = Identifiers(inputs)
+    for record in inputs.records():  # also what NaN, and an id of two files, are refused by
+        identifiers.add(record)
+    words = [word for file in options.config for word in ("--config", file)]
+    words += [f"--ckpt_path={options.ckpt_path}"] if options.ckpt_path else []
+    found: list[Tally | None] = []
+    configured([*words, *rest], lambda cli: found.extend(_counted(cli, inputs, options)))
+    return found
+
+
+def _counted(cli: TrainingCLI, inputs: Inputs, options: argparse.Namespace) -> list[Tally | None]:
+    data, config = cli.datamodule, cli.config[cli.subcommand]
+    records = _Joined([PromptFile(str(path), config.data.columns).records() for path in inputs.paths])
+    template = dict(config.data.chat_template_kwargs or {})
+    encoder = Encoder(cli.model.tokenizer, config.data.system_prompt, template, "--input")
+    prompts = EncodedPrompts(records, encoder, data.settings.max_prompt_tokens, lambda prompt: None)
+    name = data.accuracy_reward
+    asked = {
+        "inputs": inputs.sha256,
+        "samples": options.samples,
+        "config": hashlib.sha256(repr(_asked(config)).encode()).hexdigest(),
+        "checkpoint": cli.resumption.path,
+        "reward": name,
+    }
+    with contextlib.ExitStack() as stack:
+        journal = _Journal(journal_of(options.output), asked)
+        stack.callback(journal.close)
+        waiting = [i for i in range(len(prompts)) if prompts.number(i) not in journal.done]
+        if journal.done:
+            print(f"{journal_of(options.output)}: goes on behind {len(journal.done):,} prompts")
+        if waiting:
+            stack.callback(data.teardown, "fit")
+            _sample(cli, sampled(cli), prompts, waiting, journal, options.samples)
+    return [journal.done.get(number) for number in range(len(records))]
+
+
+def _asked(config: Any) -> Any:
+    """What a response and its verdict depend on."""
+    return [config.seed_everything, config.plugins, config.model, config.data]
+
+
+def _sample(
+    cli: TrainingCLI, who: Sampled, prompts: Sequence[Prompt], waiting: Sequence[int], journal: _Journal, samples: int
+) -> None:
+    data, name = cli.datamodule, cli.datamodule.accuracy_reward
+    sampling = data.settings.sampling(who.policy.eos_token_ids)
+    source, draws = data.rollouts, Draws.of(data.settings.seed, Purpose.TRAIN_SAMPLING, 0)
+    source.open(data.longest)
+    if source.local() is not None:
+        verify_decoding(
+            who.policy, source, temperature=data.settings.temperature, longest=data.longest, context=who.context
+        )
+    step = max(1, _ROWS // samples)
+    first = prompts[waiting[0]]
+    data.runner.check(first.columns, first.text, [], conversation=has_environment(source))
+    with tqdm(desc="difficulty", total=len(waiting), unit=" prompts") as bar:
+        for start in range(0, len(waiting), step):
+            some = [prompts[place] for place in waiting[start : start + step]]
+            with torch.no_grad():
+                groups, _ = respond(
+                    source, who.policy, some, data.runner, group_size=samples, sampling=sampling, draws=draws,
+                    version=0, context=who.context,
+                )  # fmt: skip
+            journal.add({int(group[0].prompt.id): _tally(group, name) for group in groups})
+            bar.update(len(some))
+
+
+def _tally(group: Sequence[Rollout], name: str) -> Tally:
+    """A recorded verdict may have no parts of these names; then its total decides."""
+    values = [rollout.reward_parts.get(name, rollout.reward) for rollout in group]
+    known = [value for value in values if value is not None]
+    return Tally(sum(value >= 1 for value in known), len(known))

@@ -1,0 +1,95 @@
+"""``gspo data split``: prompts that are held out, with nothing nearly the same on the other side."""
+
+from __future__ import annotations
+
+import argparse
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from gspo_lightning.commands.data.read import read_prompts
+from gspo_lightning.commands.data.table import show
+from gspo_lightning.commands.data.words import add_column, add_files, add_threshold, check_threshold
+from gspo_lightning.corpus.certificate import certificate_file, inherited
+from gspo_lightning.corpus.duplicates import NearDuplicates, equal_texts
+from gspo_lightning.corpus.files import Inputs
+from gspo_lightning.corpus.output import Outputs, copy, same_format
+from gspo_lightning.errors import UserError
+
+__all__ = ["DESCRIPTION", "add_arguments", "run"]
+
+DESCRIPTION = "Split prompts in two; those that are nearly the same stay on one side."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the verb."""
+    add_files(parser)
+    parser.add_argument(
+        "--held_out", type=Path, metavar="FILE", help="default: OUTPUT with .held_out before its suffix"
+    )
+    parser.add_argument("--share", type=float, default=0.1, help="of the records that are held out (default: 0.1)")
+    parser.add_argument("--seed", type=int, default=0, help="which ones are drawn (default: 0)")
+    add_column(parser)
+    add_threshold(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Split.
+
+    Raises:
+        UserError: an option or a record is wrong, or there are too few prompts that differ.
+    """
+    check_threshold(options.threshold)
+    if not 0 < options.share < 1:
+        raise UserError("--share", f"is {options.share:g}; it must lie between 0 and 1")
+    held_out = options.held_out or options.output.with_suffix(f".held_out{options.output.suffix}")
+    inputs, both = Inputs(options.input), [options.output, held_out]
+    same_format(inputs, both)
+    certificate = inherited(inputs.paths)
+    certificates = [certificate_file(path) for path in both] if certificate else []
+    with Outputs([*certificates, *both], inputs.paths) as outputs:
+        clusters = _clusters(inputs, options.column, options.threshold, outputs)
+        out = _drawn(clusters, options.share, options.seed)
+        with tqdm(desc="write", total=len(inputs), unit=" records", unit_scale=True) as bar:
+            copy(inputs, outputs, both, lambda i: int(out[i]), progress=bar.update)
+        for path in both:
+            outputs.write_certificate(certificate, path)
+    count = int(np.count_nonzero(out))
+    show("gspo data split", {"read": len(out), "held out": count, "output": len(out) - count}, len(out))
+    for path in both:
+        print(f"written: {path}")
+
+
+def _clusters(inputs: Inputs, column: str, threshold: float, outputs: Outputs) -> np.ndarray:
+    """A number for each record, the same for those that a chain of near-duplicates connects."""
+    prompts = read_prompts(inputs, column, outputs.scratch)
+    found = equal_texts(prompts.texts, *prompts.hashes())
+    places = np.flatnonzero(found.of < 0)
+    with tqdm(desc="compare", total=2 * len(places), unit=" prompts", unit_scale=True) as bar:
+        near = NearDuplicates(prompts.texts, places, threshold, outputs.scratch, bar.update)
+        clusters = np.empty(len(found.of), dtype=np.int64)
+        clusters[places] = places[near.clusters()]
+    prompts.texts.close()
+    repeating = np.flatnonzero(found.of >= 0)
+    clusters[repeating] = clusters[found.of[repeating]]
+    return clusters
+
+
+def _drawn(clusters: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """Which records are held out: whole clusters in a drawn order, as long as they fit."""
+    wanted = max(1, round(share * len(clusters)))
+    heads, sizes = np.unique(clusters, return_counts=True)
+    draws = [blake2b(f"{seed}/{head}".encode(), digest_size=8).digest() for head in heads.tolist()]
+    taken, count = [], 0
+    for place in sorted(range(len(heads)), key=draws.__getitem__):
+        if count + int(sizes[place]) <= wanted:
+            taken.append(int(heads[place]))
+            count += int(sizes[place])
+        if count == wanted:
+            break
+    if not taken or count == len(clusters):
+        said = f"has {len(heads)} groups of prompts that differ: none is small enough for {wanted} held-out records"
+        raise UserError("--input", said, fix="raise --share, or gspo data dedup first")
+    return np.isin(clusters, taken)
