@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ from gspo_lightning.prompts.base import PromptSet
 from gspo_lightning.prompts.encode import EncodedPrompts, Encoder
 from gspo_lightning.prompts.files import open_prompts, read_prompts
 from gspo_lightning.prompts.on_demand import OnDemand
+from gspo_lightning.prompts.survey import Survey, file_of
 from gspo_lightning.resume import Fingerprint
 from gspo_lightning.types import Prompt
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["PromptSets"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -56,8 +61,16 @@ class PromptSets:
         except UserError as error:
             raise UserError(f"data.{name}", error.problem, fix=error.fix) if error.field == "data" else error from None
         encoder = Encoder(tokenizer, self.system_prompt, self.chat_template_kwargs, f"data.{name}")
-        seen = Fingerprint()
-        self.read[name], self._seen[name] = EncodedPrompts(records, encoder, self.max_prompt_tokens, seen.add), seen
+        seen, survey = Fingerprint(), Survey()
+
+        def see(prompt: Prompt) -> None:
+            seen.add(prompt)
+            survey.add(prompt)
+
+        self.read[name], self._seen[name] = EncodedPrompts(records, encoder, self.max_prompt_tokens, see), seen
+        if name == "train" and (file := file_of(source)) is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+            for line in survey.lines(file):
+                log.info("data.train: %s", line)
         return self.read[name]
 
     def share(self, name: str, limit: int | None, batch_size: int) -> Sequence[list[Prompt]]:

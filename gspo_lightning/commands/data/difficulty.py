@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gspo_lightning.commands.data.recorded import recorded_tallies
 from gspo_lightning.commands.data.table import show
-from gspo_lightning.commands.data.tallies import COLUMNS, Tally, columns_of, rewrite
+from gspo_lightning.commands.data.tallies import COLUMNS, Tally, columns_of, journal_of, rewrite
 from gspo_lightning.commands.data.words import add_column, add_files
 from gspo_lightning.corpus.certificate import certificate_file, inherited
 from gspo_lightning.corpus.files import Inputs
@@ -70,11 +70,6 @@ def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
     if not options.recorded:
         journal_of(options.output).unlink(missing_ok=True)
     _told(tallies, options.output)
-
-
-def journal_of(output: Path) -> Path:
-    """Where an interrupted command goes on."""
-    return output.with_name(f"{output.name}.progress.jsonl")
 
 
 def _told(tallies: Sequence[Tally | None], output: Path) -> None:

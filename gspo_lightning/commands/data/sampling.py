@@ -15,8 +15,7 @@ from typing import IO, Any
 import torch
 from tqdm import tqdm
 
-from gspo_lightning.commands.data.difficulty import journal_of
-from gspo_lightning.commands.data.tallies import Tally
+from gspo_lightning.commands.data.tallies import Tally, journal_of
 from gspo_lightning.commands.evaluate.configured import configured, sampled
 from gspo_lightning.commands.evaluate.model import Sampled
 from gspo_lightning.commands.fit.cli import TrainingCLI

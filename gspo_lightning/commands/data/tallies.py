@@ -13,7 +13,7 @@ from gspo_lightning.corpus.files import Inputs, Record
 from gspo_lightning.corpus.output import common_schema, whole_line
 from gspo_lightning.statistics.beta import beta_interval
 
-__all__ = ["COLUMNS", "Tally", "columns_of", "rewrite"]
+__all__ = ["COLUMNS", "Tally", "columns_of", "journal_of", "rewrite"]
 
 COLUMNS = ("pass_rate", "pass_rate_low", "pass_rate_high", "pass_samples")
 
@@ -23,6 +23,11 @@ class Tally(NamedTuple):
 
     passes: int
     samples: int
+
+
+def journal_of(output: Path) -> Path:
+    """Where an interrupted command goes on."""
+    return output.with_name(f"{output.name}.progress.jsonl")
 
 
 def columns_of(tally: Tally | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gspo_lightning import registry
+from gspo_lightning.commands.evaluate import training_file
 from gspo_lightning.commands.evaluate.answers import Answers, Recorded
 from gspo_lightning.commands.evaluate.comparison import compare
 from gspo_lightning.commands.evaluate.page import write_page
@@ -51,9 +52,13 @@ def main(argv: Sequence[str]) -> int:
 
         words = [word for file in options.config for word in ("--config", file)]
         words += [f"--ckpt_path={options.ckpt_path}"] if options.ckpt_path else []
-        return with_config([*words, *rest], lambda answers: _evaluate(plan, lambda _: answers))
-    _evaluate(plan, lambda file: _source(options, file))
-    return 0
+        code = with_config([*words, *rest], lambda answers: _evaluate(plan, lambda _: answers))
+    else:
+        _evaluate(plan, lambda file: _source(options, file))
+        code = 0
+    for line in training_file.lines(options.config, options.ckpt_path, plan.suites, plan.data) if code == 0 else ():
+        print(line)
+    return code
 
 
 def _evaluate(plan: Plan, source: Callable[[VerdictFile], Answers]) -> None:

@@ -1,0 +1,62 @@
+"""What is known of the file that a model was trained on: whether the suites leak into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gspo_lightning.corpus.certificate import about, read_certificate
+from gspo_lightning.suites.problems import data_file
+from gspo_lightning.suites.suite import load_suite
+
+__all__ = ["lines"]
+
+
+def lines(configs: Sequence[str], checkpoint: str | None, suites: Sequence[str], folder: Path | None) -> Iterator[str]:
+    """Lines about the certificate of ``data.train``; none where the training file is not known, or not a file.
+
+    Args:
+        configs: of ``gspo fit``.
+        checkpoint: of a run, whose folder holds its config; only asked where there are no configs.
+        suites: ``NAME`` or ``NAME:WINDOW``.
+        folder: with the suites' files.
+
+    Raises:
+        UserError: there is a certificate that cannot be read.
+    """
+    files = [Path(name) for name in configs]
+    if not files and checkpoint is not None:
+        files = [Path(checkpoint).parent.parent / "config.yaml"]
+    train = _train(files)
+    if train is None:
+        return
+    said = about(train)
+    if said is None:
+        yield f"trained on {train.name}: no certificate says that these benchmarks do not leak into it"
+        return
+    yield f"trained on {said[0]}" if said[1] else f"warning: trained on {said[0]}"
+    certificate = read_certificate(train)
+    for name in suites if folder is not None and certificate is not None and said[1] else ():
+        assert folder is not None
+        assert certificate is not None
+        suite = load_suite(name.partition(":")[0])
+        if not certificate.covers(data_file(suite, folder)):
+            yield f"warning: {suite.name} is not among them: gspo data decontaminate --against its file"
+
+
+def _train(files: Sequence[Path]) -> Path | None:
+    """``data.train`` of the last config that has one, where it is a file."""
+    found: Any = None
+    for file in files:
+        try:
+            config = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            continue  # whoever needs it to be a config has said so
+        data = config.get("data") if isinstance(config, dict) else None
+        found = data.get("train", found) if isinstance(data, dict) else found
+    if isinstance(found, dict):
+        found = (found.get("init_args") or {}).get("path")
+    return Path(found) if isinstance(found, str) and Path(found).is_file() else None

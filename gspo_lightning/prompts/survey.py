@@ -1,0 +1,51 @@
+"""What is said of a file of prompts before a run: lengths, repeated prompts, and its certificate."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from gspo_lightning.corpus.certificate import about
+from gspo_lightning.prompts.base import PromptSet
+from gspo_lightning.prompts.files import PromptFile
+from gspo_lightning.types import Prompt
+
+__all__ = ["Survey", "file_of"]
+
+
+class Survey:
+    """Lengths and hashes of the prompts that are used, 12 bytes each."""
+
+    def __init__(self) -> None:
+        self._lengths, self._hashes = array("I"), array("q")
+
+    def add(self, prompt: Prompt) -> None:
+        """See one."""
+        self._lengths.append(len(prompt.token_ids))
+        self._hashes.append(hash(prompt.text))
+
+    def lines(self, file: Path) -> Iterator[str]:
+        """Three lines at most; ``gspo data report`` says the rest.
+
+        Raises:
+            UserError: the certificate beside the file cannot be read.
+        """
+        lengths, hashes = np.frombuffer(self._lengths, np.uint32), np.frombuffer(self._hashes, np.int64)
+        median = int(np.median(lengths))
+        yield f"{file.name}: {len(lengths):,} prompts of {lengths.min():,} to {lengths.max():,} tokens, median {median:,}"
+        if repeated := len(hashes) - len(np.unique(hashes)):
+            yield f"{file.name}: {repeated:,} prompts repeat another one word by word (gspo data dedup)"
+        said = about(file)
+        if said is None:
+            yield f"{file.name}: no certificate says that benchmarks do not leak into it (gspo data decontaminate)"
+        else:
+            yield said[0] if said[1] else f"warning: {said[0]}"
+
+
+def file_of(source: PromptSet | str | None) -> Path | None:
+    """The file that prompts come from; None where they come from elsewhere."""
+    path = source.path if isinstance(source, PromptFile) else source
+    return Path(path) if isinstance(path, str) and Path(path).is_file() else None
