@@ -3,7 +3,7 @@
 A record leaks a benchmark prompt
 
 * if it holds at least half of the prompt's distinct 8-grams of words,
-* if the two share a 13-gram of words that is rare in the training file,
+* if the two share a 13-gram of words that is rare in the training file, even with other numbers in it,
 * if the two are nearly the same (Jaccard similarity of character 5-grams).
 
 A single shared 8-gram says nothing: a quarter of clean problems of common templates have one. Candidates are found by
@@ -95,7 +95,12 @@ class LeakSearch:
         """By number of the record."""
         self._short = _Postings(prompts, SHORT, rarest=True)
         self._long = _Postings(prompts, LONG)
-        self._counts = np.zeros(len(self._long.grams), dtype=np.int64)
+        masked = {_hash(_masked(gram)) for gram in self._long.grams}
+        self._masked = np.array(sorted(masked), dtype=np.uint64)
+        self._mask_of = np.searchsorted(
+            self._masked, np.array([_hash(_masked(gram)) for gram in self._long.grams], dtype=np.uint64)
+        )
+        self._counts = np.zeros(len(self._masked), dtype=np.int64)  # records with the gram, whatever its numbers
         self._shared: dict[int, list[tuple[int, int]]] = defaultdict(list)  # gram -> first records, a prompt for each
         _, self._rows = banding(threshold)
         signature = signatures([prompt.text for prompt in prompts])
@@ -116,6 +121,8 @@ class LeakSearch:
         hashes, owners = _hashes(found)
         for record, prompts in self._short.candidates(hashes, owners, SHORT).items():
             self._by_short_grams(start + record, found[record], prompts)
+        masks, _ = _hashes([_masked(one) for one in found])
+        np.add.at(self._counts, _found(self._masked, masks, owners, LONG)[:, 1], 1)
         self._by_long_grams(start, found, self._long.found(hashes, owners, LONG))
         self._by_similarity(start, texts)
 
@@ -123,13 +130,12 @@ class LeakSearch:
         """Decide which long grams are rare, once every record of the file was looked at."""
         limit = rare_below(records)
         for gram in sorted(self._shared):
-            if self._counts[gram] <= limit:
+            if self._counts[self._mask_of[gram]] <= limit:
                 for record, prompt in self._shared[gram]:
                     self.leaks.setdefault(record, Leak(Rule.LONG_GRAM, prompt, 1.0))
 
     def _by_long_grams(self, start: int, found: Sequence[Words], pairs: np.ndarray) -> None:
-        np.add.at(self._counts, pairs[:, 1], 1)
-        for record, gram in pairs[self._counts[pairs[:, 1]] <= 2 * _MOST].tolist():
+        for record, gram in pairs[self._counts[self._mask_of[pairs[:, 1]]] <= _MOST].tolist():
             known = self._shared[gram]
             if len(known) < _MOST and self._long.grams[gram] in _grams(found[record], LONG):
                 known.append((start + record, self._long.postings[gram][0]))
@@ -198,13 +204,23 @@ class _Postings:
 
     def found(self, hashes: np.ndarray, owners: np.ndarray, size: int) -> np.ndarray:
         """(record, number of the gram) ``[n, 2]``, each gram once a record."""
-        if len(hashes) < size or not len(self._known):
-            return np.empty((0, 2), dtype=np.int64)
-        inside = owners[size - 1 :] == owners[: len(owners) - size + 1]
-        asked, records = _rolled(hashes, size)[inside], owners[: len(owners) - size + 1][inside]
-        places = np.minimum(np.searchsorted(self._known, asked), len(self._known) - 1)
-        there = self._known[places] == asked
-        return np.unique(np.stack([records[there], places[there]], axis=1), axis=0)
+        return _found(self._known, hashes, owners, size)
+
+
+def _found(known: np.ndarray, hashes: np.ndarray, owners: np.ndarray, size: int) -> np.ndarray:
+    """(record, place in ``known``) of every gram that is known, once a record."""
+    if len(hashes) < size or not len(known):
+        return np.empty((0, 2), dtype=np.int64)
+    inside = owners[size - 1 :] == owners[: len(owners) - size + 1]
+    asked, records = _rolled(hashes, size)[inside], owners[: len(owners) - size + 1][inside]
+    places = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+    there = known[places] == asked
+    return np.unique(np.stack([records[there], places[there]], axis=1), axis=0)
+
+
+def _masked(found: Words) -> tuple[str, ...]:
+    """The words without what their numbers are: problems of a template differ in these."""
+    return tuple("#" if word.isdigit() else word for word in found)
 
 
 def _grams(found: Words, size: int) -> set[tuple[str, ...]]:

@@ -34,8 +34,8 @@ class Survey:
             UserError: the certificate beside the file cannot be read.
         """
         lengths, hashes = np.frombuffer(self._lengths, np.uint32), np.frombuffer(self._hashes, np.int64)
-        median = int(np.median(lengths))
-        yield f"{file.name}: {len(lengths):,} prompts of {lengths.min():,} to {lengths.max():,} tokens, median {median:,}"
+        low, median, high = (int(x) for x in np.percentile(lengths, [0, 50, 100]))
+        yield f"{file.name}: {len(lengths):,} prompts of {low:,} to {high:,} tokens, median {median:,}"
         if repeated := len(hashes) - len(np.unique(hashes)):
             yield f"{file.name}: {repeated:,} prompts repeat another one word by word (gspo data dedup)"
         said = about(file)

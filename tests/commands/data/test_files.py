@@ -1,0 +1,188 @@
+"""dedup, decontaminate, filter, mix, split, convert: what they keep, drop and say, by files."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo_lightning.commands.data.mix import order
+from gspo_lightning.corpus.certificate import about, read_certificate
+from gspo_lightning.corpus.minhash import grams, jaccard
+from gspo_lightning.corpus.text import normalised
+from tests.commands.data.files import data, read, write
+
+LONG = "A farmer has seventeen sheep, and all but nine of them run away. How many sheep does the farmer have left?"
+OTHER = "The sum of two consecutive odd numbers is eighty-eight. What is the larger one of these two numbers?"
+FORMATS = pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+
+
+@FORMATS
+def test_dedup_keeps_the_first_and_names_it(tmp_path: Path, suffix: str) -> None:
+    near = LONG.replace("sheep", "goats", 1)
+    prompts = [LONG, OTHER, LONG, f"  {LONG.upper()} ", near, "1+1:", "1+2:"]
+    records = [{"id": f"r{i}", "prompt": prompt, "n": i} for i, prompt in enumerate(prompts)]
+    source, target = write(tmp_path / f"a{suffix}", records), tmp_path / f"b{suffix}"
+    before = source.read_bytes()
+    data("dedup", "--input", source, "--output", target)
+    assert source.read_bytes() == before
+    assert read(target) == [records[0], records[1], records[5], records[6]]
+    dropped = read(tmp_path / f"b{suffix}.dropped.jsonl")
+    place = "line" if suffix == ".jsonl" else "record"
+    assert [(d["id"], d["reason"], d["repeats"]) for d in dropped] == [
+        ("r2", "the same prompt", {"file": source.name, place: 1}),
+        ("r3", "the same but for case and white space", {"file": source.name, place: 1}),
+        ("r4", "nearly the same", {"file": source.name, place: 1}),
+    ]
+    assert [d["record"] for d in dropped] == records[2:5]
+    exact = jaccard(grams(normalised(LONG)), grams(normalised(near)))
+    assert 0.7 <= exact < 1
+    assert dropped[2]["similarity"] == pytest.approx(exact, abs=1e-4)
+    assert sorted(f.name for f in tmp_path.iterdir()) == sorted(
+        [f"a{suffix}", f"b{suffix}", f"b{suffix}.dropped.jsonl"]
+    )
+
+
+def test_lines_are_copied_byte_by_byte(tmp_path: Path) -> None:
+    lines = [
+        b'{"prompt":"one",   "x": 1.50, "y": "\\u00e9"}\r\n',
+        b"\n",
+        '{"b": 1e3, "prompt": "\u00e9t\u00e9"}\n'.encode(),
+        b'{"prompt": [{"role": "user", "content": "hello there"}]}',
+    ]
+    source, target = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    source.write_bytes(b"".join(lines))
+    data("dedup", "--input", source, "--output", target)
+    assert target.read_bytes() == lines[0] + lines[2] + lines[3] + b"\n"
+
+
+def test_threshold_one_keeps_what_differs(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", [{"prompt": LONG}, {"prompt": LONG.replace("nine", "ten")}])
+    data("dedup", "--input", source, "--output", tmp_path / "b.jsonl", "--threshold", 1)
+    assert len(read(tmp_path / "b.jsonl")) == 2
+
+
+@FORMATS
+def test_decontaminate_drops_leaks_and_certifies_the_rest(
+    tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    benchmark = write(tmp_path / f"bench{suffix}", [{"problem": LONG, "answer": "9"}])
+    records = [
+        {"q": f"Think. {LONG} Explain.", "answer": "nine"},
+        {"q": OTHER, "answer": "9"},
+        {"q": LONG, "answer": "#### 9"},
+    ]
+    source, target = write(tmp_path / f"train{suffix}", records), tmp_path / f"clean{suffix}"
+    words = ("--column", "q", "--against", benchmark, "--against_column", "problem")
+    data("decontaminate", "--input", source, "--output", target, *words)
+    assert read(target) == records[1:2]
+    dropped = read(Path(f"{target}.dropped.jsonl"))
+    assert [(d["rule"], d["share"], d["same_answer"]) for d in dropped] == [("8-grams", 1, False), ("8-grams", 1, True)]
+    assert dropped[0]["repeats"] == {"file": benchmark.name, "line" if suffix == ".jsonl" else "record": 1}
+    assert "1 kept records have an answer of the benchmarks" in capsys.readouterr().out
+    certificate = read_certificate(target)
+    assert certificate is not None
+    assert certificate.sha256 == sha256(target.read_bytes()).hexdigest()
+    assert [(b.file, b.sha256, b.prompts) for b in certificate.against] == [
+        (benchmark.name, sha256(benchmark.read_bytes()).hexdigest(), 1)
+    ]
+    assert about(target) == (f"{target.name}: decontaminated against {benchmark.name} (1 prompts)", True)
+
+
+def test_a_certificate_is_carried_on_while_it_holds(tmp_path: Path) -> None:
+    benchmark = write(tmp_path / "bench.jsonl", [{"prompt": LONG}])
+    source = write(tmp_path / "a.jsonl", [{"prompt": OTHER}, {"prompt": OTHER}, {"prompt": "What is 3+4?"}])
+    data("decontaminate", "--input", source, "--output", tmp_path / "b.jsonl", "--against", benchmark)
+    data("dedup", "--input", tmp_path / "b.jsonl", "--output", tmp_path / "c.jsonl")
+    said = about(tmp_path / "c.jsonl")
+    assert said is not None
+    assert said[1]
+    with (tmp_path / "c.jsonl").open("a") as file:
+        file.write('{"prompt": "one more"}\n')
+    said = about(tmp_path / "c.jsonl")
+    assert said is not None
+    assert not said[1]
+    data("dedup", "--input", tmp_path / "c.jsonl", "--output", tmp_path / "d.jsonl")
+    assert about(tmp_path / "d.jsonl") is None
+
+
+@FORMATS
+def test_filter_takes_both_ends_in(tmp_path: Path, suffix: str) -> None:
+    rates = [0.0, 0.1, 0.5, 0.9, 1.0, None]
+    records = [{"prompt": f"{i}", "pass_rate": rate} for i, rate in enumerate(rates)]
+    source, target = write(tmp_path / f"a{suffix}", records), tmp_path / f"b{suffix}"
+    data("filter", "--input", source, "--output", target, "--pass_rate", 0.1, 0.9)
+    assert read(target) == records[1:4]
+    dropped = read(Path(f"{target}.dropped.jsonl"))
+    assert [d["reason"] for d in dropped] == ["too hard", "too easy", "no pass rate"]
+
+
+@FORMATS
+def test_mix_keeps_quotas_and_the_order_of_each_file(tmp_path: Path, suffix: str) -> None:
+    a = write(tmp_path / f"a{suffix}", [{"prompt": f"a{i}"} for i in range(30)])
+    b = write(tmp_path / f"b{suffix}", [{"prompt": f"b{i}"} for i in range(30)])
+    data("mix", "--input", a, b, "--weights", 3, 1, "--output", tmp_path / f"m{suffix}")
+    mixed = [record["prompt"] for record in read(tmp_path / f"m{suffix}")]
+    assert [p for p in mixed if p[0] == "a"] == [f"a{i}" for i in range(30)]
+    assert [p for p in mixed if p[0] == "b"] == [f"b{i}" for i in range(10)]
+    for end in range(1, len(mixed) + 1):
+        assert abs(sum(p[0] == "b" for p in mixed[:end]) - end / 4) < 1
+    data("mix", "--input", a, b, "--size", 5, "--output", tmp_path / f"n{suffix}")
+    assert [r["prompt"] for r in read(tmp_path / f"n{suffix}")] == ["a0", "b0", "a1", "b1", "a2"]
+    data("mix", "--input", a, b, "--size", 70, "--output", tmp_path / f"o{suffix}", code=2)
+    assert list(order([0, 2])) == [1, 1]
+
+
+@FORMATS
+def test_split_parts_no_near_duplicates(tmp_path: Path, suffix: str) -> None:
+    topics = ["sheep", "goats", "horses", "ducks", "camels", "rabbits", "zebras", "otters", "geese", "lions"]
+    base = [f"{topic} {LONG[::step]} {topic * 3}" for step, topic in enumerate(topics, 1)]
+    records = [{"prompt": p + "!" * i} for p in base for i in range(3)] + [{"prompt": base[0].upper()}]
+    source, target = write(tmp_path / f"a{suffix}", records), tmp_path / f"train{suffix}"
+    data("split", "--input", source, "--output", target, "--share", 0.2)
+    train, out = read(target), read(tmp_path / f"train.held_out{suffix}")
+    assert sorted(r["prompt"] for r in [*train, *out]) == sorted(r["prompt"] for r in records)
+    assert 1 <= len(out) <= 6
+    for a in train:
+        for b in out:
+            assert jaccard(grams(normalised(a["prompt"])), grams(normalised(b["prompt"]))) < 0.7
+    data("split", "--input", source, "--output", tmp_path / f"again{suffix}", "--share", 0.2)
+    assert read(tmp_path / f"again.held_out{suffix}") == out
+
+
+CONVERTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gsm8k": ({"question": "q", "answer": "#### 4"}, {"prompt": "q", "answer": "#### 4"}),
+    "math": (
+        {"problem": "p", "level": "1", "type": "t", "solution": "s"},
+        {"prompt": "p", "level": "1", "type": "t", "answer": "s"},
+    ),
+    "dapo17k": (
+        {"prompt": [{"role": "user", "content": "p"}], "data_source": "d", "reward_model": {"ground_truth": "4"}},
+        {"prompt": [{"role": "user", "content": "p"}], "data_source": "d", "reward_model": {"ground_truth": "4"},
+         "answer": "4"},
+    ),
+    "taco": (
+        {"question": "q", "starter_code": "def f():", "input_output": "{}", "tags": "[]", "raw_tags": "[]"},
+        {"prompt": "q\n\ndef f():", "answer": {"input_output": "{}", "tags": "[]", "raw_tags": "[]"}},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_convert_knows_the_columns_of_public_sets(tmp_path: Path, name: str) -> None:
+    theirs, ours = CONVERTED[name]
+    source = write(tmp_path / "theirs.jsonl", [theirs])
+    data("convert", "--input", source, "--output", tmp_path / "ours.jsonl")
+    (found,) = read(tmp_path / "ours.jsonl")
+    assert {key: found[key] for key in ours} == ours
+
+
+def test_convert_changes_formats_and_takes_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("task,gold\n1+1,2\n2+2,4\n")
+    columns = json.dumps({"prompt": "task", "answer": "gold"})
+    data("convert", "--input", tmp_path / "a.csv", "--output", tmp_path / "a.parquet", "--columns", columns)
+    assert read(tmp_path / "a.parquet") == [{"prompt": "1+1", "answer": "2"}, {"prompt": "2+2", "answer": "4"}]
+    data("convert", "--input", tmp_path / "a.csv", "--output", tmp_path / "b.jsonl", code=2)
