@@ -34,7 +34,7 @@ def columns_of(tally: Tally | None) -> dict[str, Any]:
     """What a record gets.
 
     >>> columns_of(Tally(2, 8))
-    {'pass_rate': 0.25, 'pass_rate_low': 0.0557, 'pass_rate_high': 0.5906, 'pass_samples': 8}
+    {'pass_rate': 0.25, 'pass_rate_low': 0.056, 'pass_rate_high': 0.5916, 'pass_samples': 8}
     >>> columns_of(None)
     {'pass_rate': None, 'pass_rate_low': None, 'pass_rate_high': None, 'pass_samples': 0}
     """
