@@ -18,7 +18,7 @@ def beta_interval(passes: int, trials: int) -> tuple[float, float]:
     >>> [round(end, 4) for end in beta_interval(3, 8)]
     [0.119, 0.7052]
     >>> [round(end, 4) for end in beta_interval(8, 8)]
-    [0.7377, 1.0]
+    [0.7378, 1.0]
 
     Raises:
         ValueError: no trial, or more passes than trials.

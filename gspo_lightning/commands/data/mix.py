@@ -74,7 +74,7 @@ def size_of(counts: Sequence[int], weights: Sequence[float]) -> int:
     """The most records that files of so many can give.
 
     >>> size_of([100, 10], [3, 1]), size_of([30, 10], [3, 1])
-    (41, 40)
+    (42, 40)
     """
     total = sum(weights)
     size = int(min(count * total / weight for count, weight in zip(counts, weights, strict=True)))
