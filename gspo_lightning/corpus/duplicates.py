@@ -28,6 +28,8 @@ _COMPARED = 8
 """Exact comparisons of a record at most, the likeliest first."""
 _MARGIN = 0.16
 """How far an estimate from 128 places may lie below the threshold: four standard deviations."""
+_CROWD = 32
+"""Candidates of a record from which on estimates have to reach the threshold: problems of one template are alike."""
 _BLOCK = 8192
 _CACHED_CHARACTERS = 2000
 Progress = Callable[[int], object]
@@ -94,7 +96,7 @@ class NearDuplicates:
         self._bands, self._rows = banding(threshold)
         self._low = np.empty((len(places), 128), dtype=np.uint8)
         keys, self._file = folder / "keys", folder / "buckets"
-        self._grams = lru_cache(maxsize=1024)(lambda place: grams(texts.at(place)))
+        self._grams = lru_cache(maxsize=4096)(lambda place: grams(texts.at(place)))
         self._write_keys(keys)
         buckets = self._sort_bands(keys)
         keys.unlink()
@@ -193,8 +195,9 @@ class NearDuplicates:
             return
         estimated = estimates(self._low[record], self._low[known])
         likely = np.argsort(-estimated, kind="stable")[:_COMPARED]
+        least = self._threshold - (_MARGIN if len(known) < _CROWD else 0.0)
         for place in likely.tolist():
-            if estimated[place] < self._threshold - _MARGIN:
+            if estimated[place] < least:
                 return
             other = int(known[place])
             similarity = jaccard(self._set(record), self._set(other))

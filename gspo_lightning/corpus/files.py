@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -226,5 +227,20 @@ def sha256(path: Path) -> str:
 
 
 def as_json(values: dict[str, Any]) -> str:
-    """A record as one line; what JSON has no word for (dates) as text."""
-    return json.dumps(values, ensure_ascii=False, default=str)
+    """A record as one line; what JSON has no word for becomes a text (dates) or null (NaN).
+
+    >>> as_json({"a": float("nan"), "b": [1.5, {"c": float("inf")}]})
+    '{"a": null, "b": [1.5, {"c": null}]}'
+    """
+    try:
+        return json.dumps(values, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(values), ensure_ascii=False, default=str)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -145,8 +145,9 @@ def copy(
 
 
 def whole_line(raw: bytes) -> bytes:
-    """A line with its end, which the last one of a file may lack."""
-    return raw if raw.endswith(b"\n") else raw + b"\n"
+    """A line with its end, which the last one of a file may lack, and without a byte-order mark before it."""
+    line = raw.removeprefix(b"\xef\xbb\xbf")
+    return line if line.endswith(b"\n") else line + b"\n"
 
 
 def common_schema(inputs: Inputs) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from gspo_lightning.corpus.files import as_json, format_of
+from gspo_lightning.corpus.files import format_of
 from gspo_lightning.corpus.known_sets import KNOWN_SETS, recognised
 from gspo_lightning.corpus.output import Outputs
 from gspo_lightning.errors import UserError, did_you_mean
@@ -70,7 +70,7 @@ def _columns(text: str) -> Mapping[str, Any]:
     return dict(found)
 
 
-def _records(paths: Sequence[Path], columns: Mapping[str, Any] | None, named: str | None) -> Iterator[Any]:
+def _records(paths: Sequence[Path], columns: Mapping[str, Any] | None, named: str | None) -> Iterator[tuple[str, Any]]:
     from gspo_lightning.prompts.base import absent_columns, map_columns  # torch
     from gspo_lightning.prompts.formats import SUFFIXES, read_rows, suffix_of
 
@@ -90,7 +90,7 @@ def _records(paths: Sequence[Path], columns: Mapping[str, Any] | None, named: st
             record = map_columns(row, ours)
             if not record.get("prompt"):
                 raise UserError(f"{path.name}, record {number}", "has no prompt")
-            yield record
+            yield f"{path.name}, record {number}", record
 
 
 def _set_of(path: Path, names: Sequence[str]) -> str:
@@ -102,13 +102,13 @@ def _set_of(path: Path, names: Sequence[str]) -> str:
     return found
 
 
-def _write(path: Path, kind: str, records: Iterator[Any]) -> int:
+def _write(path: Path, kind: str, records: Iterator[tuple[str, Any]]) -> int:
     count = 0
     with tqdm(desc="convert", unit=" records", unit_scale=True) as bar:
         if kind == ".jsonl":
             with open(path, "w", encoding="utf-8", errors="surrogatepass") as file:
-                for record in records:
-                    file.write(as_json(record) + "\n")
+                for where, record in records:
+                    file.write(_line(record, where) + "\n")
                     bar.update(1)
                     count += 1
             return count
@@ -117,9 +117,16 @@ def _write(path: Path, kind: str, records: Iterator[Any]) -> int:
         import pyarrow.parquet
 
         try:
-            table = pyarrow.Table.from_pylist(list(records))
-        except pyarrow.lib.ArrowException as error:
+            table = pyarrow.Table.from_pylist([record for _, record in records])
+        except (pyarrow.lib.ArrowException, UnicodeEncodeError) as error:
             said = f"a column cannot have one type in Parquet: {str(error).splitlines()[0]}"
             raise UserError("--output", said, fix="write .jsonl") from error
         pyarrow.parquet.write_table(table, path)
         return len(table)
+
+
+def _line(record: Any, where: str) -> str:
+    try:
+        return json.dumps(record, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError as error:
+        raise UserError(where, "holds NaN or an infinity, which are not JSON", fix="write null instead") from error

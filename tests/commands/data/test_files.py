@@ -186,3 +186,18 @@ def test_convert_changes_formats_and_takes_columns(tmp_path: Path) -> None:
     data("convert", "--input", tmp_path / "a.csv", "--output", tmp_path / "a.parquet", "--columns", columns)
     assert read(tmp_path / "a.parquet") == [{"prompt": "1+1", "answer": "2"}, {"prompt": "2+2", "answer": "4"}]
     data("convert", "--input", tmp_path / "a.csv", "--output", tmp_path / "b.jsonl", code=2)
+
+
+def test_convert_names_what_neither_format_can_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "x", "y": 1}\n{"prompt": "\\ud800", "y": NaN}\n')
+    data("convert", "--input", tmp_path / "a.jsonl", "--output", tmp_path / "b.jsonl", code=2)
+    assert "error: a.jsonl, record 2: holds NaN" in capsys.readouterr().err
+    data("convert", "--input", tmp_path / "a.jsonl", "--output", tmp_path / "b.parquet", code=2)
+    assert "error: --output: a column cannot have one type in Parquet" in capsys.readouterr().err
+
+
+def test_a_byte_order_mark_does_not_travel(tmp_path: Path) -> None:
+    a = write(tmp_path / "a.jsonl", [{"prompt": "one"}])
+    (tmp_path / "b.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "two"}\n')
+    data("dedup", "--input", a, tmp_path / "b.jsonl", "--output", tmp_path / "c.jsonl")
+    assert (tmp_path / "c.jsonl").read_bytes() == b'{"prompt": "one"}\n{"prompt": "two"}\n'
