@@ -45,7 +45,7 @@ OPTIONS = {
     "--traceback": "with any command: where in the code an error was raised",
     "--version": "of this package",
 }
-CONFIGURED = (*TRAINING, "plan", "compare", "evaluate")
+CONFIGURED = (*TRAINING, "plan", "compare", "evaluate", "data")
 """Commands that take ``--config``: a file, or the name of a config that ships."""
 
 

@@ -67,6 +67,8 @@ def explain(error: BaseException, arguments: Sequence[str] = ()) -> UserError:
     for explanation in (fault, _missing(text, fields), _unknown_key(text), _unknown_class(text, field)):
         if explanation is not None:
             return explanation
+    if not field and (name := _refused_class(text)):
+        return UserError(fields.place_of(name) or "arguments", f"{name}: {_informative(text)}")
     return UserError(field or "arguments", _informative(text))
 
 
@@ -108,17 +110,26 @@ _INSIDES = (
 )
 """Words of the parser's own, and the values that it repeats."""
 _NOISE = ("usage", "Problem with given class_path", "Does not validate", "Subtypes:", "Errors:", "Given value type")
-_HOPELESS = ("Expected a <class 'NoneType'>", "Expected a path but", "Not a valid subclass of NoneType")
+_HOPELESS = ("Expected a NoneType", "Expected a path but", "Not a valid subclass of NoneType")
+_FORMS = ("Expected a", "Not a valid subclass", "Subclass types expect", "a class path", "a dict with")
+"""What the parser says where a value has none of the forms that it takes; anything else is somebody's reason."""
 
 
 def _informative(text: str) -> str:
-    """The lines of a complaint that say something, joined."""
+    """The lines of a complaint that say something, joined: the reason of a constructor alone, where there is one."""
     lines = [re.sub(r'^[Pp]arser key "[^"]+":?\s*', "", line.strip(" -")) for line in text.splitlines()]
-    wanted = [line for line in lines if line and not line.startswith(_NOISE)]
-    said = "; ".join(([line for line in wanted if not line.startswith(_HOPELESS)] or wanted)[:4])
     for pattern, instead in _INSIDES:
-        said = pattern.sub(instead, said)
-    return said
+        lines = [pattern.sub(instead, line) for line in lines]
+    wanted = [line for line in lines if line and not line.startswith(_NOISE)]
+    reasons = [line for line in wanted if not line.startswith(_FORMS)]
+    hopeful = [line for line in wanted if not line.startswith(_HOPELESS)]
+    return "; ".join((reasons or hopeful or wanted)[:4])
+
+
+def _refused_class(text: str) -> str:
+    """The class whose constructor raised: in a list the first one that has not become an object; or nothing."""
+    given = re.search(r"Given value: .*?class_path='([\w.]+)'", text)
+    return given.group(1).rpartition(".")[2] if given else ""
 
 
 def _unknown_key(text: str) -> UserError | None:
