@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -20,10 +21,16 @@ def blocks(page: Path) -> list[tuple[str, str, str]]:
 
 
 def write_files(page: Path, folder: Path) -> None:
-    """A clone's folders of configs, plug-ins and examples, and the files that the page shows."""
+    """A clone's folders of configs, plug-ins and examples, and the files that the page shows.
+
+    What ships is linked and not copied: a plug-in may not be defined in two places.
+    """
     for name in ("configs", "plugins", "examples"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored, copy_function=os.symlink)
     for name, _, text in blocks(page):
-        if name:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text, encoding="utf-8")
+        file = folder / name
+        if name and not (file.is_file() and file.read_text(encoding="utf-8") == text):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.unlink(missing_ok=True)
+            file.write_text(text, encoding="utf-8")
