@@ -111,7 +111,8 @@ class Rollout:
     token where a response came in pieces; ``routes`` [prompt + T - 1, L, k] are the experts that the sampler sent each
     token to, where that was asked for. ``reward`` None means *missing* and ``masked`` that the run leaves such
     responses out: the sample then takes no part in statistics, loss or denominator. ``kl_penalty`` is
-    subtracted from the reward for the comparison within a group; ``reward`` itself is never overwritten.
+    subtracted from the reward for the comparison within a group; ``reward`` itself is never overwritten. A part that is
+    None is missing, or does not apply to the record (:meth:`applies`).
     ``reward_agreements`` says of judges whether they agree with known answers.
 
     Of a conversation ``text`` is what the policy said and ``messages`` is all of it; ``turn_ends`` are the places in
@@ -154,6 +155,10 @@ class Rollout:
             value = getattr(self, name)
             if value is not None and tuple(value.shape) != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
+
+    def applies(self, reward: str) -> bool:
+        """Whether a reward has anything to say about this record."""
+        return self.reward_statuses.get(reward) != "not_applicable"
 
     @property
     def truncated(self) -> bool:

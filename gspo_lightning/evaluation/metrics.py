@@ -43,9 +43,9 @@ class EvaluationMetrics(nn.Module):
     def update(self, groups: Sequence[Sequence[Rollout]], accuracy_reward: str) -> None:
         """Count the scored answers to some prompts; a response is correct if its accuracy reward is at least 1.
 
-        A prompt with a missing score takes no part in the accuracy (it is never a silent 0).
+        Where that does not apply to the record, the first reward that does decides. A prompt with a missing score takes no part in the accuracy (it is never a silent 0).
         """
-        parts = [[r.reward_parts.get(accuracy_reward) for r in group] for group in groups]
+        parts = [[_verdict(r, accuracy_reward) for r in group] for group in groups]
         known = [[v >= 1.0 for v in row if v is not None] for row in parts if None not in row]
         if len(known) < len(parts):
             log.warning("evaluation: %d of %d prompts have a missing score", len(parts) - len(known), len(parts))
@@ -54,7 +54,7 @@ class EvaluationMetrics(nn.Module):
                 metric.update(torch.tensor(known).to(str(metric.device)))  # type: ignore[operator]
         flat = [r for group in groups for r in group]
         self._accuracy_reward = accuracy_reward
-        self._missing += [r.lost or r.missing for r in flat if r.reward_parts.get(accuracy_reward) is None]
+        self._missing += [r.lost or r.missing for r in flat if _verdict(r, accuracy_reward) is None]
         rewards = [r.reward for r in flat if r.reward is not None]
         self.metrics["reward"].update(torch.tensor(rewards, dtype=torch.float64))  # type: ignore[operator]
         self.metrics["response_length"].update(torch.tensor([float(r.length) for r in flat]))  # type: ignore[operator]
@@ -76,3 +76,9 @@ class EvaluationMetrics(nn.Module):
                 fix="name the reward that judges held-out answers, or correct it",
             )
         return found
+
+
+def _verdict(rollout: Rollout, accuracy_reward: str) -> float | None:
+    """The part that says whether a response is correct."""
+    names = (accuracy_reward, *rollout.reward_parts)
+    return next((rollout.reward_parts.get(name) for name in names if rollout.applies(name)), None)
