@@ -160,6 +160,11 @@ class Rollout:
         """Whether a reward has anything to say about this record."""
         return self.reward_statuses.get(reward) != "not_applicable"
 
+    def verdict(self, reward: str) -> float | None:
+        """The part that says whether the response is correct: of this reward, or of the first that applies."""
+        names = (reward, *self.reward_parts)
+        return next((self.reward_parts.get(name) for name in names if self.applies(name)), None)
+
     @property
     def truncated(self) -> bool:
         """Whether the response was cut at a limit."""
@@ -193,6 +198,7 @@ class MicroBatch:
     [N, T] bool marks: pieces of partial rollouts that an earlier version sampled. Rows with the same ``prompt_index``
     [N] int64 have the same prompt (None: nobody said so). ``routes`` [N, S - 1, L, k], small
     integers: the k experts that the rollout or the old policy sent each token to, in L layers.
+    ``sources`` [N, S] bool: which of S sources of a mixture each row is from.
     ``weight`` is 1, or 0 for a filler that only keeps ranks in step. ``host`` has lengths and ``prompt_index`` as they
     were before the batch moved to a device: what is planned from them does not wait for it.
     """
@@ -210,6 +216,7 @@ class MicroBatch:
     stale: Tensor | None = None
     old_from_source: bool = False
     routes: Tensor | None = None
+    sources: Tensor | None = None
     host: tuple[Tensor, Tensor, Tensor | None] | None = None
 
     def __post_init__(self) -> None:

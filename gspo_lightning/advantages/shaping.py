@@ -182,7 +182,9 @@ def _compare(
 
 def _shares(weights: Mapping[str, float], columns: Sequence[Tensor]) -> Tensor:
     """[N] what the weights of the rewards that apply, those with a number, are multiplied by."""
-    applies = [dict(zip(weights, row, strict=True)) for row in zip(*((~c.isnan()).tolist() for c in columns), strict=True)]
+    applies = [
+        dict(zip(weights, row, strict=True)) for row in zip(*((~c.isnan()).tolist() for c in columns), strict=True)
+    ]
     return torch.tensor([applying_weight(weights, each) for each in applies], dtype=torch.float64)
 
 

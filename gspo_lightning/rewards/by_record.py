@@ -47,7 +47,9 @@ class ByRecord:
 
     def __post_init__(self) -> None:
         if not self.rewards and self.default is None:
-            raise UserError("data.rewards", f"by: {self.by} names no reward", fix=f"write {{by: {self.by}, VALUE: ...}}")
+            raise UserError(
+                "data.rewards", f"by: {self.by} names no reward", fix=f"write {{by: {self.by}, VALUE: ...}}"
+            )
 
     def of(self, columns: Mapping[str, Any]) -> tuple[str, Reward | None]:
         """The value that decides for a record, and the reward that judges it; None where there is none."""

@@ -29,9 +29,7 @@ def conversation_columns(prompt: str, text: str) -> dict[str, Any]:
     return {"messages": messages, "turn_rewards": [0.0], "environment_reward": 0.0}
 
 
-def silent(
-    judges: Judges, samples: Sequence[Sample], scores: Sequence[Mapping[str, Score]]
-) -> dict[str, str]:
+def silent(judges: Judges, samples: Sequence[Sample], scores: Sequence[Mapping[str, Score]]) -> dict[str, str]:
     """Names of the rewards that gave nothing to anything they could judge, and why; ``scores`` are by name, too."""
     found: dict[str, str] = {}
     pairs = list(zip(samples, scores, strict=True))

@@ -12,7 +12,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -281,6 +281,9 @@ class GSPOTrainer:
 class _Given:
     """The caller's prompts, all of them in every iteration."""
 
+    sources: tuple[str, ...] = ()
+    learns = False
+
     def __init__(self, prompts: list[Prompt]) -> None:
         self.prompts = prompts
 
@@ -289,6 +292,9 @@ class _Given:
 
     def spare(self, iteration: int, limit: int) -> list[Prompt]:
         return []
+
+    def observe(self, iteration: int, rates: Mapping[int, float]) -> None:
+        """The caller chooses the prompts."""
 
 
 class _Caller:

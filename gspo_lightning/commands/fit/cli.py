@@ -148,7 +148,7 @@ class TrainingCLI(LightningCLI):
         chosen = self._get(self.config_init, "trainer")
         fit = self.subcommand == "fit"
         kwargs["logger"] = loggers_of(chosen.get("logger"), config, fit, self.resumption)
-        run, evaluates = self.resumption.run or runs_of(config), config.data.get("val") is not None
+        run, evaluates = self.resumption.run or runs_of(config), self.datamodule.val is not None
         kwargs["callbacks"] = callbacks_of(chosen, self.subcommand, run, self.resumption, evaluates)
         kwargs["plugins"] = [*listed(chosen.get("plugins")), AtomicCheckpointIO()]
         if not fit:

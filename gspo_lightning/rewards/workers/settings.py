@@ -52,7 +52,7 @@ def check_settings(
         raise UserError("RewardRunner.max_missing_rate", f"is {rate}; it must lie in [0, 1]")
 
 
-def fill_weights(rewards: Mapping[str, Reward], weights: Mapping[str, float]) -> dict[str, float]:
+def fill_weights(rewards: Mapping[str, object], weights: Mapping[str, float]) -> dict[str, float]:
     """A finite weight for every reward, 1 where none is given."""
     for name, weight in weights.items():
         if name not in rewards:
