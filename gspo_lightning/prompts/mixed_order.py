@@ -172,6 +172,8 @@ class MixedOrder(PromptOrder):
 
     def observe(self, iteration: int, rates: Mapping[int, float]) -> None:
         """Take in the mean accuracy (NaN: nobody knows) of every group that an iteration sampled, by prompt id."""
+        if not self._curricula:
+            return
         place_of = getattr(self._prompts, "place_of", int)
         rates = {place_of(id_): rate for id_, rate in rates.items()}
         for part, seen, curriculum in zip(self._parts, self._seen, self._curricula, strict=True):

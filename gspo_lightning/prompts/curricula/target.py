@@ -61,7 +61,7 @@ class TargetRate(Curriculum):
         away = np.where(np.isnan(away), np.inf, away)
         near = np.zeros(len(seen), dtype=bool)
         near[first_of((away, seen.asked, draws), free, max(count, round(self.width * count)))] = True
-        return first_of((seen.asked, away, draws), near, count)
+        return first_of((np.isinf(away), seen.asked, away, draws), near, count)
 
     def learn(self, seen: Seen, places: NDArray[np.int64], rates: NDArray[np.float64]) -> None:
         """See the base class."""
