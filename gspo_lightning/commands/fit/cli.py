@@ -92,7 +92,8 @@ class TrainingCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuse what Lightning would silently replace, and find the checkpoint that ``last`` means."""
         config = self.config[self.subcommand]
-        refuse_mappings(sys.argv[2:], {name: config.data.get(name) for name in ("train", "val", "test", "predict")})
+        components = ("train", "val", "test", "predict", "rewards")
+        refuse_mappings(sys.argv[2:], {name: config.data.get(name) for name in components})
         if str(config.trainer.precision) == "bf16-true":  # the same weights, but inputs stay as they are
             config.trainer.precision, config.model.dtype = "32-true", "bfloat16"
         check_precision(str(config.trainer.precision))
