@@ -79,6 +79,11 @@ class Prompt:
         if not self.token_ids:
             raise ValueError(f"prompt {self.id} has no tokens")
 
+    def room(self, limit: int) -> int:
+        """Tokens that a response may have: ``limit``, or fewer where the column ``max_response_tokens`` says so."""
+        own = self.columns.get("max_response_tokens")
+        return limit if own is None else min(limit, int(own))
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

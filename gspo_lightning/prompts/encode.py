@@ -138,6 +138,9 @@ class EncodedPrompts(OnDemand[Prompt]):
                     f"{where(i)}: the tokenizer does not know every character of the prompt",
                     fix="use a tokenizer that covers the prompts, or drop the record",
                 )
+            if not _is_limit(record.get("max_response_tokens")):
+                what = f"{where(i)}: 'max_response_tokens' is no whole number above 0"
+                raise UserError(field, what, fix="write one, or null for data.max_response_tokens")
             if not ids:
                 raise UserError(field, f"{where(i)}: the prompt has no tokens")
             if len(ids) <= longest:
@@ -165,6 +168,13 @@ class EncodedPrompts(OnDemand[Prompt]):
 def _place(number: int) -> str:
     """How a message calls a record, where the records do not say it."""
     return f"record {number + 1}"
+
+
+def _is_limit(value: object) -> bool:
+    """Whether it may stand in the column ``max_response_tokens``; the cells of a table are texts."""
+    if isinstance(value, str):
+        return value.isdecimal() and int(value) > 0
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
 
 
 def _prompt(number: int, text: str, ids: Sequence[int], record: Record) -> Prompt:

@@ -66,13 +66,13 @@ class PromptSets:
             return self.read.get(name, ())
         if isinstance(source, Mixture):
             source.columns = self.columns
-        try:
-            records = read_prompts(open_prompts(source, self.columns))
-        except UserError as error:
-            raise UserError(f"data.{name}", error.problem, fix=error.fix) if error.field == "data" else error from None
         encoder = Encoder(tokenizer, self.system_prompt, self.chat_template_kwargs, f"data.{name}")
         notes = Notes()
-        found = EncodedPrompts(records, encoder, self.max_prompt_tokens, notes.add)
+        try:
+            records = read_prompts(open_prompts(source, self.columns))
+            found = EncodedPrompts(records, encoder, self.max_prompt_tokens, notes.add)
+        except UserError as error:
+            raise UserError(f"data.{name}", error.problem, fix=error.fix) if error.field == "data" else error from None
         self.read[name], self._notes[name] = found, notes
         self._parts[name] = _parts(source, records, found)
         return found
@@ -161,10 +161,10 @@ class Notes:
     def add(self, prompt: Prompt) -> None:
         """The next prompt."""
         self.fingerprint.add(prompt)
-        source = prompt.columns.get(SOURCE)
-        if isinstance(source, str) and len(self.sources) <= MOST_SOURCES:
-            self.sources.add(source)
-        self._difficulty.append(self._number(prompt))
+        columns = prompt.columns
+        if SOURCE in columns and len(self.sources) <= MOST_SOURCES and isinstance(columns[SOURCE], str):
+            self.sources.add(columns[SOURCE])
+        self._difficulty.append(self._number(prompt) if "difficulty" in columns else math.nan)
 
     def difficulty(self, field_name: str) -> NDArray[np.float64]:
         """[n], NaN where a record has none."""
