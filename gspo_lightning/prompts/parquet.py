@@ -39,7 +39,7 @@ class ParquetRows(OnDemand[Row]):
             self._file = pyarrow.parquet.ParquetFile(path)
             counts = [self._file.metadata.row_group(i).num_rows for i in range(self._file.metadata.num_row_groups)]
         self._ends = list(accumulate(counts))
-        self._kept: OrderedDict[int, Any] = OrderedDict()
+        self._decoded: OrderedDict[int, Any] = OrderedDict()
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -63,12 +63,12 @@ class ParquetRows(OnDemand[Row]):
         return row
 
     def _group(self, number: int) -> Any:
-        if number not in self._kept:
-            self._kept[number] = self._file.read_row_group(number)
-        self._kept.move_to_end(number)
-        while len(self._kept) > 1 and sum(table.nbytes for table in self._kept.values()) > _KEPT_BYTES:
-            self._kept.popitem(last=False)
-        return self._kept[number]
+        if number not in self._decoded:
+            self._decoded[number] = self._file.read_row_group(number)
+        self._decoded.move_to_end(number)
+        while len(self._decoded) > 1 and sum(table.nbytes for table in self._decoded.values()) > _KEPT_BYTES:
+            self._decoded.popitem(last=False)
+        return self._decoded[number]
 
     def _readable(self) -> _Readable:
         return _Readable(self._name)

@@ -35,16 +35,16 @@ def test_rows_are_the_same_from_the_beginning_and_one_by_one(tmp_path: Path) -> 
         rows[25]
 
 
-def test_only_the_latest_row_groups_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_latest_row_groups_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "_KEPT_BYTES", 1000)
     rows = ParquetRows(written(tmp_path / "p.parquet", 1000, 10))
     for place in range(0, 1000, 7):
         assert rows[place]["n"] == place
-    assert sum(table.nbytes for table in rows._kept.values()) <= 1000
-    assert len(rows._kept) < 10
+    assert sum(table.nbytes for table in rows._decoded.values()) <= 1000
+    assert len(rows._decoded) < 10
     monkeypatch.setattr(parquet, "_KEPT_BYTES", 1)
     assert rows[3]["n"] == 3
-    assert len(rows._kept) == 1  # one is kept whatever its size
+    assert len(rows._decoded) == 1  # one is kept whatever its size
 
 
 def test_damage_is_found_when_all_rows_are_read(tmp_path: Path) -> None:
