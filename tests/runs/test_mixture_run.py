@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,11 +139,14 @@ CURRICULUM = {
 
 
 @pytest.mark.parametrize(
-    "curriculum",
-    ["Informative", *(pytest.param(name, marks=pytest.mark.long) for name in ("TargetRate", "DifficultyPools"))],
+    ("curriculum", "updates"),
+    [
+        ("Informative", [2, 3]),  # between two iterations, and within one
+        *(pytest.param(name, range(1, 8), marks=pytest.mark.long) for name in ("TargetRate", "DifficultyPools")),
+    ],
 )
-def test_interrupts_after_every_update_change_nothing(
-    curriculum: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_interrupts_change_nothing(
+    curriculum: str, updates: Sequence[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = config(tmp_path / "files", **(CURRICULUM | {"curriculum": curriculum}))
     whole = run(path, tmp_path / "whole")
@@ -150,10 +154,11 @@ def test_interrupts_after_every_update_change_nothing(
 
     def interrupt(self: ExperienceLoader) -> None:
         original(self)
-        os.kill(os.getpid(), signal.SIGINT)
+        if self.iteration * 2 + self.trained in updates:
+            os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(ExperienceLoader, "mark_trained", interrupt)
-    for update in range(1, 8):
+    for update in updates:
         again = run(path, tmp_path / "often", "--ckpt_path=last", code=130)
         assert runs.checkpoint(again)["global_step"] == update
     monkeypatch.undo()
