@@ -7,6 +7,7 @@ import torch
 
 from gspo_lightning.metrics.sources import clipped_by_source, clipped_scalars, measure_sources, source_rows
 from gspo_lightning.packing.batches import filler, make_micro_batch
+from gspo_lightning.packing.memory import cut_rows
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 
 NAMES = ("math", "code")
@@ -68,3 +69,14 @@ def test_clipped_tokens_of_each_source() -> None:
 def test_without_a_mixture_rows_have_no_source() -> None:
     assert source_rows(GROUPS[0], ()) is None
     assert make_micro_batch(GROUPS[0]).sources is None
+
+
+def test_pieces_of_a_micro_batch_keep_all_sources() -> None:
+    """Responses of 2 tokens, three sources: a piece has fewer columns of tokens than there are sources."""
+    names = ("a", "b", "c")
+    part = make_micro_batch([rollout(i, name, 2, 1.0) for i, name in enumerate(names)], None, names)
+    pieces = cut_rows(part, 3, packed=False)
+    assert len(pieces) == 3
+    assert [piece.sources.tolist() for piece in pieces if piece.sources is not None] == [
+        [[True, False, False]], [[False, True, False]], [[False, False, True]]
+    ]  # fmt: skip
