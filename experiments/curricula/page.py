@@ -32,7 +32,9 @@ def page(results: Results, variants: Mapping[str, str], iterations: int) -> str:
         "The quickstart's task with expressions of 3, 4 and 6 operands in one file (2,048 + 4,096 + 4,096 prompts), of "
         f"which the column `difficulty` tells; one cold start for all, {iterations} iterations of 32 prompts x 8, "
         "everything else as in the quickstart. `python -m experiments.curricula` makes the runs with `gspo compare` "
-        "(those that are there already stay) and writes this page. Nothing was tuned: curricula have their defaults.",
+        "(those that are there already stay) and writes this page. Nothing was tuned for it, but it changed one default"
+        ": `Informative` was made with sharpness 4 and has sharpness 1 since its first two seeds, so that these two "
+        "are no independent evidence for it.",
         "",
         "![held-out accuracy against responses sampled](curricula.png)",
         "",

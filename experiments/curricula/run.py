@@ -22,6 +22,7 @@ VARIANTS = {
     "DifficultyPools": "--data.curriculum DifficultyPools",
     "TargetRate": "--data.curriculum TargetRate",
     "Informative": "--data.curriculum Informative",
+    "Informative, sharpness 4": "--data.curriculum Informative --data.curriculum.sharpness 4",
 }
 """Name -> arguments of ``gspo fit``."""
 OPERANDS = {3: 2048, 4: 4096, 6: 4096}

@@ -25,10 +25,11 @@ class Informative(Curriculum):
         decay: what an observation counts for an iteration later, in (0, 1]; 1 forgets nothing.
         prior: responses that the prior counts for.
         evidence: responses that a group counts for at most.
-        sharpness: power of p (1 - p) that is drawn in proportion to; 0 is uniform, large values take the best only.
+        sharpness: power of p (1 - p) that is drawn in proportion to; 0 is uniform. Large values ask the same few
+            prompts again and again (docs/curricula.md measures 4).
     """
 
-    def __init__(self, decay: float = 0.9, prior: float = 2.0, evidence: float = 8.0, sharpness: float = 4.0) -> None:
+    def __init__(self, decay: float = 0.9, prior: float = 2.0, evidence: float = 8.0, sharpness: float = 1.0) -> None:
         if not 0 < decay <= 1:
             raise UserError("Informative.decay", f"is {decay}; it must lie in (0, 1]")
         for name, value, least in (("prior", prior, 1e-9), ("evidence", evidence, 1e-9), ("sharpness", sharpness, 0.0)):
