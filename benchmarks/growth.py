@@ -78,15 +78,56 @@ def fit(folder: Path, *arguments: str) -> dict[str, float]:
 
 
 def rows(counts: Sequence[int]) -> dict[str, Any]:
-    """One iteration of four updates on a JSONL file of so many rows."""
-    found = {}
+    """One iteration of four updates on a file of so many rows: JSON lines, Parquet, and with a curriculum.
+
+    ``reading_s`` are the CPU seconds that it takes to read the file, parse every row and encode its prompt once, in a
+    process that does nothing else.
+    """
+    found: dict[str, Any] = {}
     for count in counts:
         with tempfile.TemporaryDirectory() as name:
             file = Path(name, "rows.jsonl")
             write_rows(file, count)
+            parquet = file.with_suffix(".parquet")
+            _to_parquet(file, parquet)
             quiet = '--trainer.callbacks=[{"class_path": "RunSummary", "init_args": {"report": false}}]'
-            found[str(count)] = fit(Path(name), f"--data.train={file}", quiet) | {"file_mb": file.stat().st_size / 1e6}
+            for kind, path, more in (
+                ("jsonl", file, []),
+                ("parquet", parquet, []),
+                ("jsonl, Informative", file, ["--data.curriculum=Informative"]),
+            ):
+                reading = {"reading_s": _reading(path), "file_mb": round(path.stat().st_size / 1e6, 1)}
+                found[f"{count} {kind}"] = fit(Path(name), f"--data.train={path}", quiet, *more) | reading
+                print(json.dumps({f"{count} {kind}": found[f"{count} {kind}"]}), file=sys.stderr, flush=True)
     return found
+
+
+def _to_parquet(file: Path, target: Path) -> None:
+    """The same rows, in groups of 100,000."""
+    import pyarrow.json
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.json.read_json(file), target, row_group_size=100_000)
+
+
+READING = """\
+import sys, time
+from gspo_lightning.policy.loading import load_tokenizer
+from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.prompts.encode import Encoder
+from gspo_lightning.prompts.formats import read_rows
+tokenizer = load_tokenizer(ModelSettings(name_or_path="tiny-qwen3"))
+begun = time.process_time()
+for _ in Encoder(tokenizer, None, {}, "data.train").many(read_rows(sys.argv[1])):
+    pass
+print(time.process_time() - begun)
+"""
+
+
+def _reading(path: Path) -> float:
+    env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    said = subprocess.run([sys.executable, "-c", READING, str(path)], env=env, capture_output=True, check=True).stdout
+    return round(float(said), 1)
 
 
 def order(counts: Sequence[int], prompts: int = 32) -> dict[str, Any]:

@@ -37,6 +37,10 @@ class Purpose(IntEnum):
     """Order of the demonstrations of a cold start."""
     RESAMPLING = 7
     """Which prompts take the place of dead groups."""
+    MIXTURE = 8
+    """Which place of an iteration a prompt of a source gets."""
+    CURRICULUM = 9
+    """What a curriculum leaves to chance."""
     INITIALISATION = 6
     """Weights of a model that is built from a config."""
     COLD_START_HELD_OUT = 8

@@ -36,6 +36,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "tools": ("gspo_lightning.environments", "Tool"),
     "old_policies": ("gspo_lightning.old_policy", "OldPolicy"),
     "prompts": ("gspo_lightning.prompts", "PromptSet"),
+    "curricula": ("gspo_lightning.prompts.curricula", "Curriculum"),
 }
 """Kind -> (module, base class). Importing the module defines the built-in members of the kind."""
 

@@ -81,6 +81,11 @@ class Prompt:
         if not self.token_ids:
             raise ValueError(f"prompt {self.id} has no tokens")
 
+    def room(self, limit: int) -> int:
+        """Tokens that a response may have: ``limit``, or fewer where the column ``max_response_tokens`` says so."""
+        own = self.columns.get("max_response_tokens")
+        return limit if own is None else min(limit, int(own))
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -113,7 +118,8 @@ class Rollout:
     token where a response came in pieces; ``routes`` [prompt + T - 1, L, k] are the experts that the sampler sent each
     token to, where that was asked for. ``reward`` None means *missing* and ``masked`` that the run leaves such
     responses out: the sample then takes no part in statistics, loss or denominator. ``kl_penalty`` is
-    subtracted from the reward for the comparison within a group; ``reward`` itself is never overwritten.
+    subtracted from the reward for the comparison within a group; ``reward`` itself is never overwritten. A part that is
+    None is missing, or does not apply to the record (:meth:`applies`).
     ``reward_agreements`` says of judges whether they agree with known answers; ``reward_logged`` and
     ``reward_extra`` are what reward functions have logged beside it.
 
@@ -160,6 +166,15 @@ class Rollout:
             if value is not None and tuple(value.shape) != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
 
+    def applies(self, reward: str) -> bool:
+        """Whether a reward has anything to say about this record."""
+        return self.reward_statuses.get(reward) != "not_applicable"
+
+    def verdict(self, reward: str) -> float | None:
+        """The part that says whether the response is correct: of this reward, or of the first that applies."""
+        names = (reward, *self.reward_parts)
+        return next((self.reward_parts.get(name) for name in names if self.applies(name)), None)
+
     @property
     def truncated(self) -> bool:
         """Whether the response was cut at a limit."""
@@ -193,6 +208,7 @@ class MicroBatch:
     [N, T] bool marks: pieces of partial rollouts that an earlier version sampled. Rows with the same ``prompt_index``
     [N] int64 have the same prompt (None: nobody said so). ``routes`` [N, S - 1, L, k], small
     integers: the k experts that the rollout or the old policy sent each token to, in L layers.
+    ``sources`` [N, S] bool: which of S sources of a mixture each row is from.
     ``weight`` is 1, or 0 for a filler that only keeps ranks in step. ``host`` has lengths and ``prompt_index`` as they
     were before the batch moved to a device: what is planned from them does not wait for it.
     """
@@ -210,6 +226,7 @@ class MicroBatch:
     stale: Tensor | None = None
     old_from_source: bool = False
     routes: Tensor | None = None
+    sources: Tensor | None = None
     host: tuple[Tensor, Tensor, Tensor | None] | None = None
 
     def __post_init__(self) -> None:

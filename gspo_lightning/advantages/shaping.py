@@ -18,6 +18,7 @@ from gspo_lightning.advantages.base import Advantages, dead_groups
 from gspo_lightning.advantages.within_groups import GroupMean
 from gspo_lightning.distributed import all_names, gather_rows, largest, rank_and_world
 from gspo_lightning.errors import UserError
+from gspo_lightning.rewards.by_record import applying_weight
 from gspo_lightning.types import Rollout
 
 __all__ = [
@@ -61,7 +62,7 @@ class Shaping:
     def columns(self, rollouts: Sequence[Rollout], names: Sequence[str]) -> Tensor:
         """[K + 2, N] float64: rewards by name (K = 1: their weighted sum), then what truncation and KL take off.
 
-        NaN where a sample takes no part.
+        NaN where a sample takes no part; in one row alone where that reward does not apply.
         """
         if self.combine == "weighted_sum":
             rows: list[list[float | None]] = [[r.reward for r in rollouts]]
@@ -82,7 +83,8 @@ class Shaping:
         columns = self.columns(rollouts, names)
         earned = torch.tensor([sum(r.turn_rewards[:turn]) for r in rollouts], dtype=torch.float64)
         if self.combine == "weighted_sum":
-            columns[0] -= self.weight(self.turn_reward) * earned
+            shares = torch.tensor([self.share(r) for r in rollouts], dtype=torch.float64)
+            columns[0] -= shares * self.weight(self.turn_reward) * earned
         elif self.turn_reward in names:
             columns[names.index(self.turn_reward)] -= earned
         reached = torch.tensor([len(r.turn_ends) > turn for r in rollouts])
@@ -105,6 +107,10 @@ class Shaping:
         """Of a reward, 1 where none was given."""
         return self.weights.get(name, 1.0)
 
+    def share(self, rollout: Rollout) -> float:
+        """What the weights of the rewards that apply to a response are multiplied by."""
+        return applying_weight(self.weights, {name: rollout.applies(name) for name in rollout.reward_parts})
+
 
 def mask_truncated(rollouts: Sequence[Rollout], shaping: Shaping) -> None:
     """Take truncated responses out in place, where they are to be masked."""
@@ -114,9 +120,8 @@ def mask_truncated(rollouts: Sequence[Rollout], shaping: Shaping) -> None:
 
 def is_dead(group: Sequence[Rollout], shaping: Shaping) -> bool:
     """Whether a group teaches nothing: its rewards, less what truncation costs, are constant over what takes part."""
-    columns = shaping.judged(shaping.columns(group, shaping.compared(group)))
-    present = columns[:, ~columns.isnan().any(dim=0)]
-    return bool((present == present[:, :1]).all()) if present.numel() else True
+    rows = (row[~row.isnan()] for row in shaping.judged(shaping.columns(group, shaping.compared(group))))
+    return all(bool((present == present[:1]).all()) for present in rows)
 
 
 def assign_advantages(
@@ -162,9 +167,10 @@ def _compare(
         total = advantages(rewards[0] - cut - kl, ids)
     else:
         total = torch.zeros(columns.shape[1], dtype=torch.float64)
+        weights = {name: shaping.weight(name) for name in names}
         for name, column in zip(names, rewards, strict=True):
-            total += shaping.weight(name) * advantages(column, ids)
-        total = _standardised(total, ~columns.isnan().any(dim=0))
+            total += weights[name] * advantages(column, ids)
+        total = _standardised(total * _shares(weights, rewards), ~kl.isnan())
         among = ids if in_groups else torch.zeros_like(ids)
         total -= GroupMean()(cut, among) + GroupMean()(kl, among)
     dead = torch.stack([dead_groups(column, ids) for column in shaping.judged(columns)]).all(dim=0)
@@ -172,6 +178,14 @@ def _compare(
         total = torch.where(dead[ids], 0.0, total)
     values: list[float] = total.reshape(world, -1)[rank].tolist()
     return values, float(dead.double().mean())
+
+
+def _shares(weights: Mapping[str, float], columns: Sequence[Tensor]) -> Tensor:
+    """[N] what the weights of the rewards that apply, those with a number, are multiplied by."""
+    applies = [
+        dict(zip(weights, row, strict=True)) for row in zip(*((~c.isnan()).tolist() for c in columns), strict=True)
+    ]
+    return torch.tensor([applying_weight(weights, each) for each in applies], dtype=torch.float64)
 
 
 def _assign_turns(

@@ -53,9 +53,9 @@ class Evaluator:
         self._policy = self._open.enter_context(gathered(policy))
         return self._policy
 
-    def start(self, settings: Evaluation, device: torch.device) -> None:
-        """Begin to count."""
-        self._metrics.start(settings, device)
+    def start(self, settings: Evaluation, device: torch.device, sources: Sequence[str] = ()) -> None:
+        """Begin to count, also for each of these sources."""
+        self._metrics.start(settings, device, sources)
 
     def answer(self, prompts: Sequence[Prompt], respond: Responder, sampling: SamplingParams, version: int) -> Groups:
         """Scored responses to some prompts.

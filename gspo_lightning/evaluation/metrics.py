@@ -27,11 +27,18 @@ class EvaluationMetrics(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.metrics = nn.ModuleDict()
+        self.by_source = nn.ModuleDict()
+        self.sources: list[str] = []
         self.examples: list[Rollout] = []
         self._accuracy_reward, self._missing = "", list[str]()
 
-    def start(self, evaluation: Evaluation, device: torch.device) -> None:
-        """Begin an evaluation with these settings."""
+    def start(self, evaluation: Evaluation, device: torch.device, sources: Sequence[str] = ()) -> None:
+        """Begin an evaluation with these settings, of prompts from these sources."""
+        self.sources = list(sources)
+        self.by_source = nn.ModuleDict()
+        for number in range(len(sources)):  # names may hold what keys must not
+            self.by_source[f"accuracy {number}"], self.by_source[f"reward {number}"] = AverageAtK(), MeanMetric()
+        self.by_source.to(device)
         self.metrics = nn.ModuleDict({"accuracy": AverageAtK()})
         for k in evaluation.pass_at:
             self.metrics[f"pass@{k}"] = PassAtK(k)
@@ -44,9 +51,10 @@ class EvaluationMetrics(nn.Module):
     def update(self, groups: Sequence[Sequence[Rollout]], accuracy_reward: str) -> None:
         """Count the scored answers to some prompts; a response is correct if its accuracy reward is at least 1.
 
+        Where that does not apply to the record, the first reward that does decides.
         A prompt with a missing score takes no part in the accuracy (it is never a silent 0).
         """
-        parts = [[r.reward_parts.get(accuracy_reward) for r in group] for group in groups]
+        parts = [[r.verdict(accuracy_reward) for r in group] for group in groups]
         known = [[v >= 1.0 for v in row if v is not None] for row in parts if None not in row]
         if len(known) < len(parts):
             log.warning("evaluation: %d of %d prompts have a missing score", len(parts) - len(known), len(parts))
@@ -58,12 +66,24 @@ class EvaluationMetrics(nn.Module):
         for name in ("lowest_score", "highest_score") if scores else ():
             self.metrics[name].update(torch.tensor(scores).to(str(self.metrics[name].device)))  # type: ignore[operator]
         self._accuracy_reward = accuracy_reward
-        self._missing += [r.lost or r.missing for r in flat if r.reward_parts.get(accuracy_reward) is None]
+        self._missing += [r.lost or r.missing for r in flat if r.verdict(accuracy_reward) is None]
         rewards = [r.reward for r in flat if r.reward is not None]
         self.metrics["reward"].update(torch.tensor(rewards, dtype=torch.float64))  # type: ignore[operator]
         self.metrics["response_length"].update(torch.tensor([float(r.length) for r in flat]))  # type: ignore[operator]
         self.metrics["terminated"].update(torch.tensor([float(not r.truncated and not r.lost) for r in flat]))  # type: ignore[operator]
         self.examples += [g[0] for g in groups]
+        for group, row in zip(groups, parts, strict=True):
+            source = group[0].prompt.columns.get("source")
+            if source in self.sources:
+                self._count_for(self.sources.index(source), group, row)
+
+    def _count_for(self, number: int, group: Sequence[Rollout], verdicts: Sequence[float | None]) -> None:
+        known = [v >= 1.0 for v in verdicts if v is not None]
+        rewards = [r.reward for r in group if r.reward is not None]
+        accuracy, mean = self.by_source[f"accuracy {number}"], self.by_source[f"reward {number}"]
+        if len(known) == len(verdicts):
+            accuracy.update(torch.tensor([known]).to(str(accuracy.device)))  # type: ignore[operator]
+        mean.update(torch.tensor(rewards, dtype=torch.float64))  # type: ignore[operator]
 
     def compute(self) -> dict[str, float]:
         """``val/<name>`` -> value, over all ranks.
@@ -79,4 +99,9 @@ class EvaluationMetrics(nn.Module):
                 f"{counted(all_gathered(self._missing))}",
                 fix="name the reward that judges held-out answers, or correct it",
             )
+        for key, metric in self.by_source.items():
+            name, number = key.split()
+            value = float(metric.compute())  # type: ignore[operator]
+            if not math.isnan(value):
+                found[f"val/source/{self.sources[int(number)]}/{name}"] = value
         return found

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gspo_lightning.advantages.shaping import assign_advantages, mask_truncated
-from gspo_lightning.distributed import fail_together, rank_and_world
+from gspo_lightning.advantages.shaping import assign_advantages, is_dead, mask_truncated
+from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
 from gspo_lightning.experience.collect import Experience, collect, measure_rewards
 from gspo_lightning.experience.learner import Learner
 from gspo_lightning.experience.resample import resample
 from gspo_lightning.experience.respond import Groups, Responder
 from gspo_lightning.experience.settings import ExperienceSettings
 from gspo_lightning.metrics.rollouts import measure_staleness
+from gspo_lightning.metrics.sources import measure_sources
 from gspo_lightning.packing.batches import batches_of, cut_groups, with_advantages
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.partial import PartialRollouts
@@ -36,7 +38,18 @@ class Prompts(Protocol):
         """Those to train on."""
 
     def spare(self, iteration: int, limit: int) -> list[Prompt]:
-        """Others, to be sampled in place of dead groups."""
+        """Others, so many of each source, to be sampled in place of dead groups."""
+
+    def observe(self, iteration: int, rates: Mapping[int, float]) -> None:
+        """How the groups that an iteration sampled did, by prompt id; only where they learn."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the sources of a mixture."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether what is chosen depends on what was observed."""
 
 
 @dataclass(slots=True)
@@ -53,6 +66,7 @@ class Iteration:
         prefetcher: samples ahead of training; None samples and trains in turn.
         folder: where rollouts are recorded.
         distributions: keep what is measured of single responses.
+        accuracy_reward: says which responses are correct, for a curriculum.
     """
 
     learner: Learner
@@ -64,6 +78,7 @@ class Iteration:
     prefetcher: RolloutPrefetcher[Sampled] | None = None
     folder: Path | None = None
     distributions: bool = True
+    accuracy_reward: str = ""
 
     def run(self, number: int) -> Experience:
         """Everything that happens between the updates of two iterations; all ranks together.
@@ -81,14 +96,17 @@ class Iteration:
             self._record(number, first + fresh)
         metrics = measure_rewards(groups, number, learner.device) | _added(seconds, more) | self._staleness(groups)
         rows = self._cut(groups)
-        batches = batches_of(rows, iteration=number, version=learner.version)
+        batches = batches_of(rows, iteration=number, version=learner.version, sources=self.prompts.sources)
         with learner.forward_context():
             self._penalise(groups)
             batches = self._old_logprobs(number, batches)
             batches = self._reference_logprobs(batches)
         metrics["reward/dead_groups"] = assign_advantages(groups, settings.advantages, settings.shaping, learner.device)
+        metrics |= self._by_source(groups)
         batches = with_advantages(batches, rows)
-        return collect(groups, batches, metrics, device=learner.device, distributions=self.distributions)
+        experience = collect(groups, batches, metrics, device=learner.device, distributions=self.distributions)
+        self._observe(number, first + fresh)  # the last thing: an iteration that fails before was never observed
+        return experience
 
     def _sample(self, number: int, sampler: Policy) -> Sampled:
         """Scored groups for this rank's prompts: now, or made while the last iteration was trained on."""
@@ -133,14 +151,34 @@ class Iteration:
             sampled.extend(r for g in fresh for r in g)
             return fresh, seconds
 
-        spare = self.prompts.spare(number, self.settings.resample_dead_groups)
-        return sampled, resample(groups, sample, spare, self.settings.shaping)
+        limit = self.settings.resample_dead_groups
+        spare, several = self.prompts.spare(number, limit), bool(self.prompts.sources)
+
+        def source(prompt: Prompt) -> object:
+            return prompt.columns.get("source") if several else None
+
+        return sampled, resample(groups, sample, spare, self.settings.shaping, limit, source)
 
     def _record(self, number: int, sampled: Sequence[Rollout]) -> None:
         if self.settings.record_rollouts and self.folder is not None:
             sampling = self.settings.sampling(self.learner.policy.eos_token_ids)
             file = recording_file(self.folder, number, rank_and_world()[0])
             write_records(file, [record(rollout, sampling, number) for rollout in sampled])
+
+    def _by_source(self, groups: Groups) -> dict[str, float]:
+        names, shaping = self.prompts.sources, self.settings.shaping
+        return measure_sources(groups, names, lambda g: is_dead(g, shaping), self.learner.device) if names else {}
+
+    def _observe(self, number: int, sampled: Sequence[Rollout]) -> None:
+        """Tell whoever chooses prompts how all sampled groups did, those of other ranks and dead ones included."""
+        if not self.prompts.learns:
+            return
+        parts: dict[int, list[float]] = {}
+        for rollout in sampled:
+            known, value = parts.setdefault(rollout.prompt.id, []), rollout.verdict(self.accuracy_reward)
+            known += [min(max(value, 0.0), 1.0)] if value is not None else []
+        rates = {id_: sum(known) / len(known) if known else math.nan for id_, known in parts.items()}
+        self.prompts.observe(number, {id_: rate for own in all_gather_objects(rates) for id_, rate in own.items()})
 
     def _staleness(self, groups: Groups) -> dict[str, float]:
         """How old the weights were that sampled, where they need not be those of now."""

@@ -16,28 +16,47 @@ def resample(
     sample: Callable[[Sequence[Prompt]], tuple[Groups, dict[str, float]]],
     spare: Sequence[Prompt],
     shaping: Shaping,
+    limit: int | None = None,
+    source: Callable[[Prompt], object] = lambda _: None,
 ) -> dict[str, float]:
     """Put groups that can teach something in the place of dead ones, in place, until ``spare`` prompts are used up.
 
-    An iteration trains on as many groups as ever, and a dead group for which no better one was found stays.
+    An iteration trains on as many groups as ever, and a dead group for which no better one was found stays. In a
+    mixture a group takes the place of one of its own source, so that every source keeps its share.
 
     Args:
         groups: this rank's scored groups.
         sample: scored groups for some prompts, and the seconds that took.
         spare: prompts that may be sampled.
         shaping: decides, by raw rewards, what is dead.
+        limit: of prompts, where ``spare`` holds more; of each source it may hold so many.
+        source: that a prompt is from.
 
     Returns:
         The seconds of all samples by name, and ``reward/resampled_groups``, the groups replaced.
     """
-    left, replaced, seconds = list(spare), 0, dict[str, float]()
-    while left and (dead := [i for i, g in enumerate(groups) if is_dead(g, shaping)]):
-        now, left = left[: len(dead)], left[len(dead) :]
+    budget, left, replaced, seconds = len(spare) if limit is None else limit, list(spare), 0, dict[str, float]()
+    while dead := [i for i, g in enumerate(groups) if is_dead(g, shaping)]:
+        now = _taken([source(groups[i][0].prompt) for i in dead], left, source)[:budget]
+        if not now:
+            break
+        budget, left = budget - len(now), [prompt for prompt in left if all(prompt is not one for one in now)]
         fresh, spent = sample(now)
         mask_truncated([r for g in fresh for r in g], shaping)
         seconds = {name: seconds.get(name, 0.0) + value for name, value in spent.items()}
-        alive = [g for g in fresh if not is_dead(g, shaping)]
-        for i, group in zip(dead, alive, strict=False):  # fewer may be alive than are needed
-            groups[i] = group
-        replaced += len(alive)
+        for group in (g for g in fresh if not is_dead(g, shaping)):
+            place = next(i for i in dead if source(groups[i][0].prompt) == source(group[0].prompt))
+            dead.remove(place)
+            groups[place] = group
+            replaced += 1
     return seconds | {"reward/resampled_groups": float(replaced)}
+
+
+def _taken(wanted: Sequence[object], spare: Sequence[Prompt], source: Callable[[Prompt], object]) -> list[Prompt]:
+    """The first spare prompts of the wanted sources, one for each as far as there are some."""
+    left, found = list(spare), list[Prompt]()
+    for one in wanted:
+        number = next((i for i, prompt in enumerate(left) if source(prompt) == one), None)
+        if number is not None:
+            found.append(left.pop(number))
+    return found

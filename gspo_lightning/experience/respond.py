@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from gspo_lightning.experience.learner import Learner
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose
-from gspo_lightning.rewards import RewardRunner, Sample, SampleScore
+from gspo_lightning.rewards import RewardRunner, Sample, SampleScore, ScoreStatus
 from gspo_lightning.rewards.workers.runner import Pending
 from gspo_lightning.rollouts import Draws
 from gspo_lightning.rollouts.base import Generator, Progress
@@ -199,7 +199,9 @@ def _fill(rollout: Rollout, score: SampleScore) -> None:
     rollout.reward_agreements = score.agreements
     rollout.reward_logged = _together([part.logged for part in score.parts.values()])
     rollout.reward_extra = {name: value for part in score.parts.values() for name, value in part.extra.items()}
-    rollout.missing = "; ".join(f"{name}: {p.detail}" for name, p in score.parts.items() if p.reward is None)
+    none = {name: part for name, part in score.parts.items() if part.reward is None}
+    failed = {name: part for name, part in none.items() if part.status is not ScoreStatus.NOT_APPLICABLE}
+    rollout.missing = "; ".join(f"{name}: {part.detail}" for name, part in (failed or none).items())
 
 
 def _together(logged: Sequence[Mapping[str, float]]) -> dict[str, float]:

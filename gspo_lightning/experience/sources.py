@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from gspo_lightning.advantages.shaping import TurnCredit
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.experience.settings import ExperienceSettings
-from gspo_lightning.rewards import EnvironmentReward, Reward
+from gspo_lightning.prompts.curricula import Curriculum, Uniform
+from gspo_lightning.prompts.mixed_order import MixedOrder
+from gspo_lightning.prompts.order import PromptOrder
+from gspo_lightning.prompts.sets import PromptSets
+from gspo_lightning.rewards import EnvironmentReward, RewardRunner
+from gspo_lightning.rewards.by_record import Judge, Judges
+from gspo_lightning.rewards.canned import examined
 from gspo_lightning.rollouts import RolloutSource
 
-__all__ = ["check_context", "check_share", "check_sources", "has_environment"]
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["check_context", "check_rewards", "check_sources", "read_sets", "training_order"]
 
 
 def check_sources(
     settings: ExperienceSettings,
     rollouts: RolloutSource,
-    rewards: Mapping[str, Reward],
+    rewards: Mapping[str, Judge],
     weights: Iterable[str],
     turn_credit: TurnCredit,
 ) -> None:
@@ -36,7 +46,7 @@ def check_sources(
     for name in weights:
         if name not in rewards:
             raise UserError("data.reward_weights", f"{name!r} is no reward; {did_you_mean(name, rewards)}")
-    paid = [name for name, reward in rewards.items() if isinstance(reward, EnvironmentReward)]
+    paid = [name for name, reward in Judges(rewards).single.items() if isinstance(reward, EnvironmentReward)]
     if paid and not has_environment(rollouts):
         raise UserError(
             f"data.rewards.{paid[0]}",
@@ -51,20 +61,63 @@ def check_sources(
         )
 
 
+def check_rewards(runner: RewardRunner, sets: PromptSets, rollouts: RolloutSource) -> None:
+    """Every reward judges canned answers to a record that it applies to, and every record looked at has a reward.
+
+    Args:
+        runner: of the rewards.
+        sets: the prompt sets, read.
+        rollouts: where responses come from.
+
+    Raises:
+        UserError: a reward that cannot judge, or a record without one.
+    """
+    examples = sets.examples(examined(runner.rewards))
+    others = [(prompt.columns, prompt.text) for prompt in examples]
+    firsts = [prompts[0] for prompts in sets.read.values()]
+    seen = {tuple(runner.judges.applying(first.columns)) for first in firsts}
+    for prompt in examples:  # one more for each choice of rewards that the first records do not show
+        if (which := tuple(runner.judges.applying(prompt.columns))) not in seen:
+            seen.add(which)
+            firsts.append(prompt)
+    for first in firsts:
+        runner.check(first.columns, first.text, others, conversation=has_environment(rollouts))
+
+
+def training_order(sets: PromptSets, settings: ExperienceSettings, curriculum: Curriculum | None) -> PromptOrder:
+    """The order of the training prompts: by turns, in the shares of several sources, or as a curriculum chooses.
+
+    Raises:
+        UserError: there are too few prompts, or the curriculum cannot work with these settings.
+    """
+    train, parts, uniform = sets.read["train"], sets.parts("train"), isinstance(curriculum, Uniform | None)
+    settings.check_prompts(len(train))
+    sizes = settings.prompts_per_rollout, settings.minibatches_per_rollout, settings.seed
+    if uniform and len(parts) == 1 and not parts[0].name:
+        return PromptOrder(train, *sizes)
+    if not uniform and settings.partial:
+        what = "cannot be joined with partial rollouts (data.prompts_in_flight), which take prompts in a fixed order"
+        raise UserError("data.curriculum", what, fix="use one of the two")
+    return MixedOrder(train, *sizes, parts, curriculum, None if uniform else sets.difficulty("train"))
+
+
 def has_environment(source: object) -> bool:
     """Whether a rollout source, or one that it asks, talks with an environment."""
     return source is not None and (hasattr(source, "environment") or has_environment(getattr(source, "source", None)))
 
 
-def check_share(field: str, prompts: int, ranks: int) -> None:
-    """Every rank has a prompt to answer.
+def read_sets(sets: PromptSets, stage: str, tokenizer: PreTrainedTokenizerBase, limit: int | None, ranks: int) -> None:
+    """Read what a stage (``fit``, ``validate``, ``test``, ``predict``) needs; every rank has a prompt to answer.
 
     Raises:
-        UserError: one has none.
+        UserError: prompts cannot be read, or a rank has none of the first ``limit`` held-out ones.
     """
-    if prompts < ranks:
-        what = f"holds {prompts} prompts for {ranks} ranks"
-        raise UserError(field, what, fix="give more prompts, or use fewer devices")
+    for name in {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,)):
+        sets.load(name, tokenizer)
+        prompts = len(sets.first(name, limit))
+        if name in sets.read and name != "train" and prompts < ranks:
+            what = f"holds {prompts} prompts for {ranks} ranks"
+            raise UserError(f"data.{name}", what, fix="give more prompts, or use fewer devices")
 
 
 def check_context(longest: int, limit: int | None) -> None:

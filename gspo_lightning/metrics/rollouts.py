@@ -34,6 +34,7 @@ def measure_rollouts(rollouts: Sequence[Rollout], device: torch.device) -> dict[
         "response/truncated": sum(r.truncated for r in rollouts),
         "response/distinct": sum(_distinct(rollouts)),
         "reward/masked": sum(r.masked for r in rollouts),
+        "reward/not_applicable": sum("not_applicable" in r.reward_statuses.values() for r in rollouts),
         "reward/model_errors": sum("model_error" in r.reward_statuses.values() for r in rollouts),
         "reward/timeouts": sum("timeout" in r.reward_statuses.values() for r in rollouts),
     }

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.metrics.sources import source_rows
 from gspo_lightning.types import MicroBatch, MiniBatch, Rollout
 
 __all__ = [
@@ -81,11 +82,18 @@ def cut_groups(
 
 
 def batches_of(
-    rows: Sequence[Sequence[Sequence[Rollout]]], *, iteration: int = 0, first_index: int = 0, version: int | None = None
+    rows: Sequence[Sequence[Sequence[Rollout]]],
+    *,
+    iteration: int = 0,
+    first_index: int = 0,
+    version: int | None = None,
+    sources: Sequence[str] = (),
 ) -> list[MiniBatch]:
-    """The mini-batches of rollouts that are cut already (:func:`cut_groups`)."""
+    """The mini-batches of rollouts that are cut already (:func:`cut_groups`), from these ``sources``."""
     return [
-        MiniBatch([make_micro_batch(part, version) for part in parts], index=first_index + i, iteration=iteration)
+        MiniBatch(
+            [make_micro_batch(part, version, sources) for part in parts], index=first_index + i, iteration=iteration
+        )
         for i, parts in enumerate(rows)
     ]
 
@@ -189,10 +197,13 @@ def _length(rollout: Rollout) -> int:
     return len(rollout.prompt.token_ids) + int(rollout.token_ids.shape[0])
 
 
-def make_micro_batch(rollouts: Sequence[Rollout], version: int | None = None) -> MicroBatch:
+def make_micro_batch(
+    rollouts: Sequence[Rollout], version: int | None = None, sources: Sequence[str] = ()
+) -> MicroBatch:
     """Left-aligned rows: prompt, response, padding (id 0, masked by length, so its value is never read).
 
     ``version`` is the policy's now; tokens of responses in pieces that an earlier one sampled are marked as stale.
+    ``sources`` are those of a mixture.
     """
     prompts = torch.tensor([len(r.prompt.token_ids) for r in rollouts])
     responses = torch.tensor([r.token_ids.shape[0] for r in rollouts])
@@ -220,6 +231,7 @@ def make_micro_batch(rollouts: Sequence[Rollout], version: int | None = None) ->
     return MicroBatch(
         input_ids, prompts, responses, mask, advantages,
         behaviour_logprobs=behaviour, prompt_index=index, stale=stale, routes=_routes(rollouts, width - 1),
+        sources=source_rows(rollouts, sources),
     )  # fmt: skip
 
 

@@ -159,5 +159,6 @@ def _rows(part: MicroBatch, rows: slice) -> MicroBatch:
     for f in dataclasses.fields(part):
         if isinstance(value := getattr(part, f.name), Tensor):
             columns = width if f.name == "input_ids" else steps
-            taken[f.name] = value[rows, :columns] if value.dim() == 2 else value[rows]
+            of_tokens = value.dim() == 2 and f.name != "sources"
+            taken[f.name] = value[rows, :columns] if of_tokens else value[rows]
     return dataclasses.replace(part, **taken, host=None)

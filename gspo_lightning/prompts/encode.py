@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,9 +65,9 @@ class Encoder:
         Raises:
             UserError: a prompt that the tokenizer or its template does not take, with the number of its record.
         """
-        numbered = enumerate(records)
+        numbered, where = enumerate(records), getattr(records, "place", _place)
         while some := list(itertools.islice(numbered, _AT_A_TIME)):
-            texts = [self._texts(i, record) for i, record in some]
+            texts = [self._texts(where(i), record) for i, record in some]
             special = self.tokenizer.chat_template is None
             encoded = self.tokenizer([read for _, read in texts], add_special_tokens=special)["input_ids"]
             for (i, record), (shown, _), ids in zip(some, texts, encoded, strict=True):
@@ -78,11 +79,11 @@ class Encoder:
         text, ids = encode_prompt(prompt, self.tokenizer, self.system_prompt, kwargs, self.field)
         return _prompt(number, text, ids, record)
 
-    def _texts(self, number: int, record: Record) -> tuple[str, str]:
+    def _texts(self, where: str, record: Record) -> tuple[str, str]:
         try:
             return _texts(record["prompt"], self.tokenizer, self.system_prompt, self.template_kwargs, self.field)
         except TemplateError as error:
-            what = f"record {number + 1}: the chat template refuses the prompt: {first_line(error)[:200]}"
+            what = f"{where}: the chat template refuses the prompt: {first_line(error)[:200]}"
             raise UserError(self.field, what, fix="write messages as the model's template wants them") from error
 
 
@@ -121,6 +122,10 @@ class EncodedPrompts(OnDemand[Prompt]):
         """The id of one of them, without encoding it."""
         return self._numbers[place]
 
+    def place_of(self, number: int) -> int:
+        """Where the prompt with this id stands."""
+        return bisect_left(self._numbers, number)
+
     def by_id(self, number: int) -> Prompt:
         """The prompt with this id, which is the place of its record."""
         return self._encoder.one(number, self._records[number])
@@ -129,15 +134,19 @@ class EncodedPrompts(OnDemand[Prompt]):
         """The numbers of the records that make a prompt."""
         field, tokenizer = self._encoder.field, self._encoder.tokenizer
         unknown, ends, kept = unknown_token(tokenizer), Ends(tokenizer), array("q")
+        where = getattr(self._records, "place", _place)
         for i, text, ids, record in self._encoder.many(self._records):
             if unknown is not None and unknown in ids:
                 raise UserError(
                     field,
-                    f"record {i + 1}: the tokenizer does not know every character of the prompt",
+                    f"{where(i)}: the tokenizer does not know every character of the prompt",
                     fix="use a tokenizer that covers the prompts, or drop the record",
                 )
+            if not _is_limit(record.get("max_response_tokens")):
+                what = f"{where(i)}: 'max_response_tokens' is no whole number above 0"
+                raise UserError(field, what, fix="write one, or null for data.max_response_tokens")
             if not ids:
-                raise UserError(field, f"record {i + 1}: the prompt has no tokens")
+                raise UserError(field, f"{where(i)}: the prompt has no tokens")
             if len(ids) <= longest:
                 kept.append(i)
                 ends.count(ids)
@@ -158,6 +167,18 @@ class EncodedPrompts(OnDemand[Prompt]):
                 fix="raise data.max_prompt_tokens" if count else "give a set with records",
             )
         return kept if too_long else range(count)
+
+
+def _place(number: int) -> str:
+    """How a message calls a record, where the records do not say it."""
+    return f"record {number + 1}"
+
+
+def _is_limit(value: object) -> bool:
+    """Whether it may stand in the column ``max_response_tokens``; the cells of a table are texts."""
+    if isinstance(value, str):
+        return value.isdecimal() and int(value) > 0
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
 
 
 def _prompt(number: int, text: str, ids: Sequence[int], record: Record) -> Prompt:

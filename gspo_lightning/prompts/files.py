@@ -44,13 +44,16 @@ class PromptFile(PromptSet):
         if not suffix_of(path):
             raise UserError("data", f"{name!r} is no file of records", fix=f"give {_READABLE}")
 
-    def records(self) -> Sequence[Record]:
-        """Every record of the file, all of them checked; JSON lines are read again when one is asked for.
+    def records(self, *, checked: bool = True) -> Sequence[Record]:
+        """Every record of the file, all of them checked; JSON lines and Parquet are read again when one is asked for.
+
+        Args:
+            checked: False leaves it to who iterates over them, which a large file should go through once and not twice.
 
         Raises:
             UserError: a malformed line, with its number, an empty file, or a column that is not there.
         """
-        return _Mapped(self._rows(), self.columns, Path(self.path).name)
+        return _Mapped(self._rows(), self.columns, Path(self.path).name, checked)
 
     def demonstrations(self) -> Demonstrations:
         """Every record as a demonstration for a cold start: ``prompt`` and ``completion``, or ``messages``.
@@ -130,24 +133,25 @@ class HubPrompts(PromptSet):
 
 
 class _Mapped(OnDemand[Record]):
-    """Rows under our names of their columns, made when they are asked for, after all of them were checked once.
+    """Rows under our names of their columns, made when they are asked for; iterating over them checks each.
 
     Raises:
         UserError: a column that is not there, or a record without a prompt.
     """
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]], columns: Columns, where: str) -> None:
-        self._rows, self._columns = rows, columns
+    def __init__(self, rows: Sequence[Mapping[str, Any]], columns: Columns, where: str, checked: bool = True) -> None:
+        self._rows, self._columns, self._where = rows, columns, where
         _check_columns(rows, columns, where)
-        for number, record in enumerate(self, 1):
-            _checked(record, f"{where}, record {number}")
+        for _ in self if checked else ():
+            pass
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[Record]:
         """In order, which reads a file once from its beginning to its end."""
-        return (map_columns(row, self._columns) for row in self._rows)
+        for number, row in enumerate(self._rows, 1):
+            yield _checked(map_columns(row, self._columns), self._where, number)
 
     def at(self, place: int) -> Record:
         """One of them."""
@@ -188,14 +192,14 @@ def _folder(folder: Path, columns: Columns) -> PromptFile:
 
 
 def read_prompts(source: PromptSet) -> Sequence[Record]:
-    """The records of a set; those of a plug-in are checked.
+    """The records of a set; those of a plug-in are checked, those of a file are when somebody iterates over them.
 
     Raises:
         PluginError: they are no records; names the method, file and line.
         UserError: a record without a prompt, or what a built-in set refuses.
     """
     if is_own(type(source)):
-        return source.records()
+        return source.records(checked=False) if isinstance(source, PromptFile) else source.records()
     records: object = source.records()
     where = defined(source, "records")
     rule = 'a list of mappings such as {"prompt": "1+1:", "answer": "2"}'
@@ -205,7 +209,7 @@ def read_prompts(source: PromptSet) -> Sequence[Record]:
         if not isinstance(record, Mapping):
             raise PluginError.returned(where, f"a {type(record).__name__} as record {i}", rule)
         try:
-            _checked(record, f"record {i}")
+            _checked(record, "", i)
         except UserError as error:
             raise PluginError.returned(where, error.problem, rule) from None
     return records
@@ -252,8 +256,11 @@ def _shown(names: set[str] | Mapping[str, Any]) -> str:
     return (", ".join(known[:_SHOWN_NAMES]) or "none") + (f" and {more} more" if more > 0 else "")
 
 
-def _checked(record: Mapping[str, Any], where: str) -> Record:
+def _checked(record: Mapping[str, Any], file: str, number: int) -> Record:
     prompt = record.get("prompt")
+    if isinstance(prompt, str) and prompt:
+        return record
+    where = f"{file}, record {number}" if file else f"record {number}"
     if prompt is None:
         raise UserError(
             "data.columns",
@@ -261,6 +268,6 @@ def _checked(record: Mapping[str, Any], where: str) -> Record:
             fix="map it: data.columns: {prompt: <name of the column>}",
         )
     messages = isinstance(prompt, list) and all(isinstance(m, dict) and "role" in m for m in prompt) and prompt
-    if not messages and not (isinstance(prompt, str) and prompt):
+    if not messages:
         raise UserError("data", f"{where}: 'prompt' must be a non-empty text or a list of chat messages")
     return record

@@ -17,6 +17,7 @@ from typing import IO, Any
 from gspo_lightning.corpus.lines import no_json, no_text, parse_line
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.lines import JsonLines
+from gspo_lightning.prompts.parquet import ParquetRows
 
 __all__ = ["SUFFIXES", "place_of", "read_rows", "suffix_of"]
 
@@ -38,7 +39,7 @@ def suffix_of(path: str) -> str:
 
 
 def read_rows(path: str) -> Sequence[Row]:
-    """Every record of a file, in order; JSON lines stay in their file and are checked when they are iterated over.
+    """Every record of a file, in order; JSON lines and Parquet stay in their file and are checked when iterated over.
 
     Cells of CSV and TSV are texts as they stand there (``042`` stays ``042``, an empty cell is an empty text); other
     formats keep the types that they have.
@@ -47,7 +48,7 @@ def read_rows(path: str) -> Sequence[Row]:
         UserError: it cannot be read, or something in it is malformed, with the line where there are lines.
     """
     read: Callable[[str], Sequence[Row]] = {
-        ".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".tsv": _read_csv, ".parquet": _read_parquet,
+        ".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".tsv": _read_csv, ".parquet": ParquetRows,
     }[suffix_of(path)]  # fmt: skip
     name = Path(path).name
     try:
@@ -170,17 +171,6 @@ def _check_lines(path: str, content: bytes, delimiter: str) -> None:
         raise UserError(f"{name}:{start}", problem, fix=fix) from None
     finally:
         csv.field_size_limit(limit)
-
-
-def _read_parquet(path: str) -> list[Row]:
-    import pyarrow.lib
-    import pyarrow.parquet
-
-    try:
-        rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
-    except (pyarrow.lib.ArrowException, OSError, UnicodeDecodeError):
-        raise UserError(Path(path).name, "is not a Parquet file, or is damaged") from None
-    return rows
 
 
 def _line(content: bytes, place: int) -> int:

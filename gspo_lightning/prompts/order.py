@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.randomness import Purpose, Shuffle, permutation, stream
@@ -34,16 +35,34 @@ class PromptOrder:
         """:data:`ORDER`, or 1 where a run that older code began goes on."""
         self._shuffled: tuple[tuple[int, int, int], Sequence[int]] = ((0, 0, 0), ())
 
+    sources: tuple[str, ...] = ()
+    """Names of the sources that the prompts are from, where there are several."""
+
     def share(self, iteration: int) -> list[Prompt]:
         """This rank's prompts of an iteration, mini-batch by mini-batch."""
         mine = self._size // rank_and_world()[1]
         return [self.at(place) for place in range(iteration * mine, (iteration + 1) * mine)]
 
     def spare(self, iteration: int, limit: int) -> list[Prompt]:
-        """At most so many prompts of this rank that are in nobody's share, to be sampled in place of dead groups."""
+        """At most so many prompts of this rank, of every source, that are in nobody's share: for dead groups."""
         rank, world = rank_and_world()
         mine = itertools.islice(self._spare(iteration), rank, None, world)
         return [self._prompts[i] for i in itertools.islice(mine, limit)]
+
+    @property
+    def learns(self) -> bool:
+        """Whether :meth:`observe` is to be told how sampled groups did."""
+        return False
+
+    def observe(self, iteration: int, rates: Mapping[int, float]) -> None:
+        """Take in the mean accuracy (NaN: nobody knows) of every group that an iteration sampled, by prompt."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it remembers: nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
 
     def at(self, place: int) -> Prompt:
         """This rank's prompt at a place of its training order, counted over iterations.

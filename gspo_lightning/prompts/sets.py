@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import UserError
-from gspo_lightning.prompts.base import PromptSet
+from gspo_lightning.prompts.base import PromptSet, Record
 from gspo_lightning.prompts.encode import EncodedPrompts, Encoder
 from gspo_lightning.prompts.files import open_prompts, read_prompts
+from gspo_lightning.prompts.mixed_order import Part
+from gspo_lightning.prompts.mixture import SOURCE, Mixture
 from gspo_lightning.prompts.on_demand import OnDemand
+from gspo_lightning.prompts.quotas import largest_remainder
 from gspo_lightning.prompts.survey import Survey, file_of
 from gspo_lightning.resume import Fingerprint
 from gspo_lightning.types import Prompt
@@ -24,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["PromptSets"]
 
 log = logging.getLogger(__name__)
+MOST_SOURCES = 32
+"""Different texts in the column ``source`` up to which each has metrics of its own."""
 
 
 @dataclass(slots=True)
@@ -45,7 +56,8 @@ class PromptSets:
     chat_template_kwargs: dict[str, Any]
     read: dict[str, EncodedPrompts] = field(default_factory=dict)
     """Those that have been read."""
-    _seen: dict[str, Fingerprint] = field(default_factory=dict)
+    _notes: dict[str, Notes] = field(default_factory=dict)
+    _parts: dict[str, list[Part]] = field(default_factory=dict)
 
     def load(self, name: str, tokenizer: PreTrainedTokenizerBase) -> Sequence[Prompt]:
         """The prompts of a set; none where it has no source.
@@ -56,42 +68,78 @@ class PromptSets:
         source = self.sources[name]
         if source is None or name in self.read:
             return self.read.get(name, ())
-        try:
-            records = read_prompts(open_prompts(source, self.columns))
-        except UserError as error:
-            raise UserError(f"data.{name}", error.problem, fix=error.fix) if error.field == "data" else error from None
+        if isinstance(source, Mixture):
+            source.columns = self.columns
         encoder = Encoder(tokenizer, self.system_prompt, self.chat_template_kwargs, f"data.{name}")
-        seen, survey = Fingerprint(), Survey()
+        notes, survey, file = Notes(), Survey(), file_of(source) if name == "train" else None
 
         def see(prompt: Prompt) -> None:
-            seen.add(prompt)
-            survey.add(prompt)
+            notes.add(prompt)
+            if file is not None:
+                survey.add(prompt)
 
-        self.read[name], self._seen[name] = EncodedPrompts(records, encoder, self.max_prompt_tokens, see), seen
-        if name == "train" and (file := file_of(source)) is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+        try:
+            records = read_prompts(open_prompts(source, self.columns))
+            found = EncodedPrompts(records, encoder, self.max_prompt_tokens, see)
+        except UserError as error:
+            raise UserError(f"data.{name}", error.problem, fix=error.fix) if error.field == "data" else error from None
+        self.read[name], self._notes[name] = found, notes
+        self._parts[name] = _parts(source, records, found)
+        if file is not None and os.environ.get("LOCAL_RANK", "0") == "0":
             for line in survey.lines(file):
                 log.info("data.train: %s", line)
-        return self.read[name]
+        return found
+
+    def parts(self, name: str) -> list[Part]:
+        """The sources of a set, or all of it as one without a name."""
+        return self._parts.get(name, [])
+
+    def difficulty(self, name: str) -> NDArray[np.float64]:
+        """[n] of a set, NaN where a record has none.
+
+        Raises:
+            UserError: a difficulty that is no number.
+        """
+        return self._notes[name].difficulty(f"data.{name}")
+
+    def source_names(self, name: str) -> list[str]:
+        """What stands in the column ``source`` of a set, where it is from two to a few texts."""
+        found = self._notes[name].sources if name in self._notes else set()
+        return sorted(found) if 1 < len(found) <= MOST_SOURCES else []
 
     def share(self, name: str, limit: int | None, batch_size: int) -> Sequence[list[Prompt]]:
         """This rank's part of the first ``limit`` prompts of a set, in batches."""
         rank, world = rank_and_world()
-        prompts = self.read.get(name, ())
-        return _Batches(prompts, range(len(prompts))[:limit][rank::world], batch_size)
+        return _Batches(self.read.get(name, ()), self.first(name, limit)[rank::world], batch_size)
+
+    def first(self, name: str, limit: int | None) -> Sequence[int]:
+        """The places of the first ``limit`` prompts of a set; of a mixture, the first of each source by its weight."""
+        parts = self.parts(name)
+        total = len(self.read.get(name, ()))
+        if limit is None or limit >= total or len(parts) < 2:
+            return range(total)[:limit]
+        weights = [Fraction(str(part.weight)) for part in parts]
+        counts = largest_remainder([limit * weight / sum(weights) for weight in weights], limit)
+        return [i for part, count in zip(parts, counts, strict=True) for i in part.places[:count]]
 
     def examples(self, count: int) -> list[Prompt]:
-        """About so many prompts of each set, from all over it."""
-        return [p for prompts in self.read.values() for p in _spread(prompts, count)]
+        """About so many prompts of each set, from all over it, and some of each source."""
+        return [
+            prompts[i]
+            for name, prompts in self.read.items()
+            for part in self.parts(name)
+            for i in _spread(part.places, -(-count // len(self.parts(name))))
+        ]
 
     def fingerprints(self) -> dict[str, dict[str, Any]]:
         """Number and checksum of the prompts that were read, by name of their set."""
-        return {name: seen.value() for name, seen in self._seen.items()}
+        return {name: notes.fingerprint.value() for name, notes in self._notes.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class _Batches(OnDemand[list[Prompt]]):
     prompts: Sequence[Prompt]
-    places: range
+    places: Sequence[int]
     size: int
 
     def __len__(self) -> int:
@@ -101,5 +149,50 @@ class _Batches(OnDemand[list[Prompt]]):
         return [self.prompts[i] for i in self.places[place * self.size : (place + 1) * self.size]]
 
 
-def _spread(prompts: Sequence[Prompt], count: int) -> Sequence[Prompt]:
-    return prompts[:: max(1, len(prompts) // count)][:count]
+def _spread(places: range, count: int) -> range:
+    return places[:: max(1, len(places) // count)][:count]
+
+
+def _parts(source: PromptSet | str, records: Sequence[Record], prompts: EncodedPrompts) -> list[Part]:
+    if not isinstance(source, Mixture):
+        return [Part("", 1.0, range(len(prompts)))]
+    ends = [prompts.place_of(end) for end in records.ends]  # type: ignore[attr-defined]
+    begins = [0, *ends[:-1]]
+    spans = zip(source.sources, begins, ends, strict=True)
+    return [Part(one.called, one.weight, range(begin, end)) for one, begin, end in spans]
+
+
+class Notes:
+    """What is remembered of the prompts of a set from the one time that all of them were read."""
+
+    def __init__(self) -> None:
+        self.fingerprint = Fingerprint()
+        self.sources: set[str] = set()
+        self._difficulty = array("d")
+        self._wrong: tuple[int, object] | None = None
+
+    def add(self, prompt: Prompt) -> None:
+        """The next prompt."""
+        self.fingerprint.add(prompt)
+        columns = prompt.columns
+        if SOURCE in columns and len(self.sources) <= MOST_SOURCES and isinstance(columns[SOURCE], str):
+            self.sources.add(columns[SOURCE])
+        self._difficulty.append(self._number(prompt) if "difficulty" in columns else math.nan)
+
+    def difficulty(self, field_name: str) -> NDArray[np.float64]:
+        """[n], NaN where a record has none."""
+        if self._wrong is not None:
+            number, value = self._wrong
+            what = f"record {number + 1}: 'difficulty' is {str(value)[:40]!r}, which is not a number"
+            raise UserError(field_name, what, fix="write numbers, the larger the harder, or map another column to it")
+        return np.frombuffer(self._difficulty, dtype=np.float64)
+
+    def _number(self, prompt: Prompt) -> float:
+        value = prompt.columns.get("difficulty")
+        try:
+            number = math.nan if value is None else float(value)
+        except (TypeError, ValueError):
+            number = math.inf
+        if math.isinf(number):
+            self._wrong = self._wrong or (prompt.id, value)
+        return number

@@ -7,6 +7,7 @@ from typing import Any
 
 from gspo_lightning.errors import counted
 from gspo_lightning.rewards.base import Reward
+from gspo_lightning.rewards.by_record import Judges
 from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
 
 __all__ = ["FEW", "canned", "conversation_columns", "examined", "silent", "unreadable"]
@@ -28,17 +29,21 @@ def conversation_columns(prompt: str, text: str) -> dict[str, Any]:
     return {"messages": messages, "turn_rewards": [0.0], "environment_reward": 0.0}
 
 
-def silent(
-    rewards: Mapping[str, Reward], samples: Sequence[Sample], scores: Sequence[Mapping[str, Score]]
-) -> dict[str, str]:
+def silent(judges: Judges, samples: Sequence[Sample], scores: Sequence[Mapping[str, Score]]) -> dict[str, str]:
     """Names of the rewards that gave nothing to anything they could judge, and why; ``scores`` are by name, too."""
     found: dict[str, str] = {}
     pairs = list(zip(samples, scores, strict=True))
-    for name, reward in rewards.items():
-        parts = [score[name] for sample, score in pairs if reward.missing_column(sample) is None]
-        if parts and all(part.reward is None for part in parts):
-            found[name] = counted(part.detail for part in parts)
+    for single, reward in judges.single.items():
+        name = judges.owner[single]
+        asked = [(s, p) for s, p in pairs if judges.silence(single, s.columns) is None]
+        parts = [score[name] for sample, score in asked if reward.missing_column(sample) is None]
+        if parts and all(part.reward is None for part in parts) and any(_said(part) for part in parts):
+            found[single] = counted(part.detail for part in parts)
     return found
+
+
+def _said(part: Score) -> bool:
+    return part.status is not ScoreStatus.NOT_APPLICABLE
 
 
 def examined(rewards: Mapping[str, Reward]) -> int:

@@ -10,7 +10,10 @@ from typing import SupportsFloat, SupportsIndex
 from gspo_lightning.errors import UserError
 from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
 
-__all__ = ["check_batch", "to_score"]
+__all__ = ["NONE", "check_batch", "to_score"]
+
+NONE = "the reward returned None"
+"""The detail of a score that is *missing* for this reason."""
 
 
 def to_score(value: object, reward: str, sample_id: str) -> Score:
@@ -23,10 +26,11 @@ def to_score(value: object, reward: str, sample_id: str) -> Score:
         UserError: not a number, not finite; it names the reward and the sample.
     """
     if value is None:
-        return Score.missing("the reward returned None")
+        return Score.missing(NONE)
     if isinstance(value, Score):
         if value.reward is None:
-            return replace(value, status=ScoreStatus.MISSING)
+            known = value.status is ScoreStatus.NOT_APPLICABLE
+            return value if known else replace(value, status=ScoreStatus.MISSING)
         return replace(value, reward=_finite(value.reward, reward, sample_id), status=ScoreStatus(value.status))
     return Score(_finite(value, reward, sample_id))
 

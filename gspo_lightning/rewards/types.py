@@ -21,9 +21,13 @@ class ScoreStatus(StrEnum):
     """Judging the answer used up its CPU time: the model's mistake, reward 0."""
     MISSING = "missing"
     """There is no reward (None): the sample takes no part in statistics or the loss."""
+    NOT_APPLICABLE = "not_applicable"
+    """This reward has nothing to say about the record: the others judge alone, with the weight of all."""
 
 
-_SEVERITY = (ScoreStatus.MISSING, ScoreStatus.TIMEOUT, ScoreStatus.MODEL_ERROR, ScoreStatus.OK)
+_SEVERITY = (
+    ScoreStatus.MISSING, ScoreStatus.TIMEOUT, ScoreStatus.MODEL_ERROR, ScoreStatus.OK, ScoreStatus.NOT_APPLICABLE,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +97,18 @@ class Score:
         """No reward: nobody can say what the answer is worth."""
         return cls(None, ScoreStatus.MISSING, detail)
 
+    @classmethod
+    def not_applicable(cls, detail: str = "does not apply to the record") -> Score:
+        """No part of the reward: this record is for other rewards. Say so of all answers to a record, or of none."""
+        return cls(None, ScoreStatus.NOT_APPLICABLE, detail)
+
 
 @dataclass(frozen=True, slots=True)
 class SampleScore:
     """The verdicts on one sample.
 
-    ``reward`` is the weighted sum of the parts, or None (*missing*) if a part of non-zero weight is missing.
+    ``reward`` is the weighted sum of the parts, or None (*missing*) if a part of non-zero weight is missing. Parts that
+    do not apply are left out of it, and the weights of the others scaled up to the sum of all; None where none applies.
     ``agreements`` says of each part that is compared with another whether both are at least 1/2, or both below it;
     there is no entry where one of the two is missing.
     """
@@ -109,7 +119,7 @@ class SampleScore:
 
     @property
     def status(self) -> ScoreStatus:
-        """The worst status of a part: missing, then timeout, then model_error, then ok."""
+        """The worst status of a part: missing, then timeout, model_error, ok; not_applicable where none applies."""
         return min((p.status for p in self.parts.values()), key=_SEVERITY.index)
 
     @property

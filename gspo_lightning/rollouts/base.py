@@ -41,7 +41,7 @@ class Beginning:
     @classmethod
     def groups(cls, prompts: Sequence[Prompt], group_size: int, room: int) -> list[Beginning]:
         """``group_size`` responses to each prompt, one prompt after another, of which nothing is there yet."""
-        return [cls(p, k, p.token_ids, 0, room) for p in prompts for k in range(group_size)]
+        return [cls(p, k, p.token_ids, 0, p.room(room)) for p in prompts for k in range(group_size)]
 
 
 class Generator(Protocol):

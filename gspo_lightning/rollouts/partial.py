@@ -98,7 +98,7 @@ class PartialRollouts:
         if not enough(()):
             pieces = self.source.extend(
                 policy,
-                [_beginning(r, sampling.max_response_tokens) for _, r in rows],
+                [_beginning(r, r.prompt.room(sampling.max_response_tokens)) for _, r in rows],
                 sampling=sampling,
                 draws=draws,
                 version=version,

@@ -39,6 +39,9 @@ def records_of(queries: Sequence[Query]) -> list[dict[str, Any]]:
 class Given:
     """The caller's prompts, all of them in every iteration."""
 
+    sources: tuple[str, ...] = ()
+    learns = False
+
     def __init__(self, prompts: list[Prompt]) -> None:
         self.prompts = prompts
 
@@ -49,6 +52,9 @@ class Given:
     def spare(self, iteration: int, limit: int) -> list[Prompt]:
         """None: the caller decides what is trained on."""
         return []
+
+    def observe(self, iteration: int, rates: Mapping[int, float]) -> None:
+        """Nothing: the caller chooses the prompts."""
 
 
 class Caller:

@@ -22,16 +22,17 @@ from gspo_lightning.experience.learner import Learner
 from gspo_lightning.experience.loader import ExperienceLoader, PromptLoader, part_of
 from gspo_lightning.experience.respond import Responder, total_steps
 from gspo_lightning.experience.settings import ExperienceSettings
-from gspo_lightning.experience.sources import check_context, check_share, check_sources, has_environment
+from gspo_lightning.experience.sources import check_context, check_rewards, check_sources, read_sets, training_order
 from gspo_lightning.packing.memory import MemoryLimit
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.prompts import PromptSet
+from gspo_lightning.prompts import Curriculum, Mixture, PromptSet
+from gspo_lightning.prompts.mixture import all_rewards
 from gspo_lightning.prompts.order import ORDER, PromptOrder
 from gspo_lightning.prompts.sets import PromptSets
 from gspo_lightning.prompts.specials import check_stop_strings
 from gspo_lightning.randomness import Purpose
-from gspo_lightning.rewards import EnvironmentReward, Reward, RewardRunner
-from gspo_lightning.rewards.canned import examined
+from gspo_lightning.rewards import EnvironmentReward, RewardRunner
+from gspo_lightning.rewards.by_record import Rewards
 from gspo_lightning.rewards.workers.settings import weights_by_name
 from gspo_lightning.rollouts import EnvironmentRollouts, GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.partial import PartialRollouts
@@ -50,13 +51,14 @@ class PromptDataModule(LightningDataModule):
 
     Args:
         train: prompts to train on: a prompt set such as ``ChainTask``, a file (``.jsonl``, ``.json``, ``.csv``,
-            ``.tsv``, ``.parquet``), or a hub id (``id``, ``id:name`` or ``id:name:split``).
+            ``.tsv``, ``.parquet``), a hub id (``id``, ``id:name`` or ``id:name:split``), or a ``Mixture`` of these.
         val: held-out prompts, evaluated at first and every ``trainer.check_val_every_n_epoch`` iterations.
         test: prompts of ``gspo test``; None takes ``val``.
         predict: prompts of ``gspo predict``; None takes ``val``.
         columns: our word -> the data's (``{prompt: question, answer: solution}``). A dot reaches into a column
             (``reward_model.ground_truth``), a list takes several as one mapping.
-        rewards: name -> reward; the total is their weighted sum.
+        rewards: name -> reward, or ``{by: <column>, <value>: <reward>, ...}`` where a column of the record says which
+            one judges; the total is their weighted sum. Sources of a ``Mixture`` may bring their own.
         reward_weights: name -> weight, 1 where not given; or a list of all weights in the order of the rewards.
         reward_workers: worker processes for rewards; None leaves one core to the trainer.
         reward_deadline_s: seconds of CPU time one sample may take in a reward.
@@ -100,6 +102,7 @@ class PromptDataModule(LightningDataModule):
         chat_template_kwargs: passed to the chat template (for example ``{enable_thinking: false}``).
         evaluation: how held-out prompts are answered.
         suites: benchmarks that every evaluation answers, too, by the names that ``gspo evaluate`` knows.
+        curriculum: which prompts an iteration takes, by what earlier ones have shown; None takes them by turns.
         seed: of prompt order and sampling; the command line sets it from ``seed_everything``.
         plugins: plug-ins that reward workers import; the command line sets it.
     """
@@ -110,7 +113,7 @@ class PromptDataModule(LightningDataModule):
     def __init__(
         self,
         train: PromptSet | str,
-        rewards: dict[str, Reward],
+        rewards: Rewards | None = None,
         val: PromptSet | str | None = None,
         test: PromptSet | str | None = None,
         predict: PromptSet | str | None = None,
@@ -146,24 +149,29 @@ class PromptDataModule(LightningDataModule):
         chat_template_kwargs: dict[str, Any] | None = None,
         evaluation: Evaluation = Evaluation(),  # noqa: B008 (frozen)
         suites: list[str] | None = None,
+        curriculum: Curriculum | None = None,
         seed: int = 0,
         plugins: list[str] | str | None = None,
     ) -> None:
         super().__init__()
-        weights = weights_by_name(rewards, reward_weights)
-        self.val, self.evaluation, self.rewards, self.turn_credit = val, evaluation, rewards, turn_credit
+        val = train.held_out() if val is None and isinstance(train, Mixture) else val
+        sources = {"train": train, "val": val, "test": test or val, "predict": predict or val}
+        judges = all_rewards(rewards or {}, *sources.values())
+        weights = weights_by_name(judges, reward_weights)
+        self.val, self.evaluation, self.rewards = val, evaluation, judges
+        self.curriculum, self.turn_credit = curriculum, turn_credit
         self.suites = SuiteEvaluations(suites or (), reward_workers, system_prompt, chat_template_kwargs)
         self.rollouts = rollouts if rollouts is not None else GroupedSampler()
         self._retrying = partial(RetryingSource, retries=rollout_retries, wait_s=rollout_retry_s)
         self._make_runner = partial(
-            RewardRunner, rewards, weights, num_workers=reward_workers, deadline_s=reward_deadline_s,
+            RewardRunner, judges, weights, num_workers=reward_workers, deadline_s=reward_deadline_s,
             plugins=(plugins,) if isinstance(plugins, str) else tuple(plugins or ()),
         )  # fmt: skip
-        paid = [name for name, reward in rewards.items() if isinstance(reward, EnvironmentReward)]
+        paid = [name for name, reward in judges.items() if isinstance(reward, EnvironmentReward)]
         shaping = Shaping(
             truncated_responses, truncation_penalty, combine_rewards, weights,
             next(iter(paid), None) if turn_credit == "turn" else None,
-            () if getattr(self.rollouts, "rewards", "score") == "recorded" else tuple(rewards),
+            () if getattr(self.rollouts, "rewards", "score") == "recorded" else tuple(judges),
         )  # fmt: skip
         self.settings = ExperienceSettings(
             group_size=group_size, prompts_per_rollout=prompts_per_rollout, seed=seed,
@@ -175,8 +183,8 @@ class PromptDataModule(LightningDataModule):
             max_staleness=max_staleness, record_rollouts=record_rollouts, shaping=shaping,
             advantages=advantages if advantages is not None else GroupNormalised(),
         )  # fmt: skip
-        check_sources(self.settings, self.rollouts, rewards, weights, turn_credit)
-        evaluation.check(rewards)
+        check_sources(self.settings, self.rollouts, judges, weights, turn_credit)
+        evaluation.check(judges)
         if isinstance(self.rollouts, EnvironmentRollouts):
             self.rollouts.system_prompt, self.rollouts.chat_template_kwargs = system_prompt, chat_template_kwargs or {}
         self.loader = ExperienceLoader(self._roll_out, minibatches_per_rollout, epochs_per_rollout, seed)
@@ -188,7 +196,6 @@ class PromptDataModule(LightningDataModule):
         self._prefetcher = RolloutPrefetcher[Sampled](max_staleness) if max_staleness else None
         self._asking = threading.Lock()  # a source answers one question at a time
         self._runner: RewardRunner | None = None
-        sources = {"train": train, "val": val, "test": test or val, "predict": predict or val}
         self.sets = PromptSets(sources, columns or {}, max_prompt_tokens, system_prompt, chat_template_kwargs or {})
 
     # before a run ------------------------------------------------------------------------------------------------
@@ -206,28 +213,19 @@ class PromptDataModule(LightningDataModule):
             UserError: prompts, rewards or rollouts that cannot serve, and why.
         """
         check_stop_strings(self.settings.stop_strings, tokenizer)
-        for name in {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,)):
-            prompts = self.sets.load(name, tokenizer)
-            if name in self.sets.read and name != "train":
-                check_share(f"data.{name}", len(range(len(prompts))[: self.evaluation.limit]), world)
+        read_sets(self.sets, stage, tokenizer, self.evaluation.limit, world)
         check_context(self.longest, context)
         self.suites.prepare()
         if stage == "fit":
-            s, train = self.settings, self.sets.read["train"]
-            s.check_prompts(len(train))
-            self._order = PromptOrder(train, s.prompts_per_rollout, s.minibatches_per_rollout, s.seed)
+            self._order = training_order(self.sets, s := self.settings, self.curriculum)
             if s.partial:
                 self.partial = PartialRollouts(
                     self._retrying(self.rollouts), self._order.at, in_flight=s.prompts_in_flight // world,
                     groups=s.prompts_per_rollout // world, max_carry=s.max_carry,
                 )  # fmt: skip
         (self.rollouts if stage == "fit" else self.rollouts.for_evaluation()).open(self.longest)
-        if self._runner is None:
-            runner = self.runner  # the workers start now: their import time hides behind the model's
-            others = [(p.columns, p.text) for p in self.sets.examples(examined(runner.rewards))]
-            talks = has_environment(self.rollouts)
-            for first in (prompts[0] for prompts in self.sets.read.values()):
-                runner.check(first.columns, first.text, others, conversation=talks)
+        if self._runner is None:  # the workers start now: their import time hides behind the model's
+            check_rewards(self.runner, self.sets, self.rollouts)
 
     def bind(self, learner: Learner, folder: Path, *, distributions: bool = True) -> None:
         """Roll out for this learner from now on.
@@ -252,7 +250,7 @@ class PromptDataModule(LightningDataModule):
                 settings.group_size, settings.seed, Purpose.TRAIN_SAMPLING, context, self._asking,
             ),
             lambda: self.token_budget, partial=self.partial, prefetcher=self._prefetcher, folder=folder,
-            distributions=distributions,
+            distributions=distributions, accuracy_reward=self.accuracy_reward,
         )  # fmt: skip
         self.memory.folder = folder
         self.memory.resume(folder)
@@ -297,7 +295,8 @@ class PromptDataModule(LightningDataModule):
         position = self.loader.position()
         if self.partial is not None:
             position["partial"] = self.partial.state_dict()
-        return {"ranks": gather_objects(position), "order": self._order.version if self._order else ORDER}
+        order = {"order": self._order.version, **self._order.state_dict()} if self._order else {"order": ORDER}
+        return {"ranks": gather_objects(position), **order}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore this rank's part.
@@ -308,6 +307,7 @@ class PromptDataModule(LightningDataModule):
         mine = part_of(state_dict["ranks"], *rank_and_world())
         if self._order is not None:
             self._order.version = int(state_dict.get("order", 1))  # older code wrote none
+            self._order.load_state_dict(state_dict)
         self.loader.go_to(mine)
         if self.partial is not None and "partial" in mine:
             self.partial.load_state_dict(mine["partial"], self.sets.read["train"].by_id)

@@ -283,7 +283,9 @@ class GSPOModule(PolicyModule):
             return backward_here(loss) if ddp_of(strategy) is None else loss, sums
 
         loss, sums = memory.retry_smaller(backward, batch.micro_batches, self.global_step + 1)
-        update.measure(sums, self.data.loader.experience.metrics, self.meter, self.old_logprobs, self.policy)
+        sources = self.data.iteration.prompts.sources if self.data.iteration is not None else ()
+        metrics = self.data.loader.experience.metrics
+        update.measure(sums, metrics, self.meter, self.old_logprobs, self.policy, sources)
         update.show(self)
         return loss
 

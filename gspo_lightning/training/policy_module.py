@@ -159,7 +159,8 @@ class PolicyModule(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Start counting."""
-        self.evaluator.start(self.data.evaluation, self.device)
+        test = self.trainer.state.fn == "test"
+        self.evaluator.start(self.data.evaluation, self.device, self.data.sets.source_names("test" if test else "val"))
         self.on_predict_epoch_start()
 
     def validation_step(self, batch: list[Prompt], batch_idx: int) -> None:

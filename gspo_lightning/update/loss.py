@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.metrics.ratios import ratio_counts
+from gspo_lightning.metrics.sources import CLIPPED, clipped_by_source
 from gspo_lightning.metrics.sums import MetricSums, ratio_histogram
 from gspo_lightning.metrics.update import measure_mismatch, sequence_log_ratios
 from gspo_lightning.objectives import Objective
@@ -110,6 +111,8 @@ def _measure(
         measured = {name: pair for name, pair in measured.items() if not name.startswith("kl_behaviour_old")}
     sums.add(measured)
     sums.add_vector("ratio", ratio_histogram(sequence_log_ratios(new.detach(), old, part.response_mask)))
+    if part.sources is not None:
+        sums.add_vector(CLIPPED, clipped_by_source(out.clipped, part.response_mask, part.sources))
     if sums.level == "full":
         for name, counts in ratio_counts(new, old, part.response_mask, part.advantages).items():
             sums.add_vector(name, counts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import Logger
 
 from gspo_lightning.distributed import all_sum
 from gspo_lightning.metrics.meter import UpdateMeter
+from gspo_lightning.metrics.sources import CLIPPED, clipped_scalars
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.metrics.update import update_scalars
 from gspo_lightning.old_policy.logprobs import OldLogProbs
@@ -57,7 +58,13 @@ class Update:
         }  # fmt: skip
 
     def measure(
-        self, sums: MetricSums, iteration: dict[str, float], meter: UpdateMeter, old: OldLogProbs, policy: Policy
+        self,
+        sums: MetricSums,
+        iteration: dict[str, float],
+        meter: UpdateMeter,
+        old: OldLogProbs,
+        policy: Policy,
+        sources: Sequence[str] = (),
     ) -> None:
         """Take in what its micro-batches have added up to, over all ranks.
 
@@ -67,6 +74,7 @@ class Update:
             meter: of the run.
             old: is told that noise.
             policy: is trained.
+            sources: names of those of a mixture.
         """
         pairs, vectors, maxima = sums.reduce()
         scalars = update_scalars(pairs)
@@ -77,6 +85,8 @@ class Update:
         values |= meter.of_ratios(values, vectors, self.batch.index)
         if policy.routing is not None and LOAD in vectors:
             values |= routing_scalars(vectors[LOAD], policy.routing)
+        if CLIPPED in vectors:
+            values |= clipped_scalars(vectors[CLIPPED], sources)
         tokens = all_sum(torch.tensor(self.batch.num_tokens, dtype=torch.float64, device=policy.device))
         self.values = values | {
             "data/mini_batch": float(self.batch.index),

@@ -267,3 +267,53 @@ def test_recorded_verdicts_name_their_rewards_themselves() -> None:
     group = [rollout(1.0, other=1.0), rollout(0.0, other=0.0)]
     assign_advantages([group], GroupMean(), shaping, CPU)
     assert advantages(group) == pytest.approx([0.5**0.5, -(0.5**0.5)], rel=1e-5)
+
+
+def by_record(prompt: int, a: float, b: float | None, source: str = "") -> Rollout:
+    """Two rewards, of which the second does not apply where it is None."""
+    made = rollout(a + (b or 0.0), prompt=prompt, a=a, b=b)
+    made.reward_statuses = {"a": "ok", "b": "ok" if b is not None else "not_applicable"}
+    made.prompt.columns["source"] = source  # type: ignore[index]
+    return made
+
+
+def test_separate_rewards_that_do_not_apply_leave_their_weight_to_the_others() -> None:
+    """Group 0: +-.5 from each reward; group 1: +-.5 from the first, times 2. Standard deviation sqrt(4 / 3)."""
+    groups = [[by_record(0, 1, 1.0), by_record(0, 0, 0.0)], [by_record(1, 1, None), by_record(1, 0, None)]]
+    dead = assign_advantages(groups, GroupMean(), Shaping(combine="normalised_separately"), CPU)
+    found = [value for group in groups for value in advantages(group)]
+    assert found == pytest.approx([0.8660254, -0.8660254] * 2, abs=1e-5)
+    assert dead == 0.0
+
+
+@pytest.mark.parametrize("combine", ["weighted_sum", "normalised_separately"])
+def test_a_group_without_one_of_the_rewards_is_alive_by_the_others(combine: CombineRewards) -> None:
+    shaping = Shaping(combine=combine)
+    assert not is_dead([by_record(0, 1, None), by_record(0, 0, None)], shaping)
+    assert is_dead([by_record(0, 1, None), by_record(0, 1, None)], shaping)
+    assert shaping.share(by_record(0, 1, None)) == 2.0
+
+
+def test_a_dead_group_is_replaced_by_one_of_its_own_source() -> None:
+    def group(prompt: int, source: str, *rewards: float) -> list[Rollout]:
+        return [by_record(prompt, reward, 0.0, source) for reward in rewards]
+
+    def source(prompt: Prompt) -> object:
+        return prompt.columns["source"]
+
+    groups = [group(0, "a", 1, 0), group(1, "b", 1, 1), group(2, "b", 0, 0), group(3, "a", 0, 0)]
+    spare = [g[0].prompt for g in (group(4, "a", 0), group(5, "a", 0), group(6, "b", 0), group(7, "b", 0))]
+    asked: list[int] = []
+
+    def sample(prompts: Sequence[Prompt]) -> tuple[Groups, dict[str, float]]:
+        asked.extend(p.id for p in prompts)
+        outcomes = {4: (0, 0), 5: (1, 0), 6: (1, 0), 7: (1, 0)}
+        return [group(p.id, str(p.columns["source"]), *outcomes[p.id]) for p in prompts], {}
+
+    found = resample(groups, sample, spare, Shaping(), limit=4, source=source)
+    assert asked == [6, 7, 4, 5]  # one for each of 1, 2, 3; then 4 was dead, too
+    assert [g[0].prompt.id for g in groups] == [0, 6, 7, 5]
+    assert found["reward/resampled_groups"] == 3.0
+    groups = [group(0, "b", 1, 1), group(1, "b", 1, 1), group(2, "b", 1, 1)]
+    resample(groups, sample, spare, Shaping(), limit=1, source=source)
+    assert [g[0].prompt.id for g in groups] == [6, 1, 2]  # the budget is one prompt

@@ -79,8 +79,15 @@ COMPONENTS = {
         "gspo_lightning.prompts.GuessTask",
         "gspo_lightning.prompts.HubPrompts",
         "gspo_lightning.prompts.LogicTask",
+        "gspo_lightning.prompts.Mixture",
         "gspo_lightning.prompts.PromptFile",
         "gspo_lightning.prompts.ReasoningGym",
+    ],
+    "curricula": [
+        "gspo_lightning.prompts.curricula.DifficultyPools",
+        "gspo_lightning.prompts.curricula.Informative",
+        "gspo_lightning.prompts.curricula.TargetRate",
+        "gspo_lightning.prompts.curricula.Uniform",
     ],
 }
 """Kind -> every class path that a printed or saved config may hold since 724d79e; a path is never taken away."""

@@ -11,9 +11,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.prompts import lines
 from gspo_lightning.prompts.encode import EncodedPrompts, Encoder, encode_prompts
 from gspo_lightning.prompts.files import PromptFile
 from gspo_lightning.prompts.lines import JsonLines
+from gspo_lightning.prompts.sets import PromptSets
 from gspo_lightning.types import Prompt
 
 
@@ -102,3 +104,20 @@ def test_nothing_is_left_open(tmp_path: Path) -> None:
     assert rows[2]["answer"] == "3"
     del rows
     assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+def test_a_run_parses_every_row_once_before_it_begins(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that is asked for once more; what is wrong with a row is said under the name of the set."""
+    path, parsed = written(tmp_path / "p.jsonl", 50), list[str]()
+    original = lines.parse_line
+    monkeypatch.setattr(lines, "parse_line", lambda line, where: parsed.append(where) or original(line, where))
+    sets = PromptSets({"train": path}, {}, 9, None, {})
+    loaded = sets.load("train", tokenizer)
+    assert len(parsed) == len(loaded) == 50
+    assert loaded[7].text == "7+1:"
+    assert len(parsed) == 51
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "1+1:"}\n{"prompt": ""}\n')
+    with pytest.raises(UserError, match=r"data.val: bad.jsonl, record 2: 'prompt' must be a non-empty text"):
+        PromptSets({"val": str(tmp_path / "bad.jsonl")}, {}, 9, None, {}).load("val", tokenizer)

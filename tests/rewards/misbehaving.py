@@ -186,3 +186,10 @@ class _ReadsMessages(Reward):
 
     def score(self, messages: Sequence[dict[str, str]]) -> float:
         return float(len(messages[-1]["content"]))
+
+
+class _OnlyMath(Reward):
+    """Judges one source, and says itself that it does not apply to the others."""
+
+    def score(self, completion: str, source: str) -> Score:
+        return Score(1.0) if source == "math" else Score.not_applicable()

@@ -30,6 +30,9 @@ CASES: dict[str, tuple[list[str], int]] = {
          "--model.old_policy=OffloadedSnapshot", "--model.old_policy.refresh_every=2"], 2
     ),
     "cold start": ([*runs.UNTAUGHT[1:], "--model.cold_start.steps=30"], 1),
+    "a curriculum": (
+        [*runs.UNTAUGHT, "--data.group_size=2", "--data.resample_dead_groups=8", "--data.curriculum=Informative"], 1
+    ),
 }  # fmt: skip
 OF_SHARDS = [
     "gspo_lightning.resume.folders:check_finite:2",  # before any rank has written

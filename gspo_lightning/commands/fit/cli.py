@@ -106,8 +106,8 @@ class TrainingCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Refuse what Lightning would silently replace, and find the checkpoint that ``last`` means."""
         config = self.config[self.subcommand]
-        sets = {name: config.data.get(name) for name in ("train", "val", "test", "predict")}
-        refuse_mappings(sys.argv[2:], sets | {"demonstrations": config.model.get("cold_start.demonstrations")})
+        components = {name: config.data.get(name) for name in ("train", "val", "test", "predict", "rewards")}
+        refuse_mappings(sys.argv[2:], components | {"demonstrations": config.model.get("cold_start.demonstrations")})
         if str(config.trainer.precision) == "bf16-true":  # the same weights, but inputs stay as they are
             config.trainer.precision, config.model.dtype = "32-true", "bfloat16"
         check_precision(str(config.trainer.precision))
@@ -176,7 +176,7 @@ class TrainingCLI(LightningCLI):
         chosen = self._get(self.config_init, "trainer")
         fit = self.subcommand == "fit"
         kwargs["logger"] = loggers_of(chosen.get("logger"), config, fit, self.resumption)
-        run, evaluates = self.resumption.run or runs_of(config), config.data.get("val") is not None
+        run, evaluates = self.resumption.run or runs_of(config), self.datamodule.val is not None
         kwargs["callbacks"] = callbacks_of(chosen, self.subcommand, run, self.resumption, evaluates)
         kwargs["plugins"] = [*listed(chosen.get("plugins")), AtomicCheckpointIO()]
         if not fit:

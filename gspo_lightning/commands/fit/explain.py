@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jsonargparse import Namespace
+
 from gspo_lightning import registry
 from gspo_lightning.commands.fit.arguments import settings
 from gspo_lightning.commands.fit.defaults import DEFAULT_CLASSES
@@ -35,7 +37,7 @@ def _fields() -> Fields:
 
 
 def refuse_mappings(arguments: Sequence[str], values: Mapping[str, object]) -> None:
-    """A mapping that was meant as a prompt set and was no good has become a text: say what is wrong with it.
+    """A mapping that was meant as a component and was no good has become a text, or stayed one: say what is wrong.
 
     Args:
         arguments: as for :func:`explain`.
@@ -44,10 +46,23 @@ def refuse_mappings(arguments: Sequence[str], values: Mapping[str, object]) -> N
     Raises:
         UserError: such a text.
     """
-    if any(isinstance(value, str) and value.lstrip().startswith(("{", "[")) for value in values.values()):
+    if any(_refused(value) for value in values.values()):
         fault = _fields().fault(settings(arguments))
         if fault is not None:
             raise fault
+
+
+def _refused(value: object) -> bool:
+    """Whether a mapping of ``class_path`` and ``init_args`` is in it that is no component to the parser."""
+    if isinstance(value, str):
+        return value.lstrip().startswith(("{", "["))
+    if isinstance(value, dict):
+        return "class_path" in value or any(_refused(one) for one in value.values())
+    if isinstance(value, list):
+        return any(isinstance(one, Namespace) and _refused(one) for one in value)
+    return isinstance(value, Namespace) and any(
+        _refused(one) for one in vars(value).values() if not isinstance(one, str)
+    )
 
 
 def explain(error: BaseException, arguments: Sequence[str] = ()) -> UserError:

@@ -92,12 +92,15 @@ class Fields:
         if group is not None:
             self._group(f"{path}.", parameters(group), keys, loaded, flag)
             return
+        base = next((b for one in members(hint) if (b := base_of(one)) is not None), None)
+        chooses = isinstance(loaded, Mapping) and "class_path" not in loaded and not keys
         for one in members(hint):
             inside = typing.get_args(one)
-            if is_many(one) and inside and base_of(inside[-1]) is not None:
+            if base is not None and typing.get_origin(one) is dict and not chooses:
+                continue  # a component, or several of which one is chosen
+            if is_many(one) and inside and any(base_of(m) is not None or plain(m) for m in members(inside[-1])):
                 self._many(path, one, inside[-1], keys, loaded, flag, hint)
                 return
-        base = next((b for one in members(hint) if (b := base_of(one)) is not None), None)
         value_itself = not keys and not isinstance(loaded, Mapping) and any(fits(one, loaded) for one in leaves(hint))
         if base is not None and not value_itself:
             self._component(path, base, keys, loaded, flag)
@@ -120,6 +123,9 @@ class Fields:
         if not keys and isinstance(value, list):
             for i, one in enumerate(value):
                 self._value(f"{path}[{i}]", inner, (), one, False)
+        elif base_of(inner) is None:
+            if not fits(whole, value):
+                raise UserError(path, f"is {shown(value)}; it must be {in_words(whole)}")
         elif keys or isinstance(value, Mapping) or not any(fits(one, value) for one in leaves(whole)):
             self._component(path, typing.cast(type[Any], base_of(inner)), keys, value, flag)
 

@@ -12,13 +12,14 @@ from gspo_lightning.metrics.definitions.ratio import BY_MINI_BATCH, RATIO
 from gspo_lightning.metrics.definitions.response import RESPONSE
 from gspo_lightning.metrics.definitions.reward import REWARD
 from gspo_lightning.metrics.definitions.run import COLD_START, DATA, SPEED
+from gspo_lightning.metrics.definitions.source import SOURCES
 from gspo_lightning.metrics.definitions.spec import MetricSpec
 from gspo_lightning.metrics.definitions.update import OBJECTIVE, UPDATE
 
 __all__ = ["METRICS"]
 
 METRICS: tuple[MetricSpec, ...] = (
-    *COLD_START, *REWARD, *RESPONSE, *RATIO, *BY_MINI_BATCH, *CLIP, *DRIFT, *UPDATE, *DATA, *COLLAPSE, *STALENESS,
-    *NOISE, *SPEED, *EVALUATION, *OBJECTIVE, *MOE,
+    *COLD_START, *REWARD, *RESPONSE, *SOURCES, *RATIO, *BY_MINI_BATCH, *CLIP, *DRIFT, *UPDATE, *DATA, *COLLAPSE,
+    *STALENESS, *NOISE, *SPEED, *EVALUATION, *OBJECTIVE, *MOE,
 )  # fmt: skip
 """Every tag of a run."""

@@ -98,10 +98,18 @@ REWARD = (
     ),
     MetricSpec(
         "reward/missing",
-        "responses that could not be scored (worker lost, server down) / all responses of the iteration",
+        "responses without a reward (worker lost, server down, no reward applies) / all responses of the iteration",
         "fraction",
         "0: a missing response is masked, so every one is lost work",
         "Above 0 look at the log for the infrastructure error; a wrong answer is never missing, it has reward 0.",
+        "Reward",
+    ),
+    MetricSpec(
+        "reward/not_applicable",
+        "responses with a reward part that does not apply to their record / all responses of the iteration",
+        "fraction",
+        "the share of records that have fewer rewards than others; 0 where all have the same",
+        "If it should be 0, look for a value of the column that chooses (by: ...) without a reward.",
         "Reward",
     ),
     MetricSpec(

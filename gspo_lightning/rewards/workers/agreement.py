@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.rewards.base import Reward
+from gspo_lightning.rewards.by_record import Judges
 from gspo_lightning.rewards.types import Score
 
 __all__ = ["agreements", "check_agreements"]
 
 
-def check_agreements(rewards: Mapping[str, Reward]) -> None:
+def check_agreements(judges: Judges) -> None:
     """What a reward is compared with is another reward.
 
     Raises:
         UserError: it is not.
     """
-    for name, reward in rewards.items():
-        others = [other for other in rewards if other != name]
+    for name, reward in judges.single.items():
+        others = [other for other in judges.given if other != judges.owner[name]]
         if reward.agrees_with is not None and reward.agrees_with not in others:
             raise UserError(
                 f"rewards.{name}",
@@ -27,16 +27,21 @@ def check_agreements(rewards: Mapping[str, Reward]) -> None:
             )
 
 
-def agreements(rewards: Mapping[str, Reward], parts: Mapping[str, Score]) -> dict[str, bool]:
+def agreements(judges: Judges, singles: Mapping[str, Score], parts: Mapping[str, Score]) -> dict[str, bool]:
     """Name of a reward -> whether it and what it is compared with are both at least 1/2, or both below it.
 
-    No entry where one of the two is missing.
+    No entry where one of the two is missing, or does not apply.
+
+    Args:
+        judges: all rewards.
+        singles: what each single one said.
+        parts: the same by name.
     """
     found = {}
-    for name, reward in rewards.items():
+    for name, reward in judges.single.items():
         if reward.agrees_with is None:
             continue
-        said, known = parts[name].reward, parts[reward.agrees_with].reward
+        said, known = singles[name].reward, parts[reward.agrees_with].reward
         if said is not None and known is not None:
-            found[name] = (said >= 0.5) == (known >= 0.5)
+            found[judges.owner[name]] = (said >= 0.5) == (known >= 0.5)
     return found

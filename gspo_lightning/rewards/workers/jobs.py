@@ -75,11 +75,16 @@ class Task:
 
 
 def cut(job: Job, reward: str, *, whole: bool, workers: int) -> list[Task]:
-    """Tasks of at most 32 samples, four or more a worker; the same ones for the same samples every time."""
+    """Tasks of at most 32 samples, four or more a worker; the same ones for the same samples every time.
+
+    Samples that have their verdict already, because the reward does not apply to them, are left out.
+    """
     size = max(1, min(_SAMPLES, len(job.samples) // (4 * workers)))
     tasks: list[Task] = []
     characters = 0
     for index, sample in enumerate(job.samples):
+        if job.parts[reward][index] is not None:
+            continue
         characters += len(sample.completion)
         if not tasks or len(tasks[-1].indices) == size or characters > _CHARACTERS:
             tasks.append(Task(job, reward, [], whole))

@@ -13,6 +13,7 @@ from typing import Any, Self
 from gspo_lightning.errors import GSPOError, InfrastructureError, UserError, did_you_mean, place_of
 from gspo_lightning.registry import import_plugins, plugin_files
 from gspo_lightning.rewards.base import Reward
+from gspo_lightning.rewards.by_record import ByRecord, Judges, RewardChoice, applying_weight
 from gspo_lightning.rewards.canned import FEW, canned, conversation_columns, silent, unreadable
 from gspo_lightning.rewards.signature import BUILT_IN
 from gspo_lightning.rewards.types import Sample, SampleScore, Score, ScoreStatus
@@ -67,7 +68,8 @@ class RewardRunner:
     sample notices. Rewards with ``where = "trainer"`` run in the calling thread.
 
     Args:
-        rewards: name -> reward.
+        rewards: name -> reward, or several of which a column of the record chooses one
+            (:class:`gspo_lightning.rewards.by_record.ByRecord`).
         weights: name -> weight in the sum; 1 where not given.
         num_workers: worker processes; None leaves a core to each trainer on this machine and shares the rest.
         deadline_s: CPU seconds that one sample may use in one reward.
@@ -88,7 +90,7 @@ class RewardRunner:
 
     def __init__(
         self,
-        rewards: Mapping[str, Reward],
+        rewards: Mapping[str, RewardChoice | ByRecord],
         weights: Mapping[str, float] | None = None,
         num_workers: int | None = None,
         deadline_s: float = 3.0,
@@ -98,10 +100,11 @@ class RewardRunner:
         plugins: Sequence[str] = (),
     ) -> None:
         workers = default_workers() if num_workers is None else num_workers
-        check_settings(rewards, workers, deadline_s, memory_mb, recycle_after, max_missing_rate)
-        self.rewards = dict(rewards)
-        check_agreements(self.rewards)
-        self.weights = fill_weights(self.rewards, weights or {})
+        self.judges = Judges(rewards)
+        self.rewards = self.judges.single
+        check_settings(self.rewards, workers, deadline_s, memory_mb, recycle_after, max_missing_rate)
+        check_agreements(self.judges)
+        self.weights = fill_weights(self.judges.given, weights or {})
         self.max_missing_rate = max_missing_rate
         import_plugins(plugins)
         self._remote = {name: r for name, r in self.rewards.items() if r.where == "worker"}
@@ -186,7 +189,13 @@ class RewardRunner:
         """
         record: Mapping[str, Any] = columns if isinstance(columns, Mapping) else {}
         there = [*columns, *(conversation_columns("", "") if conversation else ())]
+        for name, column in self.judges.columns().items():
+            if column not in there:
+                near = did_you_mean(column, there)
+                raise UserError(f"rewards.{name}.by", f"is {column!r}, a column that the records do not have; {near}")
         for name, reward in self.rewards.items():
+            if record and self.judges.silence(name, record) is not None:
+                continue
             for column in reward.required_columns():
                 if column not in there:
                     known = did_you_mean(column, [*there, *BUILT_IN])
@@ -207,11 +216,12 @@ class RewardRunner:
                         f"needs more than {self._limits.deadline_s:g} s for the canned completion {text}",
                         fix="make it faster, or raise the deadline",
                     )
-        if silent(self.rewards, samples, [score.parts for score in scores]) and others:
+        self._check_judged(record)
+        if silent(self.judges, samples, [score.parts for score in scores]) and others:
             some = others[:: max(1, len(others) // FEW)]
             more = [sample for other, text in some for sample in canned(other, text, conversation)]
             samples, scores = samples + more, scores + self._judge(more)
-        for name, reasons in silent(self.rewards, samples, [score.parts for score in scores]).items():
+        for name, reasons in silent(self.judges, samples, [score.parts for score in scores]).items():
             raise UserError(
                 f"rewards.{name}",
                 f"{type(self.rewards[name]).__name__} gives none of {len(samples)} canned completions (empty, short, "
@@ -219,6 +229,23 @@ class RewardRunner:
                 fix="return a number for what can be judged, 0 for a wrong answer; None is for what nobody can tell",
             )
         self._count_unreadable(others)
+
+    def _check_judged(self, record: Mapping[str, Any]) -> None:
+        """A record that is known has a reward that applies to it.
+
+        Raises:
+            UserError: it has none.
+        """
+        if not record or self.judges.applying(record):
+            return
+        name, column = next(iter(self.judges.columns().items()))
+        value = str(record.get(column))
+        known = did_you_mean(value, [key.removeprefix(f"{name}.") for key in self.rewards])
+        raise UserError(
+            f"rewards.{name}",
+            f"no reward applies to a record with {column} = {value!r}; {known}",
+            fix=f"name a reward for it ({value}: ...), or one for all others (default: ...)",
+        )
 
     def _count_unreadable(self, others: Sequence[tuple[Mapping[str, Any], str]]) -> None:
         """Warn of records whose answer a reward cannot read."""
@@ -247,7 +274,8 @@ class RewardRunner:
 
     def _begin(self, samples: Sequence[Sample], names: Collection[str] | None = None) -> Job:
         kept, names = list(samples), self._remote if names is None else names
-        job = Job(kept, {name: [None] * len(kept) for name in names}, open=len(kept) * len(names))
+        parts = {name: [self.judges.silence(name, sample.columns) for sample in kept] for name in names}
+        job = Job(kept, parts, open=sum(score is None for scores in parts.values() for score in scores))
         if job.open == 0:
             job.finished.set()
         else:
@@ -259,7 +287,7 @@ class RewardRunner:
     def _finish(self, jobs: Sequence[Job]) -> list[SampleScore]:
         samples = [sample for job in jobs for sample in job.samples]
         columns: dict[str, Sequence[Score | None]] = {
-            n: self._score_here(n, r, samples) for n, r in self.rewards.items() if n not in self._remote
+            n: self._score_asked(n, r, samples) for n, r in self.rewards.items() if n not in self._remote
         }
         for job in jobs:
             job.finished.wait()
@@ -280,6 +308,12 @@ class RewardRunner:
             f"{self.max_missing_rate:g}; the first, {job.samples[first].id}: {details}"
         )
 
+    def _score_asked(self, name: str, reward: Reward, samples: Sequence[Sample]) -> list[Score]:
+        """A verdict on every sample, by a reward that runs here and need not apply to all of them."""
+        scores = [self.judges.silence(name, sample.columns) for sample in samples]
+        asked = iter(self._score_here(name, reward, [s for s, q in zip(samples, scores, strict=True) if q is None]))
+        return [next(asked) if score is None else score for score in scores]
+
     def _score_here(self, name: str, reward: Reward, samples: Sequence[Sample]) -> list[Score]:
         found: list[Score] = []
         try:
@@ -295,11 +329,15 @@ class RewardRunner:
             raise plugin_error(name, at, f"{type(error).__name__}: {error}", "", str(place_of(error) or "")) from error
         return found
 
-    def _join(self, parts: dict[str, Score]) -> SampleScore:
-        counted = [(self.weights[name], part.reward) for name, part in parts.items() if self.weights[name] != 0]
+    def _join(self, singles: dict[str, Score]) -> SampleScore:
+        parts = self.judges.join(singles)
+        applies = {name: part.status is not ScoreStatus.NOT_APPLICABLE for name, part in parts.items()}
+        weighted = {name: weight for name, weight in self.weights.items() if weight != 0}
+        counted = [(weight, parts[name].reward) for name, weight in weighted.items() if applies[name]]
         total = sum(weight * value for weight, value in counted if value is not None)
-        missing = any(value is None for _, value in counted)
-        return SampleScore(None if missing else total, parts, agreements(self.rewards, parts))
+        missing = any(value is None for _, value in counted) or bool(weighted and not counted)
+        total *= applying_weight(self.weights, applies)
+        return SampleScore(None if missing else total, parts, agreements(self.judges, singles, parts))
 
     def _setup(self) -> Setup:
         return Setup(

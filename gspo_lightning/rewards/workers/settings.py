@@ -52,7 +52,7 @@ def check_settings(
         raise UserError("RewardRunner.max_missing_rate", f"is {rate}; it must lie in [0, 1]")
 
 
-def fill_weights(rewards: Mapping[str, Reward], weights: Mapping[str, float]) -> dict[str, float]:
+def fill_weights(rewards: Mapping[str, object], weights: Mapping[str, float]) -> dict[str, float]:
     """A finite weight for every reward, 1 where none is given."""
     for name, weight in weights.items():
         if name not in rewards:
@@ -63,7 +63,7 @@ def fill_weights(rewards: Mapping[str, Reward], weights: Mapping[str, float]) ->
 
 
 def weights_by_name(
-    rewards: Mapping[str, Reward], weights: Mapping[str, float] | Sequence[float] | None
+    rewards: Mapping[str, object], weights: Mapping[str, float] | Sequence[float] | None
 ) -> dict[str, float]:
     """Weights as a mapping; a list of them is in the order of the rewards, as TRL's ``reward_weights``.
 

@@ -93,7 +93,7 @@ class EnvironmentRollouts(RolloutSource):
         """
 
         room = sampling.max_response_tokens
-        groups = [[self._row(p, k, draws, room) for k in range(group_size)] for p in prompts]
+        groups = [[self._row(p, k, draws, p.room(room)) for k in range(group_size)] for p in prompts]
         done: dict[int, list[Rollout]] = {}
 
         def finished(number: int) -> None:

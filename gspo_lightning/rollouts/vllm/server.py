@@ -199,7 +199,7 @@ class VLLMServer(RolloutSource):
         Raises:
             InfrastructureError: servers failed more often than is put up with.
         """
-        rows = [Beginning(p, 0, p.token_ids, 0, sampling.max_response_tokens) for p in prompts]
+        rows = [Beginning(p, 0, p.token_ids, 0, p.room(sampling.max_response_tokens)) for p in prompts]
         groups: dict[int, list[Rollout]] = {}
         for i, group in self._answers(policy, rows, range(group_size), sampling, draws, version):
             groups[i] = group

@@ -1,0 +1,1 @@
+"""Curricula beside dead-group resampling, on the quickstart's task with three difficulties mixed in."""

@@ -1,0 +1,87 @@
+"""What a curriculum is: a choice of prompts by what earlier iterations have shown, with a state that is saved."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Curriculum", "Seen", "first_of"]
+
+
+@dataclass(slots=True)
+class Seen:
+    """What is known of the n prompts of a set (or of one source of a mixture), in their order.
+
+    ``difficulty`` [n] float64 is what stands in the column of that name, NaN where nothing does. ``rate`` [n] float64
+    is the mean of the accuracy reward, from 0 to 1, over the latest group of responses, NaN before the first.
+    ``asked`` [n] int64 is the latest iteration that sampled a prompt, -1 before the first. ``iteration`` is the one
+    that is chosen for, or that was just sampled.
+    """
+
+    difficulty: NDArray[np.float64]
+    rate: NDArray[np.float64] = field(init=False)
+    asked: NDArray[np.int64] = field(init=False)
+    iteration: int = 0
+
+    def __post_init__(self) -> None:
+        self.rate = np.full(len(self.difficulty), np.nan)
+        self.asked = np.full(len(self.difficulty), -1, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.difficulty)
+
+
+class Curriculum(ABC):
+    """Chooses the prompts of an iteration. Defining a subclass registers it under its name.
+
+    Each source of a mixture has a curriculum of its own, a copy of the configured one. All ranks see the same and must
+    choose the same: nothing but what is given may decide, and chance comes from ``draws``.
+    """
+
+    def begin(self, seen: Seen) -> None:
+        """The prompts are known; nothing was sampled yet.
+
+        Raises:
+            UserError: this curriculum cannot work with them.
+        """
+        self.per_prompt: dict[str, NDArray[np.float64]] = {}
+        """Name -> [n], what it keeps of every prompt that was sampled; saved with checkpoints."""
+        self.values: dict[str, float] = {}
+        """Name -> number, whatever else it keeps; saved, too."""
+
+    @abstractmethod
+    def choose(self, seen: Seen, free: NDArray[np.bool_], count: int, draws: NDArray[np.float64]) -> NDArray[np.int64]:
+        """The places [count] of different prompts.
+
+        Args:
+            seen: what is known.
+            free: [n], which of them may be chosen; ``count`` of them or more.
+            count: how many are wanted; fewer are an error.
+            draws: [n] uniform in [0, 1), others in every iteration.
+        """
+
+    def learn(  # noqa: B027 (a hook that not all need)
+        self, seen: Seen, places: NDArray[np.int64], rates: NDArray[np.float64]
+    ) -> None:
+        """Take in what an iteration has shown; ``seen`` holds it already.
+
+        Args:
+            seen: what is known.
+            places: [m] of the prompts that were sampled, ascending.
+            rates: [m] their mean accuracy reward, NaN where no response has a reward.
+        """
+
+
+def first_of(order: tuple[NDArray[np.generic], ...], free: NDArray[np.bool_], count: int) -> NDArray[np.int64]:
+    """The places of the ``count`` free prompts that come first, by the first key, then by the next ...
+
+    >>> first_of((np.array([1, 0, 0, 0]), np.array([0.0, 0.9, 0.1, 0.5])), np.array([True, True, True, False]), 2)
+    array([2, 1])
+    """
+    places = np.flatnonzero(free)
+    ranked = np.lexsort(tuple(key[places] for key in reversed(order)))
+    found: NDArray[np.int64] = places[ranked[:count]]
+    return found

@@ -1,0 +1,81 @@
+"""Easy, medium and hard prompts, in fixed shares of every iteration."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.prompts.curricula.base import Curriculum, Seen, first_of
+from gspo_lightning.prompts.quotas import largest_remainder
+
+__all__ = ["DifficultyPools"]
+
+EASY, MEDIUM, HARD = "easy", "medium", "hard"
+_NEXT = {EASY: (MEDIUM, HARD), MEDIUM: (HARD, EASY), HARD: (MEDIUM, EASY)}
+"""Where a pool that is too small takes prompts from, in this order."""
+
+
+class DifficultyPools(Curriculum):
+    """Prompts in three pools by the latest mean accuracy of their group, each with its share of an iteration.
+
+    A prompt that was not sampled yet is medium, or stands where its ``difficulty`` column puts it: the easiest third
+    of the range is easy, the hardest third hard. Within a pool those come first that were asked the longest ago. What
+    a pool cannot fill is taken from the next ones.
+
+    Args:
+        easy: mean accuracy at and above which a prompt is easy.
+        hard: mean accuracy at and below which it is hard.
+        quotas: pool -> weight of its share; a pool that is not named gets 0.
+
+    >>> pools = DifficultyPools()
+    >>> pools.quotas
+    {'easy': 1, 'medium': 6, 'hard': 1}
+    """
+
+    def __init__(self, easy: float = 0.8, hard: float = 0.2, quotas: dict[str, float] | None = None) -> None:
+        if not 0 <= hard < easy <= 1:
+            raise UserError("DifficultyPools.hard", f"is {hard} beside easy = {easy}; 0 <= hard < easy <= 1 is needed")
+        self.easy, self.hard = easy, hard
+        self.quotas = {EASY: 1, MEDIUM: 6, HARD: 1} if quotas is None else dict(quotas)
+        unknown = [name for name in self.quotas if name not in _NEXT]
+        if unknown or not self.quotas or min(self.quotas.values()) < 0 or not any(self.quotas.values()):
+            rule = "name easy, medium or hard, with weights of 0 or above, of which one is above 0"
+            raise UserError("DifficultyPools.quotas", f"is {self.quotas}", fix=rule)
+
+    def begin(self, seen: Seen) -> None:
+        """See the base class."""
+        super().begin(seen)
+        known = seen.difficulty[~np.isnan(seen.difficulty)]
+        low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
+        guess = (seen.difficulty - low) / (high - low) if high > low else np.full(len(seen), 0.5)
+        self._guess = np.where(np.isnan(guess), 0.5, guess)
+
+    def pool(self, seen: Seen) -> dict[str, NDArray[np.bool_]]:
+        """Which prompts stand in which pool now."""
+        new = np.isnan(seen.rate)
+        easy = np.where(new, self._guess < 1 / 3, seen.rate >= self.easy)
+        hard = np.where(new, self._guess > 2 / 3, seen.rate <= self.hard)
+        return {EASY: easy, MEDIUM: ~easy & ~hard, HARD: hard}
+
+    def choose(self, seen: Seen, free: NDArray[np.bool_], count: int, draws: NDArray[np.float64]) -> NDArray[np.int64]:
+        """See the base class."""
+        weights = {name: Fraction(str(self.quotas.get(name, 0))) for name in _NEXT}
+        shares = [count * weight / sum(weights.values()) for weight in weights.values()]
+        wanted = dict(zip(_NEXT, largest_remainder(shares, count), strict=True))
+        pools, left = self.pool(seen), free.copy()
+        found: list[NDArray[np.int64]] = []
+
+        def take(name: str, number: int) -> int:
+            places = first_of((seen.asked, draws), left & pools[name], number)
+            left[places] = False
+            found.append(places)
+            return number - len(places)
+
+        short = {name: take(name, number) for name, number in wanted.items()}
+        for name, number in short.items():
+            for other in _NEXT[name]:
+                number = take(other, number)
+        return np.concatenate(found)

@@ -1,0 +1,219 @@
+"""The training order of several sources, and of prompts that a curriculum chooses."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gspo_lightning.distributed import rank_and_world
+from gspo_lightning.errors import UserError
+from gspo_lightning.prompts.curricula import Curriculum, Seen, Uniform
+from gspo_lightning.prompts.order import PromptOrder
+from gspo_lightning.prompts.quotas import Quota, Quotas
+from gspo_lightning.randomness import Purpose, Shuffle, permutation, stream, uniforms
+from gspo_lightning.types import Prompt
+
+__all__ = ["MixedOrder", "Part"]
+
+_KEPT = 8
+"""Iterations whose choice is kept: those that rollouts are made ahead for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One source: its name, its weight, and the places of its prompts among all."""
+
+    name: str
+    weight: float
+    places: range
+
+
+class MixedOrder(PromptOrder):
+    """Every source gives its quota to an iteration, by a shuffle of its own or as a curriculum chooses.
+
+    Without a curriculum any iteration is computed from its number alone, and what is left of a pass over a source that
+    does not hold the next quota is skipped. With one, the choice for an iteration depends on what was observed before
+    it; all ranks observe the same, and :meth:`state_dict` holds it. Sources are spread evenly over the mini-batches.
+
+    Args:
+        prompts: of all sources.
+        per_iteration: prompts of an iteration over all ranks, a multiple of ``mini_batches`` times the ranks.
+        mini_batches: that an iteration's groups are cut into.
+        seed: of the run.
+        parts: the sources.
+        curriculum: chooses among the prompts of a source; None or ``Uniform`` takes them in turn.
+        difficulty: [n] of all prompts, NaN where nobody says; for a curriculum.
+
+    Raises:
+        UserError: a source has fewer prompts than an iteration needs of it, or the curriculum cannot work with them.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        per_iteration: int,
+        mini_batches: int,
+        seed: int,
+        parts: Sequence[Part],
+        curriculum: Curriculum | None = None,
+        difficulty: NDArray[np.float64] | None = None,
+    ) -> None:
+        super().__init__(prompts, per_iteration, mini_batches, seed)
+        self.sources = tuple(part.name for part in parts if part.name)
+        self._parts = list(parts)
+        self._quotas = Quotas([p.weight for p in parts], per_iteration, [len(p.places) for p in parts])
+        for part, largest in zip(parts, self._quotas.largest(), strict=True):
+            if len(part.places) < largest:
+                raise UserError(
+                    "data.train",
+                    f"source {part.name!r} holds {len(part.places)} usable prompts, and an iteration takes {largest}",
+                    fix="give it more prompts or a lower weight, or lower data.prompts_per_rollout",
+                )
+        self._curricula: list[Curriculum] = []
+        self._seen: list[Seen] = []
+        if curriculum is not None and not isinstance(curriculum, Uniform):
+            known = np.full(len(prompts), np.nan) if difficulty is None else difficulty
+            for part in parts:
+                seen, own = Seen(known[part.places.start : part.places.stop]), copy.deepcopy(curriculum)
+                own.begin(seen)
+                self._curricula.append(own)
+                self._seen.append(seen)
+        self._chosen: dict[int, list[int]] = {}
+
+    # the order ---------------------------------------------------------------------------------------------------
+
+    def spare(self, iteration: int, limit: int) -> list[Prompt]:
+        """At most so many prompts of this rank, of every source, that are in nobody's share: for dead groups."""
+        rank, world = rank_and_world()
+        taken = set(self._choice(iteration))
+        found: list[int] = []
+        for number in range(len(self._parts)):
+            others = self._others(iteration, number, taken, limit * world)
+            found += others[rank::world][:limit]
+        return [self._prompts[i] for i in found]
+
+    def _number(self, iteration: int, place: int) -> int:
+        return self._choice(iteration)[place]
+
+    def _choice(self, iteration: int) -> list[int]:
+        """Which prompts an iteration has, in the order of its places over all ranks."""
+        if iteration not in self._chosen:
+            self._chosen[iteration] = self._arranged(iteration, self._picked(iteration))
+            for old in sorted(self._chosen)[:-_KEPT]:
+                del self._chosen[old]
+        return self._chosen[iteration]
+
+    def _picked(self, iteration: int) -> list[list[int]]:
+        """The prompts of each source."""
+        quotas = enumerate(self._quotas.of(iteration))
+        if self._curricula:
+            return [self._best(iteration, number, quota.count, set()) for number, quota in quotas]
+        return [self._next(number, quota) for number, quota in quotas]
+
+    def _next(self, number: int, quota: Quota) -> list[int]:
+        places = self._parts[number].places
+        order = Shuffle(stream(self._seed, Purpose.PROMPT_ORDER, number, quota.number), len(places))
+        return [places[i] for i in order[quota.offset : quota.offset + quota.count]]
+
+    def _best(self, iteration: int, number: int, count: int, taken: set[int]) -> list[int]:
+        """What the curriculum of a source chooses among the prompts that are not taken."""
+        part, seen, curriculum = self._parts[number], self._seen[number], self._curricula[number]
+        free = np.ones(len(seen), dtype=bool)
+        free[[i - part.places.start for i in taken if i in part.places]] = False
+        count = min(count, int(free.sum()))
+        if not count:
+            return []
+        seen.iteration = iteration
+        base = stream(self._seed, Purpose.CURRICULUM, number, iteration)
+        chosen = curriculum.choose(seen, free, count, uniforms(base, torch.arange(len(seen))).numpy())
+        places = [int(i) for i in np.asarray(chosen).ravel()]
+        if len(places) != count or len({*places}) != count or not all(0 <= i < len(seen) and free[i] for i in places):
+            name = type(curriculum).__name__
+            what = f"returned {len(places)} places for an iteration of {count} prompts, or some twice, or none of these"
+            raise UserError(f"{name}.choose", what, fix="return count different places that are free")
+        return [part.places[i] for i in places]
+
+    def _others(self, iteration: int, number: int, taken: set[int], count: int) -> list[int]:
+        """Prompts of a source that are not taken."""
+        if self._curricula:
+            return self._best(iteration, number, count, taken)
+        places = self._parts[number].places
+        order = Shuffle(stream(self._seed, Purpose.RESAMPLING, iteration, number), len(places))
+        return list(
+            itertools.islice((i for place in range(len(places)) if (i := places[order[place]]) not in taken), count)
+        )
+
+    def _arranged(self, iteration: int, picked: Sequence[Sequence[int]]) -> list[int]:
+        """Every mini-batch has its share of every source; within it chance decides."""
+        placed: list[tuple[float, int, int]] = []
+        for number, own in enumerate(picked):
+            mixed = permutation(stream(self._seed, Purpose.MIXTURE, iteration, number), len(own)).tolist()
+            placed += [((turn + 0.5) / len(own), number, own[i]) for turn, i in enumerate(mixed)]
+        order, size = [i for _, _, i in sorted(placed)], self._size // self._mini_batches
+        found: list[int] = []
+        for cut in range(self._mini_batches):
+            mixed = permutation(stream(self._seed, Purpose.MIXTURE, iteration, -1 - cut), size).tolist()
+            found += [order[cut * size + i] for i in mixed]
+        return found
+
+    # what it learns ----------------------------------------------------------------------------------------------
+
+    @property
+    def learns(self) -> bool:
+        """Whether a curriculum wants to know how sampled groups did."""
+        return bool(self._curricula)
+
+    def observe(self, iteration: int, rates: Mapping[int, float]) -> None:
+        """Take in the mean accuracy (NaN: nobody knows) of every group that an iteration sampled, by prompt id."""
+        if not self._curricula:
+            return
+        place_of = getattr(self._prompts, "place_of", int)
+        rates = {place_of(id_): rate for id_, rate in rates.items()}
+        for part, seen, curriculum in zip(self._parts, self._seen, self._curricula, strict=True):
+            places = np.array(sorted(i for i in rates if i in part.places), dtype=np.int64)
+            found = np.array([rates[int(i)] for i in places], dtype=np.float64)
+            places -= part.places.start
+            known = ~np.isnan(found)
+            seen.iteration = iteration
+            seen.rate[places[known]] = found[known]
+            seen.asked[places] = iteration
+            curriculum.learn(seen, places, found)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What curricula remember, of prompts that were asked; tensors and primitives only."""
+        return {
+            "curricula": [
+                _state(seen, curriculum) for seen, curriculum in zip(self._seen, self._curricula, strict=True)
+            ]
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self._chosen = {}
+        for seen, curriculum, saved in zip(self._seen, self._curricula, state.get("curricula", ()), strict=False):
+            there = saved["places"] < len(seen)  # all of them, unless a run goes on with other prompts
+            places = saved["places"][there].numpy()
+            seen.rate[places], seen.asked[places] = saved["rate"][there].numpy(), saved["asked"][there].numpy()
+            if saved["kind"] == type(curriculum).__name__:
+                for name, values in saved["per_prompt"].items():
+                    curriculum.per_prompt[name][places] = values[there].numpy()
+                curriculum.values.update(saved["values"])
+
+
+def _state(seen: Seen, curriculum: Curriculum) -> dict[str, Any]:
+    places = np.flatnonzero(seen.asked >= 0)
+    return {
+        "kind": type(curriculum).__name__,
+        "places": torch.from_numpy(places),
+        "rate": torch.from_numpy(seen.rate[places]),
+        "asked": torch.from_numpy(seen.asked[places]),
+        "per_prompt": {name: torch.from_numpy(values[places]) for name, values in curriculum.per_prompt.items()},
+        "values": dict(curriculum.values),
+    }

@@ -1,0 +1,156 @@
+"""Rewards chosen record by record: which of them judges a response is told by a column of its record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.registry import components
+from gspo_lightning.rewards.base import Reward
+from gspo_lightning.rewards.scores import NONE
+from gspo_lightning.rewards.types import Score, ScoreStatus
+
+__all__ = ["ByRecord", "Judge", "Judges", "RewardChoice", "Rewards", "applying_weight", "chosen"]
+
+RewardChoice = Reward | dict[str, Reward | str]
+"""A reward, or ``{by: <column>, <value>: <reward>, ...}``, with ``default`` for every other value."""
+Rewards = dict[str, RewardChoice]
+"""Name -> what judges under it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByRecord:
+    """One of several rewards, by what stands in a column.
+
+    A record whose value has no reward is none that this applies to: its responses are judged by the other rewards
+    alone, which then carry the weight of all (:func:`applying_weight`).
+
+    Args:
+        by: the column.
+        rewards: value of the column, as text -> the reward that judges its records.
+        default: judges the records with any other value.
+
+    Raises:
+        UserError: no reward, or something that is none.
+
+    >>> from gspo_lightning.rewards import ExactMatch, FormatReward
+    >>> both = ByRecord("source", {"math": ExactMatch()}, default=FormatReward())
+    >>> type(both.of({"source": "math"})[1]).__name__, type(both.of({"source": "code"})[1]).__name__
+    ('ExactMatch', 'FormatReward')
+    """
+
+    by: str
+    rewards: Mapping[str, Reward] = field(default_factory=dict)
+    default: Reward | None = None
+
+    def __post_init__(self) -> None:
+        if not self.rewards and self.default is None:
+            raise UserError(
+                "data.rewards", f"by: {self.by} names no reward", fix=f"write {{by: {self.by}, VALUE: ...}}"
+            )
+
+    def of(self, columns: Mapping[str, Any]) -> tuple[str, Reward | None]:
+        """The value that decides for a record, and the reward that judges it; None where there is none."""
+        value = str(columns.get(self.by))
+        return value, self.rewards.get(value, self.default)
+
+    def members(self) -> Iterator[tuple[str, Reward]]:
+        """Value and reward of each; the default's is ``default``."""
+        yield from self.rewards.items()
+        if self.default is not None:
+            yield "default", self.default
+
+
+Judge = Reward | ByRecord
+"""What judges under one name."""
+
+
+def chosen(rewards: Mapping[str, RewardChoice | ByRecord], field_name: str = "data.rewards") -> dict[str, Judge]:
+    """Rewards as a config writes them, with a :class:`ByRecord` where a column decides.
+
+    Raises:
+        UserError: a mapping without ``by``, or a value that is no reward.
+    """
+    return {name: _judge(choice, f"{field_name}.{name}") for name, choice in rewards.items()}
+
+
+def _judge(choice: object, where: str) -> Judge:
+    if not isinstance(choice, Mapping):
+        return choice  # type: ignore[return-value]  # what is no reward is refused by the runner, in its own words
+    by = choice.get("by")
+    if not isinstance(by, str) or not by:
+        fix = "write {by: <column>, <value>: <reward>, ...}, or class_path and init_args for one reward"
+        raise UserError(where, "is a mapping that does not say by which column it chooses", fix=fix)
+    members = {str(value): reward for value, reward in choice.items() if value != "by"}
+    for value, reward in members.items():
+        if not isinstance(reward, Reward):
+            near = did_you_mean(str(reward), components("rewards"))
+            raise UserError(f"{where}.{value}", f"{reward!r} is not registered; {near}")
+    default = members.pop("default", None)
+    return ByRecord(by, members, default)
+
+
+class Judges:
+    """Rewards by name, and every single one of them: what a column chooses among is called ``<name>.<value>``.
+
+    Args:
+        rewards: name -> reward, or several by record.
+    """
+
+    def __init__(self, rewards: Mapping[str, RewardChoice | ByRecord]) -> None:
+        self.given = chosen(rewards, "rewards")
+        self.single: dict[str, Reward] = {}
+        self.owner: dict[str, str] = {}
+        """Name of a single reward -> the name it judges under."""
+        for name, judge in self.given.items():
+            members = judge.members() if isinstance(judge, ByRecord) else [("", judge)]
+            for value, reward in members:
+                key = f"{name}.{value}" if isinstance(judge, ByRecord) else name
+                self.single[key], self.owner[key] = reward, name
+
+    def silence(self, single: str, columns: Mapping[str, Any]) -> Score | None:
+        """The verdict of a reward that does not judge this record; None where it has to look."""
+        judge = self.given[self.owner[single]]
+        if not isinstance(judge, ByRecord):
+            return None
+        if judge.by not in columns:
+            return Score.missing(f"the record has no column {judge.by!r}")
+        value, reward = judge.of(columns)
+        return None if reward is self.single[single] else Score.not_applicable(f"not for {judge.by} = {value!r}")
+
+    def applying(self, columns: Mapping[str, Any]) -> list[str]:
+        """The single rewards that judge a record."""
+        return [name for name in self.single if self.silence(name, columns) is None]
+
+    def columns(self) -> dict[str, str]:
+        """Name -> the column that chooses among its rewards."""
+        return {name: judge.by for name, judge in self.given.items() if isinstance(judge, ByRecord)}
+
+    def join(self, singles: Mapping[str, Score]) -> dict[str, Score]:
+        """One verdict under every name, from those of the single rewards."""
+        found: dict[str, Score] = {}
+        for single, score in singles.items():
+            name = self.owner[single]
+            if isinstance(self.given[name], ByRecord):
+                if score.status is ScoreStatus.MISSING and score.detail == NONE:
+                    score = Score.not_applicable(NONE)
+                if name in found and score.status is ScoreStatus.NOT_APPLICABLE:
+                    continue
+            found[name] = score
+        return found
+
+
+def applying_weight(weights: Mapping[str, float], applies: Mapping[str, bool]) -> float:
+    """What the weights of the rewards that apply are multiplied by, so that they add up to what all do.
+
+    Sizes count: a penalty with a negative weight weighs as much as a reward. 1 where all apply, or none.
+
+    >>> applying_weight({"correct": 1.0, "format": 0.5}, {"correct": True, "format": False})
+    1.5
+    """
+    if all(applies.values()):
+        return 1.0
+    there = sum(abs(weights.get(name, 1.0)) for name, applied in applies.items() if applied)
+    return sum(abs(weights.get(name, 1.0)) for name in applies) / there if there else 1.0
