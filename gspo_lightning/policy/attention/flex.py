@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad
 
-__all__ = ["FlexPlan", "has_flex"]
+__all__ = ["FlexPlan", "has_flex", "kernel"]
 
 BLOCK = 128
 
 
-def has_flex() -> bool:
-    """Whether kernels can be compiled here."""
-    return importlib.util.find_spec("triton") is not None
+def has_flex(device: torch.device) -> bool:
+    """Whether kernels can be compiled for a device."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 class FlexPlan:
@@ -60,15 +60,15 @@ class FlexPlan:
         """[M, H, d] over [M, K, d] to [M, H, d]."""
         inputs = (pad(x, (0, 0, 0, 0, 0, self.padding)).transpose(0, 1).unsqueeze(0) for x in (query, key, value))
         options: dict[str, Any] = {"block_mask": self.mask, "scale": scaling, "enable_gqa": True}
-        out: Tensor = _kernel(query.device.type)(*inputs, **options)
+        out: Tensor = kernel(query.device.type)(*inputs, **options)
         return out.squeeze(0).transpose(0, 1)[: self.tokens]
 
 
 @functools.cache
-def _kernel(device: str) -> Callable[..., Any]:
+def kernel(device: str) -> Callable[..., Any]:
     """Compiled once for all lengths; on a CPU, for tests, as it is."""
-    kernel = cast("Callable[..., Any]", flex_attention)
-    return kernel if device == "cpu" else torch.compile(kernel, dynamic=True)
+    plain = cast("Callable[..., Any]", flex_attention)
+    return plain if device == "cpu" else torch.compile(plain, dynamic=True)
 
 
 def _block_mask(own: Tensor, first: Tensor, end: Tensor, device: torch.device) -> BlockMask:
