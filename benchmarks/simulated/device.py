@@ -88,7 +88,7 @@ class Simulated(Tensor):
     inner: Tensor
 
     @staticmethod
-    def __new__(cls, inner: Tensor, requires_grad: bool = False) -> Simulated:
+    def __new__(cls: type[Simulated], inner: Tensor, requires_grad: bool = False) -> Simulated:
         """Of the same sizes, strides and type."""
         made: Simulated = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,

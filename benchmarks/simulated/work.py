@@ -26,6 +26,7 @@ from gspo_lightning.types import MiniBatch, Rollout
 __all__ = ["Job", "Outcome", "run_job", "sampled", "simulated_device"]
 
 DENSE = Shape(64, 32, 2, 4, 2, 8, 48)
+WORK = Workload(4, 4, (4, 12), 8, 20)
 MIXTURE = Shape(64, 32, 2, 4, 2, 8, 24, experts=4, experts_per_token=2)
 
 
@@ -43,7 +44,7 @@ class Job:
     """
 
     shape: Shape = DENSE
-    work: Workload = Workload(4, 4, (4, 12), 8, 20)
+    work: Workload = WORK
     replay: Replay = "off"
     adapters: bool = False
     max_rows: int = 512
@@ -97,11 +98,9 @@ def run_job(job: Job, *, on_device: bool) -> Outcome:
     if not on_device:
         ours.sampler.decode = "model"  # as any other device does it
         return _run(ours)
-    with simulated_device() as counts:
+    with simulated_device():
         move(ours.policy)
         ours.optimizer = torch.optim.AdamW([p for p in ours.policy.parameters() if p.requires_grad], lr=1e-3)
-        with counts.pause():  # measured once in a run
-            ours.workload.lengths
         return _run(ours)
 
 
@@ -137,7 +136,9 @@ def _run(ours: Ours) -> Outcome:
         return Outcome(
             tokens=[r.token_ids.tolist() for r in _flat(groups)],
             sampled_logprobs=torch.cat([r.logprobs for r in _flat(groups) if r.logprobs is not None]),
-            old_logprobs=torch.cat([p.old_logprobs.flatten() for p in batch.micro_batches if p.old_logprobs is not None]),
+            old_logprobs=torch.cat(
+                [p.old_logprobs.flatten() for p in batch.micro_batches if p.old_logprobs is not None]
+            ),
             gradients={n: p.grad.cpu() for n, p in parameters.items() if p.grad is not None},
             weights={n: p.detach().cpu() for n, p in parameters.items()},
             measured=measured, rollout=rollout, old=old, update=update,

@@ -31,6 +31,7 @@ from gspo_lightning.old_policy.snapshots import CachedLogProbs, ResidentSnapshot
 from gspo_lightning.policy.averaging import holds_average, training_weights
 from gspo_lightning.policy.checks import probe
 from gspo_lightning.policy.lora import LoRA, frozen_norm
+from gspo_lightning.policy.precision import autocast_dtype
 from gspo_lightning.policy.routing import replay_word
 from gspo_lightning.policy.settings import DType, Layout, ModelSettings
 from gspo_lightning.resume import close_epoch, flush, reopen_epoch
@@ -203,9 +204,12 @@ class GSPOModule(PolicyModule):
         if hasattr(self, "policy"):
             return
         settings, strategy = self.start(), self.trainer.strategy
+        with self.forward_context():
+            dtype = autocast_dtype(strategy.root_device)
         self.policy = build_policy(
             settings, replay=self.routing_replay, router_metrics=self.router_metrics,
             router_aux_loss_coef=self.router_aux_loss_coef, longest=self.data.longest, device=strategy.root_device,
+            dtype=dtype,
         )  # fmt: skip
         self.meter.watch(self.policy)
         self.policy.register_forward_hook(self.guard.watch)
