@@ -20,6 +20,7 @@ from torch.utils.backend_registration import (
 )
 
 from benchmarks.simulated.counts import Counts, package_line
+from gspo_lightning.rollouts.sampler.readback import CARRIERS
 
 __all__ = ["COUNTS", "NAME", "Simulated", "backend", "move", "simulated"]
 
@@ -70,6 +71,9 @@ class _Module(_DummyBackendModule):
 
     def device_count(self) -> int:
         return int(_inside)
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
 
 
 _inside = False
@@ -248,6 +252,19 @@ class _Functions(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _Carried:
+    """An asynchronous copy: whoever reads it before further work has been launched waits for the newest of it."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._value, self._launched = _inner(value), COUNTS.launches.total()
+        COUNTS.copy("to the host", waits=False)
+
+    def read(self) -> int:
+        if COUNTS.launches.total() == self._launched:
+            COUNTS.sync("copy to the host")
+        return int(self._value)
+
+
 @contextlib.contextmanager
 def _no_inference_mode() -> Iterator[None]:
     """``torch.inference_mode`` is ``torch.no_grad``: wrappers made outside it cannot be viewed inside."""
@@ -272,7 +289,7 @@ def simulated() -> Iterator[Counts]:
     COUNTS.clear()
     _inside = True
     try:
-        with _no_inference_mode(), _Dispatch(), _Functions():
+        with mock.patch.dict(CARRIERS, {NAME: _Carried}), _no_inference_mode(), _Dispatch(), _Functions():
             yield COUNTS
     finally:
         _inside = False

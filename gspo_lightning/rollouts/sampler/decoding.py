@@ -42,7 +42,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these (int64, none twice), which stand in this order then."""
+        """Drop all rows but these (int64, none twice, on the host), which stand in this order then."""
 
     @abstractmethod
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -83,10 +83,10 @@ class SharedDecoder(Decoder):
     def _add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor:
         widths = [len(ids) for ids in contexts]
         device = self.policy.device
-        packed = torch.tensor([token for ids in contexts for token in ids], device=device)
-        positions = torch.cat([torch.arange(w) for w in widths]).to(device)
+        packed = torch.tensor([token for ids in contexts for token in ids]).to(device, non_blocking=True)
+        positions = torch.cat([torch.arange(w) for w in widths]).to(device, non_blocking=True)
         self.cache.enter(widths, rows)
-        last = torch.tensor(widths, device=device).cumsum(0) - 1
+        last = (torch.tensor(widths).cumsum(0) - 1).to(device, non_blocking=True)
         return _for_rows(self.policy.head(self._forward(packed, positions)[last]), rows)
 
     def keep(self, rows: Tensor) -> None:
@@ -173,7 +173,7 @@ class PaddedDecoder(Decoder):
         for i, context in enumerate(contexts):
             ids[i, width - len(context) :] = torch.tensor(context)
             mask[i, width - len(context) :] = True
-        ids, mask = ids.to(device), mask.to(device)
+        ids, mask = ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)  # from the mask: padding never shifts a position
         self.cache = self.new_cache()
         hidden = self._forward(ids, mask, positions)
@@ -187,8 +187,9 @@ class PaddedDecoder(Decoder):
 
     def keep(self, rows: Tensor) -> None:
         """See :meth:`Decoder.keep`."""
-        self._select(rows)
-        self.mask = self.mask[rows]
+        there = rows.to(self.policy.device, non_blocking=True)
+        self._select(there)
+        self.mask = self.mask[there]
 
     def _select(self, rows: Tensor) -> None:
         """Keys and values, convolution windows and recurrent states of these rows: layers of every kind know this."""
@@ -215,4 +216,5 @@ class PaddedDecoder(Decoder):
 
 def _for_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
     """[P, ...] to [sum(rows), ...]: every entry once for each of its rows."""
-    return x.repeat_interleave(torch.tensor(rows, device=x.device), dim=0)
+    order = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows))  # here: the device would make the host wait
+    return x.index_select(0, order.to(x.device, non_blocking=True))
