@@ -47,8 +47,9 @@ FREE = {
 """Operators that run no kernel."""
 MIXED = {"_to_copy", "copy_", "index", "index_put", "index_put_", "_index_put_impl_", "set_", "lift_fresh", "detach"}
 """Operators that take tensors of both devices, each in its own way."""
-WHOLE = {"repeat_interleave", "contiguous", "_fused_rms_norm"}
+WHOLE = {"repeat_interleave", "contiguous"}
 """Operators that CUDA has a kernel of its own for, though PyTorch can compose them of others."""
+NORMS = (torch.rms_norm, torch.nn.functional.rms_norm)
 ANSWERS = {"_local_scalar_dense", "is_nonzero", "equal"}
 """Operators that return a number of Python."""
 
@@ -245,6 +246,10 @@ class _Functions(TorchFunctionMode):
                 return args[0]
             del kwargs["device"]
             return func(*args, **kwargs).to(backend())
+        if func in NORMS and isinstance(args[0], Simulated) and not torch.is_grad_enabled():
+            norm = (args[0].inner, *tree_map(_inner, args[1:]))
+            COUNTS.launch("_fused_rms_norm")  # a kernel of CUDA; the CPU composes it of others
+            return Simulated(func(*norm, **tree_map(_inner, kwargs)))
         if func is Tensor.tolist and isinstance(args[0], Simulated):
             return args[0].cpu().tolist()
         if func is Tensor.new_tensor and isinstance(args[0], Simulated):
