@@ -95,7 +95,7 @@ def _start(ours: Ours) -> None:
     """What ``gspo fit`` does before the first rollout."""
     if (reason := why_no_kernel(ours.policy, torch.device("cpu"), torch.bfloat16)) is not None:
         raise RuntimeError(f"packed attention does not work: {reason}")
-    check_ratio_noise(ours.policy, probe(ours.policy), GSPO(0.5, 0.5), _autocast)
+    check_ratio_noise(ours.policy, probe(ours.policy, 75), GSPO(0.5, 0.5), _autocast)
 
 
 def _iteration(ours: Ours) -> None:

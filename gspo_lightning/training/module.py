@@ -30,6 +30,7 @@ from gspo_lightning.old_policy.reference import ReferencePolicy
 from gspo_lightning.old_policy.snapshots import CachedLogProbs, ResidentSnapshot
 from gspo_lightning.policy.averaging import holds_average, training_weights
 from gspo_lightning.policy.checks import probe
+from gspo_lightning.policy.leaks import probe_length
 from gspo_lightning.policy.lora import LoRA, frozen_norm
 from gspo_lightning.policy.precision import autocast_dtype
 from gspo_lightning.policy.routing import replay_word
@@ -226,7 +227,8 @@ class GSPOModule(PolicyModule):
     def on_fit_start(self) -> None:
         """On the device, in the precision and under the strategy that will train: ratios of the same weights are 1."""
         self.restored = None  # callbacks have had it
-        check_ratio_noise(self.policy, probe(self.policy).to(self.device), self.objective, self.forward_context)
+        rows = probe(self.policy, probe_length(self.policy, self.data.longest, self.data.token_budget))
+        check_ratio_noise(self.policy, rows.to(self.device), self.objective, self.forward_context)
         if self.global_rank == 0:
             check_sampling(self.policy, self.data.settings.sampling(self.policy.eos_token_ids))
         self.verify_sources()
