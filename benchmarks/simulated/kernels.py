@@ -43,6 +43,10 @@ class Kernels:
     eager: int = 0
 
 
+def _nothing(*_: Tensor) -> None:
+    """A mock is more than ``torch.compile`` can look into."""
+
+
 @contextlib.contextmanager
 def counted_kernels() -> Iterator[Kernels]:
     """The CPU attends as CUDA does, by compiled FlexAttention; yields what is counted."""
@@ -65,7 +69,7 @@ def counted_kernels() -> Iterator[Kernels]:
     try:
         with (
             mock.patch.object(upstream, "_warn_once", warn),
-            mock.patch.object(upstream, "_validate_device", return_value=None),  # which refuses gradients on a CPU
+            mock.patch.object(upstream, "_validate_device", _nothing),  # which refuses gradients on a CPU
             mock.patch.object(flex, "kernel", return_value=kernel),
             mock.patch.object(plans, "has_flex", return_value=True),
         ):

@@ -18,6 +18,7 @@ from benchmarks.simulated.device import COUNTS, move, simulated
 from benchmarks.workloads import Workload, reward
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.policy.lora import LoRA, add_adapters
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import routers_of
 from gspo_lightning.policy.routing.routing import Replay
 from gspo_lightning.rollouts import GroupedSampler
@@ -96,12 +97,18 @@ def run_job(job: Job, *, on_device: bool) -> Outcome:
     """Sample, evaluate the old policy, and make one update; here or on the simulated device."""
     ours = job.build()
     if not on_device:
-        ours.sampler.decode = "model"  # as any other device does it
+        ours.sampler.decode = "model"  # without the form for a CPU
+        ours.optimizer = _optimizer(ours.policy)
         return _run(ours)
     with simulated_device():
         move(ours.policy)
-        ours.optimizer = torch.optim.AdamW([p for p in ours.policy.parameters() if p.requires_grad], lr=1e-3)
+        ours.optimizer = _optimizer(ours.policy)
         return _run(ours)
+
+
+def _optimizer(policy: Policy) -> torch.optim.Optimizer:
+    """Steps that follow the size of a gradient: with a small epsilon its sign, which may be that of rounding."""
+    return torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-2, eps=1e-2)
 
 
 def sampled(job: Job) -> Counts:
