@@ -36,7 +36,7 @@ def _by_definition(
 @contextlib.contextmanager
 def simulated_attention() -> Iterator[None]:
     """The simulated device has the kernel that CUDA has."""
-    has, kernel = plans.has_flex, flex.kernel
+    has, kernel = flex.has_flex, flex.kernel
 
     def has_here(device: torch.device) -> bool:
         return device.type == NAME or has(device)

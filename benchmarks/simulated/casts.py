@@ -30,7 +30,7 @@ class Casts(TorchDispatchMode):
     """
 
     def __init__(self, policy: Policy) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.own = {p.data_ptr() for p in policy.model.parameters() if p.is_floating_point()}
         self.weights: set[int] = set()
         """Those that were cast, by address."""

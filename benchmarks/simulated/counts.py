@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 import gspo_lightning
 
@@ -18,11 +19,11 @@ PACKAGE = f"{Path(gspo_lightning.__file__).parent}/"
 
 def package_line() -> str:
     """``room/file.py:line`` of the innermost frame in the package; ``outside`` where there is none."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.startswith(PACKAGE):
             return f"{frame.f_code.co_filename.removeprefix(PACKAGE)}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "outside"
 
 

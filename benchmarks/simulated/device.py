@@ -90,12 +90,12 @@ def backend() -> torch.device:
 class Simulated(Tensor):
     """A tensor on the simulated device; ``inner`` is the one on the CPU that has its values."""
 
-    inner: Tensor
+    inner: Tensor  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls: type[Simulated], inner: Tensor, requires_grad: bool = False) -> Simulated:
         """Of the same sizes, strides and type."""
-        made: Simulated = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Simulated = torch.Tensor._make_wrapper_subclass(
             cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
             layout=inner.layout, device=backend(), requires_grad=requires_grad,
         )  # fmt: skip
@@ -106,7 +106,7 @@ class Simulated(Tensor):
         """The values, without counting the look at them."""
         return f"Simulated({self.inner!r})"
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["inner"], None
@@ -116,7 +116,7 @@ class Simulated(Tensor):
         return Simulated(parts["inner"])
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return _run(func, args, kwargs or {})
 
 
@@ -294,7 +294,7 @@ def simulated() -> Iterator[Counts]:
     COUNTS.clear()
     _inside = True
     try:
-        with mock.patch.dict(CARRIERS, {NAME: _Carried}), _no_inference_mode(), _Dispatch(), _Functions():
+        with mock.patch.dict(CARRIERS, {NAME: _Carried}), _no_inference_mode(), _Dispatch(), _Functions():  # type: ignore[no-untyped-call]
             yield COUNTS
     finally:
         _inside = False

@@ -48,7 +48,7 @@ class _Received(TorchDispatchMode):
     """Bytes that collectives bring to this rank."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -82,21 +82,21 @@ class _File:
         self._inner, self._read = safe_open(*args, **options), read
 
     def __enter__(self) -> _File:
-        self._inner.__enter__()
+        self._inner.__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._inner.__exit__(*error)
+        self._inner.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def get_tensor(self, name: str) -> Tensor:
         """All of a tensor."""
-        found: Tensor = self._inner.get_tensor(name)
+        found: Tensor = self._inner.get_tensor(name)  # type: ignore[no-untyped-call]
         self._read(found.nbytes)
         return found
 
     def get_slice(self, name: str) -> _Slice:
         """A tensor to be read later."""
-        return _Slice(self._inner.get_slice(name), self._read)
+        return _Slice(self._inner.get_slice(name), self._read)  # type: ignore[no-untyped-call]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

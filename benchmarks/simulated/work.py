@@ -106,7 +106,7 @@ def run_job(job: Job, *, on_device: bool) -> Outcome:
         return _run(ours)
 
 
-def _optimizer(policy: Policy) -> torch.optim.Optimizer:
+def _optimizer(policy: Policy) -> torch.optim.AdamW:
     """Steps that follow the size of a gradient: with a small epsilon its sign, which may be that of rounding."""
     return torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=1e-2, eps=1e-2)
 

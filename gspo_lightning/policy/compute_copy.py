@@ -93,7 +93,7 @@ class _Watch(TorchDispatchMode):
     """Who reads the parameters of a model, and how; autocast works above this mode."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.dtype = dtype
         self.owned: dict[str, nn.Module] = {}
         """Full name of each parameter, tied ones under each of their names -> its module."""
@@ -113,13 +113,13 @@ class _Watch(TorchDispatchMode):
             register_module_forward_pre_hook(lambda module, _: self._inside.append(module)),
             register_module_forward_hook(lambda *_: _nothing(self._inside.pop()), always_call=True),
         ]
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         for hook in self._hooks:
             hook.remove()
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

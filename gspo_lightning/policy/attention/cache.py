@@ -61,6 +61,7 @@ class GroupCache:
         """Tokens that every row has been fed since it joined, but for those that it came after."""
         self.began = torch.zeros(0, dtype=torch.int64)
         """[R] ``steps`` when a row joined, on the host."""
+        self._oldest = 0
         self._entering: _Entering | None = None
         self._own_mask: Tensor | None = None
         self._regroup()
