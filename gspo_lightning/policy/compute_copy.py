@@ -9,6 +9,7 @@ is computed stays the same, bit by bit.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,11 +108,13 @@ class _Watch(TorchDispatchMode):
                     self.owned[name] = module
                     self._places.setdefault(_storage(parameter), []).append(name)
         self._inside: list[nn.Module] = []
+        self._thread = threading.get_ident()
+        """Hooks see the modules of all threads; another one may be training."""
 
     def __enter__(self) -> _Watch:
         self._hooks = [
-            register_module_forward_pre_hook(lambda module, _: self._inside.append(module)),
-            register_module_forward_hook(lambda *_: _nothing(self._inside.pop()), always_call=True),
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
         ]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -120,6 +123,14 @@ class _Watch(TorchDispatchMode):
         for hook in self._hooks:
             hook.remove()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self._inside.append(module)
+
+    def _leave(self, *_: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self._inside.pop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -140,7 +151,3 @@ class _Watch(TorchDispatchMode):
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _nothing(_: object) -> None:
-    """A hook that returns something would replace the output."""

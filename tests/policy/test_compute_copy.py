@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -105,3 +107,22 @@ def test_a_weight_that_is_also_read_as_it_is_is_not_cast() -> None:
         assert twin.model.get_output_embeddings().weight.dtype == torch.bfloat16
         assert twin.model.get_input_embeddings().weight.dtype == torch.float32
     assert policy.model.get_output_embeddings().weight is policy.model.get_input_embeddings().weight
+
+
+def test_what_another_thread_trains_meanwhile_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module that reads a tied weight is that of this thread, whatever another one has called last."""
+    policy, other = build("tied"), torch.nn.Linear(2, 2)
+    real = policy.backbone.forward
+
+    def forward(*args: Any, **options: Any) -> Any:
+        thread = threading.Thread(target=other, args=(torch.ones(1, 2),))
+        thread.start()
+        thread.join()
+        return real(*args, **options)
+
+    monkeypatch.setattr(policy.backbone, "forward", forward)
+    with torch.autocast("cpu", torch.bfloat16), in_compute_dtype(policy):
+        assert policy.decoding.cast is not None
+    alone = build("tied")
+    with torch.autocast("cpu", torch.bfloat16), in_compute_dtype(alone):
+        assert alone.decoding.cast == policy.decoding.cast

@@ -58,7 +58,7 @@ class GroupCache:
         self.owner = torch.zeros(0, dtype=torch.int64)
         """[R] the prompt of each row, on the host."""
         self.steps = 0
-        """Tokens that every row has been fed since it joined, but for those that it came after."""
+        """Tokens that were fed to a row that has been here from the beginning."""
         self.began = torch.zeros(0, dtype=torch.int64)
         """[R] ``steps`` when a row joined, on the host."""
         self._oldest = 0

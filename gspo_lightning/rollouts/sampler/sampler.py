@@ -210,7 +210,9 @@ class GroupedSampler(RolloutSource):
                 if isinstance(decoder, RecordingDecoder):
                     decoder.slots, decoder.steps = rows.slot, rows.step - 1
                 logits = decoder.step(chosen, rows.position)
-                rows.position = rows.position + (rows.alive if living.late else 1)  # no row goes on for long
+                rows.position = rows.position + (
+                    rows.alive if living.late else 1
+                )  # none moves beyond its end unnoticed
 
     def _admitted(self, waiting: Sequence[int], rows: int, decoder: Decoder) -> int:
         """How many blocks may join now: a few newcomers are not worth a forward pass of their own."""
