@@ -210,9 +210,8 @@ class GroupedSampler(RolloutSource):
                 if isinstance(decoder, RecordingDecoder):
                     decoder.slots, decoder.steps = rows.slot, rows.step - 1
                 logits = decoder.step(chosen, rows.position)
-                rows.position = rows.position + (
-                    rows.alive if living.late else 1
-                )  # none moves beyond its end unnoticed
+                moved = rows.alive if living.late else 1  # where its end is not known yet, a row stays at its end
+                rows.position = rows.position + moved
 
     def _admitted(self, waiting: Sequence[int], rows: int, decoder: Decoder) -> int:
         """How many blocks may join now: a few newcomers are not worth a forward pass of their own."""
