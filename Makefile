@@ -13,8 +13,8 @@ BIN := $(VENV)/bin
 COMPILED := PYTHONDONTWRITEBYTECODE=# of the tests' processes: where that is set, each compiles all it imports again
 SANDBOX_TESTS := tests/sandbox tests/rewards/code
 
-.PHONY: help install sandbox bench-install bench gpu-check docs quickstart test test-quick test-long test-sandbox test-trl \
-  test-wheel test-vllm \
+.PHONY: help install sandbox bench-install bench gpu-check device-check docs quickstart test test-quick test-long test-sandbox \
+  test-trl test-wheel test-vllm \
   audit mutants check format lint types doctest constraints clean
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "make bench-install         TRL, for make bench and make test-trl"
 	@echo "make bench                 speed and memory beside TRL, on one CPU thread: under 10 minutes (benchmarks/README.md)"
 	@echo "make gpu-check             the same questions on a CUDA device, in 8 minutes"
+	@echo "make device-check          kernels, casts, syncs and bytes that a device would see, counted on a CPU in a minute"
 	@echo "make check                 ruff, mypy --strict, doctests, pre-commit's configuration"
 	@echo "make format                let ruff format and fix"
 	@echo "make constraints           write the installed versions to constraints.txt"
@@ -69,6 +70,9 @@ bench: bench-install
 
 gpu-check:  # with what is there: images with CUDA bring their own torch
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_check $(GPU_CHECK_ARGS)
+
+device-check:  # as gpu-check: with what is there
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.device_check
 
 # the site: warnings are errors, nothing is fetched
 docs: $(VENV)/.docs-installed

@@ -1,5 +1,8 @@
 """``python -m benchmarks.gpu_check``: is this package right, fast and small on a CUDA device? Eight minutes, one JSON.
 
+Each part runs in a process of its own, so that none inherits the compiled kernels or the memory of another; attention
+that goes without a compiled kernel fails its part.
+
 Needs torch, transformers and lightning. TRL and everything else is used if it is there and reported as absent if not.
 Without CUDA every part runs in a toy form on the CPU, so that the script itself is tested; its numbers mean nothing.
 """
@@ -8,15 +11,17 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import importlib.util
 import json
+import multiprocessing
 import os
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +43,8 @@ from benchmarks.gpu_parts import (
 
 __all__ = ["main"]
 
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["benchmarks.gpu_parts"])
 OPTIONAL = ("trl", "vllm", "liger_kernel", "flash_attn", "kernels", "bitsandbytes", "triton", "accelerate", "datasets")
 
 
@@ -57,15 +64,36 @@ class Run:
             reason = f"{spent:.0f} s of {self.budget:.0f} are spent, this takes about {seconds:.0f}"
             self.parts[name] = {"skipped": reason}
         else:
-            try:
-                self.parts[name] = function()
-            except Exception as error:
-                self.parts[name] = {"error": repr(error), "traceback": traceback.format_exc()}
+            self.parts[name] = apart(function)
+            if "error" in self.parts[name]:
                 self.failed.append(name)
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
         print(f"[{time.monotonic() - self.start:4.0f} s] {name}: {json.dumps(_short(self.parts[name]))}", flush=True)
+
+
+def apart(function: Callable[[], Any]) -> Any:
+    """What a function returns in a process of its own, or its error and traceback.
+
+    The process is forked from one that has only paid for the imports: CUDA cannot be used on both sides of a fork.
+    """
+    ours, theirs = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=_answer, args=(theirs, function))
+    process.start()
+    theirs.close()
+    try:
+        found = ours.recv()
+    except EOFError:
+        process.join()
+        found = {"error": f"its process ended with exit code {process.exitcode}", "traceback": ""}
+    process.join()
+    return found
+
+
+def _answer(theirs: Connection, function: Callable[[], Any]) -> None:
+    warnings.filterwarnings("error", message="flex_attention called without torch.compile")
+    try:
+        theirs.send(function())
+    except Exception as error:
+        theirs.send({"error": repr(error), "traceback": traceback.format_exc()})
 
 
 def _short(part: Any) -> Any:
@@ -98,15 +126,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("no CUDA device is used: every part runs in a toy form on the CPU, to test the script and nothing else")
     run = Run(given.budget)
     run.part("about", about, 0)
-    run.part("attention", lambda: check_kernels(bench), 60)
-    run.part("parity", lambda: check_parity(bench), 30)
-    run.part("noise_bf16", lambda: check_noise(bench), 30)
-    run.part("memory_0.6b", lambda: measure_memory(bench, "0.6b"), 40)
+    run.part("attention", functools.partial(check_kernels, bench), 60)
+    run.part("parity", functools.partial(check_parity, bench), 30)
+    run.part("noise_bf16", functools.partial(check_noise, bench), 30)
+    run.part("memory_0.6b", functools.partial(measure_memory, bench, "0.6b"), 40)
     for model, workload, seconds in (("1.7b", "skewed", 100), ("0.6b", "equal", 90), ("1.7b", "equal", 120)):
         step = functools.partial(measure_step, bench, model, workload)
         run.part(f"step_{model}_{workload}", step, 0 if bench.toy else seconds)
     steps = {name: part for name, part in run.parts.items() if name.startswith("step_")}
-    run.part("plan", lambda: compare_plan(bench, steps), 0 if bench.toy else 60)
+    run.part("plan", functools.partial(compare_plan, bench, steps), 0 if bench.toy else 60)
     agrees = bool(run.parts["parity"].get("ok", False))
     outcome = {"ok": agrees and not run.failed, "failed": run.failed, "seconds": time.monotonic() - run.start}
     result = outcome | run.parts

@@ -105,11 +105,16 @@ def uniforms(base: int, *counters: Tensor | int) -> Tensor:
     >>> bool((a == uniforms(stream(0), torch.arange(4), 7)).all() and (a >= 0).all() and (a < 1).all())
     True
     """
-    state: Tensor = torch.tensor(_signed(base))
+    state: Tensor | int = base & _MASK
     for counter in counters:
-        value = counter if isinstance(counter, Tensor) else torch.tensor(_signed(counter))
-        state = _mix(state.to(value.device) ^ value if value.dim() else state ^ value.to(state.device))
-    return _shift(state, 11).double() * 2.0**-53
+        if isinstance(state, Tensor):
+            state = _mix(state ^ (counter if isinstance(counter, Tensor) else _signed(counter)))
+        elif isinstance(counter, Tensor):
+            state = _mix(counter ^ _signed(state))
+        else:
+            state = _mix_int(state ^ (counter & _MASK))
+    bits = state if isinstance(state, Tensor) else torch.tensor(_signed(state))
+    return _shift(bits, 11).double() * 2.0**-53
 
 
 def permutation(base: int, size: int) -> Tensor:

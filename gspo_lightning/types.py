@@ -58,6 +58,8 @@ class Decoding:
     transformers' ``generate``. None: not measured, the first of them that the policy's layout allows."""
     lean: bool | None = None
     """Whether ``shared`` works without the model's own modules (:mod:`gspo_lightning.rollouts.sampler.lean`)."""
+    cast: frozenset[str] | None = None
+    """Parameters that autocast casts and nobody reads otherwise (:mod:`gspo_lightning.policy.compute_copy`)."""
     verified: set[str] = field(default_factory=set)
     """Kinds of sources that were compared with the training forward."""
 

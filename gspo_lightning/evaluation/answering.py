@@ -80,7 +80,8 @@ def answers_of(
     )
     rows = _rows(prompts, wanted, sampling.max_response_tokens)
     draws = Draws.of(suite.sampling.seed, Purpose.EVAL_SAMPLING, 0)
-    source.sync_weights(policy, version)
+    with torch.no_grad(), context():
+        source.sync_weights(policy, version)
     for first in range(0, len(rows), ROWS):
         with torch.no_grad(), context():
             found = source.extend(policy, rows[first : first + ROWS], sampling=sampling, draws=draws, version=version)

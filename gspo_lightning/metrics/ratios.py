@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gspo_lightning.metrics.sums import RATIO_EDGES, percentile
+from gspo_lightning.metrics.sums import RATIO_EDGES, percentile, ratio_bins, tally
 
 __all__ = ["HISTOGRAMS", "by_mini_batch", "ratio_counts", "ratio_histograms", "ratio_scalars"]
 
@@ -46,17 +46,15 @@ def ratio_counts(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, advantage
     sequences = difference.sum(-1) / lengths.clamp(min=1)
     per_token = advantages.unsqueeze(-1).expand_as(mask) if advantages.ndim == 1 else advantages
     per_row = advantages if advantages.ndim == 1 else torch.where(mask, advantages, 0.0).sum(-1)
-    filled = lengths > 0
     return {
-        "sequence_by_sign": _counts(sequences[filled], per_row[filled]),
-        "token_by_sign": _counts(difference[mask], per_token[mask]),
+        "sequence_by_sign": _counts(sequences, per_row, lengths > 0),
+        "token_by_sign": _counts(difference, per_token, mask),
     }
 
 
-def _counts(log_ratios: Tensor, advantages: Tensor) -> Tensor:
-    bins = torch.bucketize(log_ratios.double(), RATIO_EDGES.to(log_ratios.device))
-    place = bins + BINS * (advantages.sign().long() + 1)
-    return torch.bincount(place, minlength=3 * BINS).double()
+def _counts(log_ratios: Tensor, advantages: Tensor, counted: Tensor) -> Tensor:
+    places = ratio_bins(log_ratios) + BINS * (advantages.sign().long() + 1)
+    return tally(places, counted, 3 * BINS)
 
 
 def ratio_histograms(vectors: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -10,7 +11,16 @@ from torch import Tensor
 
 from gspo_lightning.distributed import all_max, all_sum
 
-__all__ = ["RATIO_EDGES", "Level", "MetricSums", "percentile", "ratio_histogram", "ratio_percentiles"]
+__all__ = [
+    "RATIO_EDGES",
+    "Level",
+    "MetricSums",
+    "percentile",
+    "ratio_bins",
+    "ratio_histogram",
+    "ratio_percentiles",
+    "tally",
+]
 
 Level = Literal["full", "basic", "off"]
 """How much is measured: see :class:`gspo_lightning.metrics.meter.UpdateMeter`."""
@@ -20,11 +30,34 @@ RATIO_EDGES: Tensor = torch.cat([-_DECADES.flip(0), torch.zeros(1, dtype=torch.f
 """Bin edges of log s_i, finer around 0: the paper's clip range is 3e-4, a run off the rails is at 1 and beyond."""
 
 
-def ratio_histogram(log_ratios: Tensor) -> Tensor:
-    """Counts [len(RATIO_EDGES) + 1] of log-ratios [N] per bin; counts add up over micro-batches and ranks."""
-    edges = RATIO_EDGES.to(log_ratios.device)
-    bins = torch.bucketize(log_ratios.double(), edges)
-    return torch.bincount(bins, minlength=edges.numel() + 1).double()
+@functools.cache
+def _edges(device: torch.device) -> Tensor:
+    return RATIO_EDGES.to(device)
+
+
+def ratio_bins(log_ratios: Tensor) -> Tensor:
+    """The bin of each log-ratio, of the same shape: the number of edges below it."""
+    return torch.bucketize(log_ratios.double(), _edges(log_ratios.device))
+
+
+def tally(places: Tensor, counted: Tensor, bins: int) -> Tensor:
+    """How many of ``places``, of those where ``counted`` is set (bool, the same shape), are 0, 1 ... ``bins - 1``.
+
+    Float64. Neither a selection nor ``bincount``: the host would wait for the size of what they return.
+    """
+    counts = torch.zeros(bins, dtype=torch.float64, device=places.device)
+    return counts.index_add_(0, places.flatten(), counted.flatten().double())
+
+
+def ratio_histogram(log_ratios: Tensor, counted: Tensor | None = None) -> Tensor:
+    """Counts [len(RATIO_EDGES) + 1] of log-ratios per bin; counts add up over micro-batches and ranks.
+
+    Args:
+        log_ratios: [N] nats.
+        counted: [N] bool; None: all.
+    """
+    counted = torch.ones_like(log_ratios, dtype=torch.bool) if counted is None else counted
+    return tally(ratio_bins(log_ratios), counted, RATIO_EDGES.numel() + 1)
 
 
 def percentile(counts: Sequence[float], share: float) -> float:

@@ -26,12 +26,11 @@ BY_SUM = _by_sum()
 """Name of a sum -> the tags of what is read from it, and how."""
 
 
-def sequence_log_ratios(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """log s_i [rows with a response]: the mean over response tokens of log pi - log pi_old (GSPO, Eq. 6)."""
+def sequence_log_ratios(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """log s_i [N]: the mean over response tokens of log pi - log pi_old (GSPO, Eq. 6); bool [N]: rows that have any."""
     difference = torch.where(mask, logprobs - old_logprobs, 0.0)
     lengths = mask.sum(-1)
-    means: Tensor = difference.sum(-1) / lengths.clamp(min=1)
-    return means[lengths > 0]
+    return difference.sum(-1) / lengths.clamp(min=1), lengths > 0
 
 
 def measure_mismatch(batch: MicroBatch, old_logprobs: Tensor) -> dict[str, tuple[Tensor, Tensor]]:

@@ -8,11 +8,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.objectives import Objective
+from gspo_lightning.packing.memory import cut_rows
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.precision import compute_dtype
+from gspo_lightning.strategies.sharding import is_sharded
 from gspo_lightning.types import MicroBatch
 
 __all__ = ["band", "check_ratio_noise", "ratio_noise"]
@@ -43,8 +46,13 @@ def ratio_noise(
         context: of the forward passes (autocast).
     """
     with context():
-        first = policy(batch)[0].double()
-        second = (other() if other is not None else policy(batch)[0]).double()
+        first = policy(batch)[0]
+        second = other() if other is not None else policy(batch)[0]
+    return _gap(batch, first, second)
+
+
+def _gap(batch: MicroBatch, first: Tensor, second: Tensor) -> float:
+    first, second = first.double(), second.double()
     gap = torch.where(batch.response_mask, first - second, 0.0).sum(-1) / batch.response_mask.sum(-1).clamp(min=1)
     return float(gap.abs().mean())
 
@@ -54,14 +62,58 @@ def check_ratio_noise(
 ) -> None:
     """The same weights give ratios of 1: old and new log-probabilities may differ by a tenth of the clip range at most.
 
+    Compared are two evaluations of the same micro-batch, as old log-probabilities are computed and as an update does
+    (with gradients, so by the kernels of training), and the same rows cut into smaller micro-batches.
+
+    Args:
+        policy: as it will be trained, on its device.
+        batch: rows as long as a run may have, on that device.
+        objective: has the clip range.
+        context: of the forward passes (autocast).
+
     Raises:
-        UserError: they differ by more, so that clipping would act on noise.
+        UserError: the first two differ by more, so that clipping would act on noise; or in float32 the cuts do. Where
+            products are rounded another cut is another rounding, which there is a message about: an update sees the
+            cut that its old log-probabilities come from, unless memory runs out in between.
     """
-    limit, noise = band(objective), ratio_noise(policy, batch, context=context)
-    if limit is not None and not noise <= 0.1 * limit:
+    if (limit := band(objective)) is None:
+        return
+    name, cut = type(objective).__name__, "of one micro-batch"
+    with context():
+        exact = compute_dtype(policy) in (torch.float32, torch.float64)
+        with torch.no_grad():
+            first = policy(batch)[0]
+        noise = _gap(batch, first, _as_in_an_update(policy, batch))
+        if same := noise <= 0.1 * limit:
+            noise = _gap(batch, first, _in_pieces(policy, batch))
+    if same:
+        cut = "of one micro-batch and of the same rows cut into smaller ones"
+        if not exact and noise > 0.1 * limit:
+            log.info(
+                "log-probabilities %s differ by %.1e nats on average over a sequence, and %s clips at %g: old ones are "
+                "computed on the micro-batches of the update, so ratios are 1 as long as these fit into memory",
+                cut, noise, name, limit,
+            )  # fmt: skip
+            return
+    if not noise <= 0.1 * limit:
         raise UserError(
             "trainer.precision",
-            f"the same weights give log-probabilities that differ by {noise:.1e} nats on average over a sequence, and "
-            f"{type(objective).__name__} clips at {limit:g}: it would clip noise",
+            f"the same weights give log-probabilities {cut} that differ by {noise:.1e} nats on average over a "
+            f"sequence, and {name} clips at {limit:g}: it would clip noise",
             fix="use 32-true, a deterministic attn_implementation, or an objective with a wider clip range",
         )
+
+
+def _as_in_an_update(policy: Policy, batch: MicroBatch) -> Tensor:
+    """[N, T], with gradients; not of shards, which a forward pass without a backward pass would leave gathered."""
+    with torch.set_grad_enabled(not is_sharded(policy)):
+        return policy(batch)[0].detach()
+
+
+@torch.no_grad()
+def _in_pieces(policy: Policy, batch: MicroBatch) -> Tensor:
+    """[N, T], the rows of the batch in two micro-batches."""
+    parts = cut_rows(batch, batch.input_ids.numel() // 2, policy.packed)
+    width = batch.response_mask.shape[1]
+    found = [policy(part)[0] for part in parts]
+    return torch.cat([nn.functional.pad(x, (0, width - x.shape[1])) for x in found])

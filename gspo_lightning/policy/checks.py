@@ -18,7 +18,7 @@ from gspo_lightning.policy.rope import pin_rope
 from gspo_lightning.policy.rounding import few_tokens
 from gspo_lightning.policy.settings import Layout
 
-__all__ = ["check_head", "check_model", "choose_layout", "probe"]
+__all__ = ["check_head", "check_model", "choose_layout", "probe", "why_no_kernel"]
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,13 @@ def _refusing(policy: Policy) -> Iterator[None]:
         raise UserError("model.name_or_path", what + first_line(error), fix=ANOTHER) from error
 
 
-def choose_layout(policy: Policy, layout: Layout, longest: int, device: torch.device | None = None) -> None:
+def choose_layout(
+    policy: Policy,
+    layout: Layout,
+    longest: int,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
     """Set ``policy.packed`` by what the model itself answers, and refuse a model that padded rows are wrong for.
 
     Rotary embeddings that follow the length of a call are pinned first (:mod:`gspo_lightning.policy.rope`).
@@ -68,6 +74,7 @@ def choose_layout(policy: Policy, layout: Layout, longest: int, device: torch.de
         layout: ``auto`` falls back to padding with a message; ``packed`` insists.
         longest: tokens of the longest row that training, sampling or an evaluation may see.
         device: where it will be trained; where it is, by default.
+        dtype: that attention will compute in there; the weights' own by default.
 
     Raises:
         UserError: a row is not the same alone as among others; or ``packed`` is asked for and this model cannot.
@@ -84,7 +91,7 @@ def choose_layout(policy: Policy, layout: Layout, longest: int, device: torch.de
         raise UserError("model.name_or_path", f"{type(policy.model).__name__} {wrong}", fix=ANOTHER)
     if layout == "padded":
         return
-    reason = _why_not_packed(asked, device or policy.device)
+    reason = _why_not_packed(asked, device or policy.device, dtype or next(policy.parameters()).dtype)
     if reason is None:
         policy.packed = True
     elif layout == "packed":
@@ -93,30 +100,33 @@ def choose_layout(policy: Policy, layout: Layout, longest: int, device: torch.de
         log.warning("model.layout: rows are padded and prompts repeated, because of %s", reason)
 
 
-def _why_not_packed(asked: Probe, device: torch.device) -> str | None:
+def _why_not_packed(asked: Probe, device: torch.device, dtype: torch.dtype) -> str | None:
     policy, longest = asked.policy, asked.longest
     if (state := carried_state(policy.model)) is not None:
         return state
     if short := [window for window in windows(policy.backbone) if window < longest]:
         return f"a sliding window of {short[0]} tokens and rows of up to {longest}"
     try:
-        reason = None if device.type == "cpu" else _why_no_kernel(policy, device)
+        reason = None if device.type == "cpu" else why_no_kernel(policy, device, dtype)
         return reason or asked.why_not_packed()
     except Exception as error:  # a family's own modules, called as they have not been before
         return first_line(error)
 
 
-def _why_no_kernel(policy: Policy, device: torch.device) -> str | None:
-    """Tried there on random numbers: a kernel that is compiled for a device may fail or be wrong in many ways."""
+def why_no_kernel(policy: Policy, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why packed rows cannot attend on a device; None: they can.
+
+    Tried there on random numbers, in the dtype that will be used and in no other, since every one costs kernels: a
+    kernel that is compiled for a device may fail or be wrong in many ways.
+    """
     config = policy.model.config.get_text_config()
     heads = config.num_attention_heads
     pair = (heads, getattr(config, "num_key_value_heads", None) or heads)
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    for dtype in {next(policy.parameters()).dtype, torch.bfloat16}:  # of 32-true and of bf16-mixed
-        try:
-            check_attention(device, pair, size, dtype)
-        except Exception as error:
-            return first_line(error)
+    try:
+        check_attention(device, pair, size, dtype)
+    except Exception as error:
+        return first_line(error)
     return None
 
 

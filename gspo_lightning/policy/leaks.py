@@ -19,12 +19,14 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rounding import FLOOR, OPERATIONS, few_tokens, nudged, response_gap
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["Probe", "carried_state", "probe"]
+__all__ = ["Probe", "carried_state", "probe", "probe_length"]
 
 TRIED = 256
 """Longest row that is tried. Windows that are longer are known by their names; a few models have short ones."""
 ATTENTION = {"full_attention", "attention", "sliding_attention", "chunked_attention", "global", "local"}
 """Kinds of layers (of a config's ``layer_types``) that mix tokens by attention and by nothing else."""
+LONG = 4096
+"""Longest row of a probe in training's own layout: many blocks of any kernel."""
 LEAK = 2.0
 """A row may move by so many times what padded rows and rounding move it; it does not move at all but in mixtures of
 experts, whose products are cut by how many tokens an expert has. The smallest leak that was seen was 3.3 (measured)."""
@@ -42,6 +44,18 @@ def probe(policy: Policy, longest: int = 9) -> MicroBatch:
     mask = torch.arange(int(responses.max())) < responses.unsqueeze(1)
     batch = MicroBatch(ids, prompts, responses, mask, torch.zeros(4), prompt_index=torch.tensor([0, 0, 1, 1]))
     return batch.to(policy.device)
+
+
+def probe_length(policy: Policy, longest: int, budget: int) -> int:
+    """Tokens of the longest row of a :func:`probe` that fits into a micro-batch of a run; at most :data:`LONG`.
+
+    Args:
+        policy: knows how many positions it has.
+        longest: tokens that a row of the run may have.
+        budget: tokens of a micro-batch.
+    """
+    context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None) or longest
+    return max(9, min(longest, context, budget // 4, LONG))
 
 
 def carried_state(model: PreTrainedModel) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -202,21 +202,36 @@ class Policy(nn.Module):
         merge_adapters(model)
         return model
 
-    def save_pretrained(self, folder: str | Path) -> None:
+    def save_pretrained(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
         """Model, tokenizer and generation config in transformers format; adapters are merged into the weights.
 
         Whichever rank is asked writes: transformers, left alone, writes nothing on others than the first, silently.
+
+        Args:
+            folder: is made.
+            dtype: of floating-point weights in the files; None keeps each one's own.
         """
         model = self.merged_model()
         model.should_save_on_this_rank = lambda wanted: wanted
+        options: dict[str, Any] = {}
+        if dtype not in (None, model.dtype):
+            options["state_dict"] = _cast(model.state_dict(), dtype)
         try:
             with self.silenced.undone(model.config):
-                model.save_pretrained(folder)
+                model.save_pretrained(folder, **options)
         finally:
             del model.should_save_on_this_rank
         self.tokenizer.save_pretrained(folder)
         if getattr(self.model, "generation_config", None) is not None:
             self.model.generation_config.save_pretrained(folder)
+
+
+def _cast(state: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Floating-point tensors in a dtype; those that are one tensor stay one."""
+    known: dict[int, Tensor] = {}
+    for tensor in state.values():
+        known.setdefault(tensor.data_ptr(), tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    return {name: known[tensor.data_ptr()] for name, tensor in state.items()}
 
 
 def _scatter(batch: MicroBatch, rows: Tensor, steps: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:

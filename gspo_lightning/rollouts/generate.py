@@ -17,6 +17,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from gspo_lightning.policy.compute_copy import in_compute_dtype
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rope import never_switching
 from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
@@ -54,10 +55,11 @@ class TransformersGenerate(RolloutSource):
         """See :meth:`RolloutSource.generate`."""
         rows = Beginning.groups(prompts, group_size, sampling.max_response_tokens)
         done: list[Rollout] = []
-        for start in range(0, len(rows), self.batch_size):
-            done += self._batch(policy, rows[start : start + self.batch_size], sampling, draws, version)
-            if progress is not None:
-                progress(len(done), len(rows))
+        with in_compute_dtype(policy) as cast:
+            for start in range(0, len(rows), self.batch_size):
+                done += self._batch(cast, rows[start : start + self.batch_size], sampling, draws, version)
+                if progress is not None:
+                    progress(len(done), len(rows))
         return [done[i * group_size : (i + 1) * group_size] for i in range(len(prompts))]
 
     @torch.no_grad()
@@ -73,10 +75,11 @@ class TransformersGenerate(RolloutSource):
     ) -> list[Rollout]:
         """See :meth:`RolloutSource.extend`; ``enough`` is asked between two batches."""
         done: list[Rollout] = []
-        for start in range(0, len(beginnings), self.batch_size):
-            if enough is not None and enough(range(len(done))):
-                break
-            done += self._batch(policy, beginnings[start : start + self.batch_size], sampling, draws, version)
+        with in_compute_dtype(policy) as cast:
+            for start in range(0, len(beginnings), self.batch_size):
+                if enough is not None and enough(range(len(done))):
+                    break
+                done += self._batch(cast, beginnings[start : start + self.batch_size], sampling, draws, version)
         return done + [cut(row, version) for row in beginnings[len(done) :]]
 
     def local(self) -> TransformersGenerate:

@@ -30,6 +30,7 @@ def build_policy(
     router_aux_loss_coef: float,
     longest: int,
     device: torch.device,
+    dtype: torch.dtype | None,
 ) -> Policy:
     """Load the policy, in train mode, and check its weights, its output head and how its rows can be laid out.
 
@@ -40,6 +41,7 @@ def build_policy(
         router_aux_loss_coef: weight of the load-balancing loss.
         longest: tokens that a row may have.
         device: that will train.
+        dtype: of autocast in training; None: there is none.
 
     Raises:
         UserError: the model cannot be trained exactly, and why.
@@ -51,7 +53,7 @@ def build_policy(
     check_weights(policy, f"in {settings.name_or_path}")
     check_head(policy)
     policy.routing = routers_of(policy.backbone, replay, router_metrics, router_aux_loss_coef)
-    choose_layout(policy, settings.layout, longest, device)
+    choose_layout(policy, settings.layout, longest, device, dtype)
     return policy
 
 

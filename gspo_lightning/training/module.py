@@ -30,7 +30,9 @@ from gspo_lightning.old_policy.reference import ReferencePolicy
 from gspo_lightning.old_policy.snapshots import CachedLogProbs, ResidentSnapshot
 from gspo_lightning.policy.averaging import holds_average, training_weights
 from gspo_lightning.policy.checks import probe
+from gspo_lightning.policy.leaks import probe_length
 from gspo_lightning.policy.lora import LoRA, frozen_norm
+from gspo_lightning.policy.precision import autocast_dtype
 from gspo_lightning.policy.routing import replay_word
 from gspo_lightning.policy.settings import DType, Layout, ModelSettings
 from gspo_lightning.resume import close_epoch, flush, reopen_epoch
@@ -201,9 +203,12 @@ class GSPOModule(PolicyModule):
         if hasattr(self, "policy"):
             return
         settings, strategy = self.start(), self.trainer.strategy
+        with self.forward_context():
+            dtype = autocast_dtype(strategy.root_device)
         self.policy = build_policy(
             settings, replay=self.routing_replay, router_metrics=self.router_metrics,
             router_aux_loss_coef=self.router_aux_loss_coef, longest=self.data.longest, device=strategy.root_device,
+            dtype=dtype,
         )  # fmt: skip
         self.meter.watch(self.policy)
         self.policy.register_forward_hook(self.guard.watch)
@@ -220,7 +225,8 @@ class GSPOModule(PolicyModule):
     def on_fit_start(self) -> None:
         """On the device, in the precision and under the strategy that will train: ratios of the same weights are 1."""
         self.restored = None  # callbacks have had it
-        check_ratio_noise(self.policy, probe(self.policy).to(self.device), self.objective, self.forward_context)
+        rows = probe(self.policy, probe_length(self.policy, self.data.longest, self.data.token_budget))
+        check_ratio_noise(self.policy, rows.to(self.device), self.objective, self.forward_context)
         if self.global_rank == 0:
             check_sampling(self.policy, self.data.settings.sampling(self.policy.eos_token_ids))
         self.verify_sources()

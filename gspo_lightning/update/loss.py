@@ -110,7 +110,7 @@ def _measure(
     if old is part.behaviour_logprobs:  # 0 without a measurement
         measured = {name: pair for name, pair in measured.items() if not name.startswith("kl_behaviour_old")}
     sums.add(measured)
-    sums.add_vector("ratio", ratio_histogram(sequence_log_ratios(new.detach(), old, part.response_mask)))
+    sums.add_vector("ratio", ratio_histogram(*sequence_log_ratios(new.detach(), old, part.response_mask)))
     if part.sources is not None:
         sums.add_vector(CLIPPED, clipped_by_source(out.clipped, part.response_mask, part.sources))
     if sums.level == "full":

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gspo_lightning.commands.doctor.precision import findings
 from gspo_lightning.errors import UserError
 from gspo_lightning.objectives import CISPO, GSPO
 from gspo_lightning.old_policy.noise import band, check_ratio_noise, ratio_noise
 from gspo_lightning.policy.checks import probe
+from gspo_lightning.policy.leaks import probe_length
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.types import MicroBatch
 from gspo_lightning.update.optimizers import still_share, warn_if_weights_stand_still
 
 
@@ -69,6 +72,64 @@ def test_a_policy_that_is_not_repeatable_is_refused(policy: Policy) -> None:
     finally:
         handle.remove()
     check_ratio_noise(policy, probe(policy), GSPO(), contextlib.nullcontext)
+
+
+def rows_of(policy: Policy, packed: bool) -> MicroBatch:
+    policy.packed = packed
+    return probe(policy, probe_length(policy, 300, 4096))
+
+
+@contextlib.contextmanager
+def moving(policy: Policy, by: Callable[[int, bool], float]) -> Iterator[list[tuple[int, bool]]]:
+    """Log-probabilities move by the number of rows and by whether there are gradients; yields these of each call."""
+    seen: list[tuple[int, bool]] = []
+
+    def move(module: nn.Module, inputs: tuple[MicroBatch], output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        seen.append((inputs[0].response_mask.shape[0], output[0].requires_grad))
+        return output[0] + by(*seen[-1]), output[1]
+
+    handle = policy.register_forward_hook(move)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_policy_that_depends_on_the_cut_is_refused(policy: Policy, packed: bool) -> None:
+    rows = rows_of(policy, packed)
+    assert int(rows.lengths.max()) == 300
+    with (
+        moving(policy, lambda count, gradients: 1e-3 * count) as seen,
+        pytest.raises(UserError, match=r"cut into smaller ones that differ by 2\.0e-03 nats"),
+    ):
+        check_ratio_noise(policy, rows, GSPO(), contextlib.nullcontext)
+    assert seen == [(4, False), (4, True), (2, False), (2, False)]  # old log-probabilities, an update, two pieces
+    check_ratio_noise(policy, rows, GSPO(), contextlib.nullcontext)
+
+
+def test_a_policy_that_differs_with_gradients_is_refused(policy: Policy) -> None:
+    with (
+        moving(policy, lambda count, gradients: 1e-3 * gradients),
+        pytest.raises(UserError, match=r"of one micro-batch that differ by 1\.0e-03 nats"),
+    ):
+        check_ratio_noise(policy, rows_of(policy, True), GSPO(), contextlib.nullcontext)
+
+
+def test_where_products_are_rounded_another_cut_is_only_mentioned(
+    policy: Policy, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO), moving(policy, lambda count, gradients: 1e-3 * count):
+        check_ratio_noise(policy, rows_of(policy, True), GSPO(), lambda: torch.autocast("cpu", torch.bfloat16))
+    assert "differ by 2.0e-03 nats on average over a sequence, and GSPO clips at 0.0003" in caplog.text
+
+
+def test_a_probe_fits_into_the_model_and_into_a_micro_batch(policy: Policy) -> None:
+    positions = policy.model.config.max_position_embeddings
+    assert probe_length(policy, 10**6, 10**6) == min(positions, 4096)
+    assert probe_length(policy, 60, 10**6) == 60
+    assert probe_length(policy, 60, 80) == 20
+    assert probe_length(policy, 4, 16) == 9
 
 
 def test_doctor_finds_every_precision_repeatable_and_bfloat16_apart_from_float32() -> None:

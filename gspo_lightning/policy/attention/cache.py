@@ -45,15 +45,23 @@ class GroupCache:
     """A plan (see :class:`gspo_lightning.policy.attention.Plan`) for R rows over P prompts, in any order.
 
     A forward pass either prefills new prompts (after :meth:`enter`) or feeds one token per row (after :meth:`write`).
+    What is planned (who belongs to which prompt, how much each row has written) is known to the host, which never waits
+    for the device to plan a step; the device gets indices.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.longest = 0
         self.device = device
         self.layers: dict[int, _Layer] = {}
-        self.widths = torch.zeros(0, dtype=torch.int64, device=device)
-        self.owner = torch.zeros(0, dtype=torch.int64, device=device)
-        self.written = torch.zeros(0, dtype=torch.int64, device=device)
+        self.widths = torch.zeros(0, dtype=torch.int64)
+        """[P] tokens of the prompts, on the host."""
+        self.owner = torch.zeros(0, dtype=torch.int64)
+        """[R] the prompt of each row, on the host."""
+        self.steps = 0
+        """Tokens that were fed to a row that has been here from the beginning."""
+        self.began = torch.zeros(0, dtype=torch.int64)
+        """[R] ``steps`` when a row joined, on the host."""
+        self._oldest = 0
         self._entering: _Entering | None = None
         self._own_mask: Tensor | None = None
         self._regroup()
@@ -66,10 +74,10 @@ class GroupCache:
         plan = attention_plan(list(zip(starts, widths, strict=True)), [], max(widths), self.device)
         self._entering = _Entering(starts, list(widths), sum(rows), plan)
         self.longest = max(self.longest, *widths)
-        slots = torch.arange(len(widths), device=self.device) + len(self.widths)
-        self.widths = torch.cat([self.widths, torch.tensor(widths, device=self.device)])
-        self.owner = torch.cat([self.owner, slots.repeat_interleave(torch.tensor(rows, device=self.device))])
-        self.written = torch.cat([self.written, self.written.new_zeros(sum(rows))])
+        slots = torch.arange(len(widths)) + len(self.widths)
+        self.widths = torch.cat([self.widths, torch.tensor(widths)])
+        self.owner = torch.cat([self.owner, slots.repeat_interleave(torch.tensor(rows))])
+        self.began = torch.cat([self.began, self.began.new_full((sum(rows),), self.steps)])
 
     def write(self) -> None:
         """The next forward pass holds one token for every row."""
@@ -77,26 +85,26 @@ class GroupCache:
             self._entering = None
             self._regroup()
         self.longest += 1
-        counts = self.written + 1
-        self._tokens = int(counts.max())
+        self._tokens = self.steps + 1 - self._oldest
         self._own_mask = None
-        if int(counts.min()) < self._tokens:
-            outside = torch.arange(self._tokens, device=self.device) >= counts.unsqueeze(1)
+        if self._uneven is not None:
+            self._written = self.steps - self._uneven
+            outside = torch.arange(self._tokens, device=self.device) > self._written.unsqueeze(1)
             self._own_mask = _minus_infinity(outside)[:, None]
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these, which stand in this order then, and prompts that no row needs any more.
+        """Drop all rows but these (on the host), which stand in this order then, and prompts that no row needs now.
 
         A row that keeps its place costs nothing.
         """
         self._entering = None
-        self.owner, self.written = self.owner[rows], self.written[rows]
+        self.owner, self.began = self.owner[rows], self.began[rows]
         prompts, self.owner = torch.unique(self.owner, return_inverse=True)
         whole = len(prompts) == len(self.widths)
         self.widths = self.widths[prompts]
         width = int(self.widths.max()) if len(prompts) else 0
-        moved = (rows != torch.arange(len(rows), device=self.device)).nonzero().squeeze(1)
-        source = rows[moved]
+        places = (rows != torch.arange(len(rows))).nonzero().squeeze(1)
+        moved, source, prompts = self._there(places), self._there(rows[places]), self._there(prompts)
         for layer in self.layers.values():
             for cached in (layer.keys, layer.values):
                 cached.index_copy_(0, moved, cached.index_select(0, source))
@@ -108,7 +116,7 @@ class GroupCache:
 
     def advance(self) -> None:
         """Every row has one token more."""
-        self.written = self.written + 1
+        self.steps += 1
 
     # attention ---------------------------------------------------------------------------------------------------
 
@@ -163,7 +171,7 @@ class GroupCache:
         if self._own_mask is None:
             layer.keys[:, :, self._tokens - 1], layer.values[:, :, self._tokens - 1] = key, value
         else:
-            layer.keys[self._rows, :, self.written], layer.values[self._rows, :, self.written] = key, value
+            layer.keys[self._rows, :, self._written], layer.values[self._rows, :, self._written] = key, value
 
     # rows by prompt ----------------------------------------------------------------------------------------------
 
@@ -173,15 +181,23 @@ class GroupCache:
         self._prompt_mask: Tensor | None = None
         self._places: dict[int, tuple[Tensor, Tensor]] = {}
         self._tokens = 0
+        self._uneven: Tensor | None = None
         if not len(self.owner):
             return
+        self._oldest = int(self.began.min())
+        if self._oldest < int(self.began.max()):
+            self._uneven = self._there(self.began)
         self._rows = torch.arange(len(self.owner), device=self.device)
         self._sizes = torch.bincount(self.owner, minlength=len(self.widths))
         self._largest = int(self._sizes.max())
         longest = int(self.widths.max())
         if int(self.widths.min()) < longest:
-            outside = torch.arange(longest, device=self.device) >= self.widths.unsqueeze(1)
+            outside = torch.arange(longest, device=self.device) >= self._there(self.widths).unsqueeze(1)
             self._prompt_mask = _minus_infinity(outside)[:, None]
+
+    def _there(self, x: Tensor) -> Tensor:
+        """On the device, without waiting for it."""
+        return x.to(self.device, non_blocking=True)
 
     def _places_of(self, heads: int) -> tuple[Tensor, Tensor]:
         """Of [R * K] vectors, which ones stand in a [P, K, largest group] rectangle; and of it, which are the rows'.
@@ -191,13 +207,13 @@ class GroupCache:
         if heads not in self._places:
             order = torch.argsort(self.owner, stable=True)  # rows by prompt
             first = self._sizes.cumsum(0) - self._sizes
-            rank = torch.minimum(torch.arange(self._largest, device=self.device), self._sizes.unsqueeze(1) - 1)
-            head = torch.arange(heads, device=self.device)
+            rank = torch.minimum(torch.arange(self._largest), self._sizes.unsqueeze(1) - 1)
+            head = torch.arange(heads)
             into = order[first.unsqueeze(1) + rank].unsqueeze(1) * heads + head.unsqueeze(1)
             own = torch.empty_like(order)
-            own[order] = self._rows - first[self.owner[order]]
+            own[order] = torch.arange(len(order)) - first[self.owner[order]]
             back = (self.owner.unsqueeze(1) * heads + head) * self._largest + own.unsqueeze(1)
-            self._places[heads] = into.flatten(), back.flatten()
+            self._places[heads] = self._there(into.flatten()), self._there(back.flatten())
         return self._places[heads]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -18,14 +19,19 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad
 
-__all__ = ["FlexPlan", "has_flex"]
+__all__ = ["FlexPlan", "compiled", "has_flex", "kernel"]
 
 BLOCK = 128
+FEWEST = 2
+"""Blocks that a mask has at least: ``torch.compile`` makes a kernel of its own for a size of 1."""
+LIMIT = 16
+"""Kernels of one process; a run needs four (with and without gradients, inference mode). Beyond it there is an error:
+PyTorch would compute attention without a kernel from then on, in memory of the square of all tokens."""
 
 
-def has_flex() -> bool:
-    """Whether kernels can be compiled here."""
-    return importlib.util.find_spec("triton") is not None
+def has_flex(device: torch.device) -> bool:
+    """Whether kernels can be compiled for a device."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 class FlexPlan:
@@ -47,7 +53,7 @@ class FlexPlan:
     ) -> None:
         self.longest = longest
         self.tokens = sum(length for _, length in segments)
-        self.padding = -self.tokens % BLOCK
+        self.padding = max(-self.tokens % BLOCK, FEWEST * BLOCK - self.tokens)
         own = torch.arange(self.tokens + self.padding)  # padding sees itself: a softmax over nothing would be NaN
         for start, length in segments:
             own[start : start + length] = start
@@ -60,15 +66,27 @@ class FlexPlan:
         """[M, H, d] over [M, K, d] to [M, H, d]."""
         inputs = (pad(x, (0, 0, 0, 0, 0, self.padding)).transpose(0, 1).unsqueeze(0) for x in (query, key, value))
         options: dict[str, Any] = {"block_mask": self.mask, "scale": scaling, "enable_gqa": True}
-        out: Tensor = _kernel(query.device.type)(*inputs, **options)
+        # inputs are cast already, and a kernel is compiled for one state of autocast and of its cache
+        with torch.autocast(query.device.type, enabled=False, cache_enabled=True):
+            out: Tensor = kernel(query.device.type)(*inputs, **options)
         return out.squeeze(0).transpose(0, 1)[: self.tokens]
 
 
 @functools.cache
-def _kernel(device: str) -> Callable[..., Any]:
+def kernel(device: str) -> Callable[..., Any]:
     """Compiled once for all lengths; on a CPU, for tests, as it is."""
-    kernel = cast("Callable[..., Any]", flex_attention)
-    return kernel if device == "cpu" else torch.compile(kernel, dynamic=True)
+    return cast("Callable[..., Any]", flex_attention) if device == "cpu" else compiled()
+
+
+def compiled(**options: Any) -> Callable[..., Any]:
+    """FlexAttention through ``torch.compile``, which is more than :data:`LIMIT` kernels an error for.
+
+    Args:
+        options: more arguments of ``torch.compile``.
+    """
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:  # PyTorch 2.13; before, 8 for the process
+        options = {"recompile_limit": LIMIT, "isolate_recompiles": True, **options}
+    return torch.compile(cast("Callable[..., Any]", flex_attention), dynamic=True, fullgraph=True, **options)
 
 
 def _block_mask(own: Tensor, first: Tensor, end: Tensor, device: torch.device) -> BlockMask:

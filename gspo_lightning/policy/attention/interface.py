@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from transformers import masking_utils
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -102,6 +103,17 @@ def _mask_by(original: Callable[..., Any]) -> Callable[..., Any]:
     return mask
 
 
+def _unless_planned(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Whether positions start again inside a row: transformers asks the device, and the host waits."""
+
+    @functools.wraps(original)
+    def find(*args: Any, **options: Any) -> Any:
+        return None if _planned.get() else original(*args, **options)
+
+    return find
+
+
+masking_utils.find_packed_sequence_indices = _unless_planned(masking_utils.find_packed_sequence_indices)
 for _name in IMPLEMENTATIONS:
     if _name in ALL_ATTENTION_FUNCTIONS:
         ALL_ATTENTION_FUNCTIONS.register(_name, _attention_by(ALL_ATTENTION_FUNCTIONS[_name]))

@@ -30,10 +30,10 @@ def attention_plan(segments: Segments, crossings: Crossings, longest: int, devic
     Raises:
         UnsupportedAttentionError: there is none for this device.
     """
+    if has_flex(device):
+        return FlexPlan(segments, crossings, longest, device)
     if device.type == "cpu":
         return PrefixPlan(segments, crossings, longest)
-    if device.type == "cuda" and has_flex():
-        return FlexPlan(segments, crossings, longest, device)
     why = "no Triton to compile one with" if device.type == "cuda" else "no kernel for it yet"
     raise UnsupportedAttentionError(f"a device of type {device.type!r}, which has {why}")
 

@@ -35,32 +35,36 @@ def routing_sums(tape: Tape, batch: MicroBatch, routing: Routing) -> tuple[Sums,
     """
     places = tape.places
     assert places is not None
-    counted = batch.response_mask[places.own_rows, places.steps].nonzero().squeeze(1)
-    tokens = places.predicts[counted]
+    counted, tokens = batch.response_mask[places.own_rows, places.steps], places.predicts
     chosen = tape.stacked()[tokens]  # [C, L, k]
     confidence = torch.stack([tape.confidence[i] for i in sorted(tape.confidence)], dim=1)[tokens]
-    choices = torch.tensor(chosen.shape[0] * routing.layers, device=chosen.device)
-    sums = {"router_confidence": (confidence.sum(), choices)}
+    choices = counted.sum() * routing.layers
+    sums = {"router_confidence": (torch.where(counted.unsqueeze(1), confidence, 0.0).sum(), choices)}
     followed = chosen
     if batch.routes is not None:
         before = torch.stack(gather_routes(batch.routes, places), dim=1)[tokens]
-        changed, left = share_changed(before, chosen)
+        changed, left = share_changed(before, chosen, counted)
         sums["changed_choices"] = (changed, choices)
         sums["changed_experts"] = (left, choices * routing.top_k)
         followed = before if routing.replay != "off" else chosen
-    offsets = torch.arange(routing.layers, device=chosen.device).view(1, -1, 1) * routing.experts
-    load = torch.bincount((followed + offsets).flatten(), minlength=routing.layers * routing.experts)
-    return sums, load.double()
+    places_of = followed + torch.arange(routing.layers, device=chosen.device).view(1, -1, 1) * routing.experts
+    load = torch.zeros(routing.layers * routing.experts, dtype=torch.float64, device=chosen.device)
+    each = counted.double().view(-1, 1, 1).expand_as(places_of)
+    return sums, load.index_add_(0, places_of.flatten(), each.flatten())
 
 
-def share_changed(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Choices [..., k] whose sets of experts differ, and experts of ``before`` that are not in ``after``: two counts.
+def share_changed(before: Tensor, after: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Choices [M, ..., k] whose sets of experts differ, and experts of ``before`` not in ``after``: two counts.
+
+    ``counted`` [M] bool leaves tokens out; None counts all.
 
     >>> one, other = torch.tensor([[0, 1], [2, 3]]), torch.tensor([[1, 0], [3, 4]])
     >>> [int(n) for n in share_changed(one, other)]
     [1, 1]
     """
     gone = ~(before.unsqueeze(-1) == after.unsqueeze(-2)).any(-1)
+    if counted is not None:
+        gone = gone & counted.view(-1, *[1] * (gone.dim() - 1))
     return gone.any(-1).sum(), gone.sum()
 
 

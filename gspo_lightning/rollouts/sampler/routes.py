@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,11 +24,25 @@ class RouteBook:
         shape = (rows, tokens, routing.layers, routing.top_k)
         self.responses = torch.zeros(shape, dtype=index_dtype(routing.experts), device=device)
 
-    def fill(self, prompt: int, group: Sequence[Rollout]) -> None:
-        """Set the routes of the responses to a prompt; the last token of a response was never forwarded."""
-        for k, rollout in enumerate(group):
-            kept = self.responses[prompt * len(group) + k, : len(rollout.token_ids) - 1].cpu()
-            rollout.routes = torch.cat([self.prompts[prompt].to(kept), kept])
+    def note(self, prompts: Sequence[Tensor]) -> None:
+        """The experts [p, L, k] of the tokens of further prompts."""
+        self.prompts += [chosen.to(self.responses.dtype) for chosen in prompts]
+
+    def fill(self, groups: Mapping[int, Sequence[Rollout]]) -> None:
+        """Set the routes of the responses to some prompts; the last token of a response was never forwarded.
+
+        One copy brings all of them to the host.
+        """
+        if not groups:
+            return
+        rows = [(p, p * len(group) + k, rollout) for p, group in groups.items() for k, rollout in enumerate(group)]
+        parts = [self.prompts[p] for p in groups]
+        parts += [self.responses[row, : len(rollout.token_ids) - 1] for _, row, rollout in rows]
+        widths = [len(part) for part in parts]
+        here = torch.cat(parts).cpu().split(widths)
+        prompts = dict(zip(groups, here, strict=False))
+        for (p, _, rollout), kept in zip(rows, here[len(groups) :], strict=True):
+            rollout.routes = torch.cat([prompts[p], kept])
 
 
 class RecordingDecoder(Decoder):
@@ -47,10 +61,10 @@ class RecordingDecoder(Decoder):
         assert tape is not None
         chosen, widths = tape.stacked(), [len(ids) for ids in contexts]
         if chosen.shape[0] == sum(widths):  # one after another
-            self.book.prompts += chosen.split(widths)
+            self.book.note(chosen.split(widths))
         else:  # side by side, padded on the left
             padded = chosen.view(len(contexts), -1, *chosen.shape[1:])
-            self.book.prompts += [row[row.shape[0] - width :] for row, width in zip(padded, widths, strict=True)]
+            self.book.note([row[row.shape[0] - width :] for row, width in zip(padded, widths, strict=True)])
         return logits
 
     def keep(self, rows: Tensor) -> None:

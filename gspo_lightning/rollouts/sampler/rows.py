@@ -36,7 +36,8 @@ class Rows:
         known = [
             (first + i, b.prompt.id, b.sample, b.drawn, b.room, len(b.context), 0) for i, b in enumerate(beginnings)
         ]
-        slot, prompt, sample, drawn, room, position, step = torch.tensor(known).long().view(-1, 7).T.to(device).unbind()
+        columns = torch.tensor(known).long().view(-1, 7).T.to(device, non_blocking=True)
+        slot, prompt, sample, drawn, room, position, step = columns.unbind()
         alive = torch.ones(len(known), dtype=torch.bool, device=device)
         return cls(slot, prompt, sample, drawn, room, position, step, alive, ~alive)
 
@@ -97,16 +98,25 @@ class ResponseBuffer:
             found.append([*before[len(before) - missing :], *row[max(0, width - step) :]])
         return found
 
-    def rollouts(self, first: int, count: int, version: int, policy: Policy) -> list[Rollout]:
-        """The responses from ``first`` on, on the CPU."""
-        own = slice(first, first + count)
-        tokens, logprobs = self.tokens[own].cpu(), self.logprobs[own].cpu()
-        lengths, ended, stopped = (x[own].tolist() for x in (self.lengths, self.ended, self.stopped))
+    def rollouts(self, which: Sequence[int], version: int, policy: Policy) -> list[Rollout]:
+        """Some responses on the CPU, by the numbers of their beginnings; the host waits twice for all of them."""
+        if not which:
+            return []
+        tokens, logprobs, numbers = self._on_host(which)
+        lengths, ended, stopped = numbers[0].tolist(), numbers[1].bool().tolist(), numbers[2].bool().tolist()
         reasons = {(True, True): FinishReason.STOP, (True, False): FinishReason.LENGTH}
         return [
             finish(
                 row.prompt, row.sample, tokens[i, : lengths[i]], logprobs[i, : lengths[i]],
                 reason=reasons.get((ended[i], stopped[i]), FinishReason.CUT), version=version, policy=policy,
             )
-            for i, row in enumerate(self.beginnings[own])
+            for i, row in enumerate(self.beginnings[k] for k in which)
         ]  # fmt: skip
+
+    def _on_host(self, which: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens and log-probabilities [n, T + 1], and lengths, ended and stopped [3, n], of some responses."""
+        index = torch.tensor(which).to(self.tokens.device, non_blocking=True)
+        numbers = torch.stack([x.index_select(0, index).long() for x in (self.lengths, self.ended, self.stopped)])
+        tokens = torch.cat([self.tokens.index_select(0, index), numbers.T], dim=1).cpu()
+        width = self.tokens.shape[1]
+        return tokens[:, :width], self.logprobs.index_select(0, index).cpu(), tokens[:, width:].T

@@ -14,12 +14,14 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from gspo_lightning.policy.compute_copy import in_compute_dtype
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
 from gspo_lightning.rollouts.drawing import Draws, sample_tokens
 from gspo_lightning.rollouts.ending import has_ended
 from gspo_lightning.rollouts.generate import TransformersGenerate
 from gspo_lightning.rollouts.sampler.decoding import DecodeBy, Decoder, decoder_for
+from gspo_lightning.rollouts.sampler.readback import Readback
 from gspo_lightning.rollouts.sampler.routes import RecordingDecoder, RouteBook
 from gspo_lightning.rollouts.sampler.rows import ResponseBuffer, Rows
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
@@ -79,12 +81,15 @@ class GroupedSampler(RolloutSource):
         def left(entered: int, busy: set[int]) -> bool:
             """Hand out the groups of which no row is left in the batch."""
             working = {slot // group_size for slot in busy}
-            for p in (p for p in range(entered // group_size) if p not in working and p not in groups):
-                groups[p] = buffer.rollouts(p * group_size, group_size, version, policy)
-                if book is not None:
-                    book.fill(p, groups[p])
+            over = [p for p in range(entered // group_size) if p not in working and p not in groups]
+            rollouts = buffer.rollouts([p * group_size + k for p in over for k in range(group_size)], version, policy)
+            found = {p: rollouts[i * group_size : (i + 1) * group_size] for i, p in enumerate(over)}
+            if book is not None:
+                book.fill(found)
+            for p, group in found.items():
+                groups[p] = group
                 if self.on_group is not None:
-                    self.on_group(groups[p])
+                    self.on_group(group)
             if progress is not None:
                 progress(entered - len(busy), len(beginnings))
             return False
@@ -114,7 +119,7 @@ class GroupedSampler(RolloutSource):
             return enough is not None and enough([i for i in range(entered) if i not in busy])
 
         self._decode(policy, buffer, blocks, sampling, draws, left)
-        return buffer.rollouts(0, len(beginnings), version, policy)
+        return buffer.rollouts(range(len(beginnings)), version, policy)
 
     def local(self) -> GroupedSampler:
         """See :meth:`RolloutSource.local`."""
@@ -156,11 +161,25 @@ class GroupedSampler(RolloutSource):
                 those still in it; True ends the call.
             book: where the experts of a mixture are written down.
         """
+        with in_compute_dtype(policy) as cast:
+            self._step_by_step(cast, buffer, blocks, sampling, draws, left, book)
+
+    def _step_by_step(
+        self,
+        policy: Policy,
+        buffer: ResponseBuffer,
+        blocks: Sequence[int],
+        sampling: SamplingParams,
+        draws: Draws,
+        left: Callable[[int, set[int]], bool],
+        book: RouteBook | None,
+    ) -> None:
         ends = list(accumulate(blocks, initial=0))
         decoder, device = decoder_for(policy, self.decode), policy.device
         if book is not None:
             decoder = RecordingDecoder(decoder, book, policy)
         rows, logits, uniform = Rows.of([], 0, device), torch.empty(0), _Ahead(draws)
+        slots, living = torch.zeros(0, dtype=torch.int64), Readback(device)
         entered = 0  # blocks
         while entered < len(blocks) or len(rows):
             if new := self._admitted(blocks[entered:], len(rows), decoder):
@@ -170,24 +189,29 @@ class GroupedSampler(RolloutSource):
                 fresh = decoder.add(contexts, blocks[entered : entered + new])
                 logits = torch.cat([logits, fresh]) if len(rows) else fresh
                 rows = rows + Rows.of(buffer.beginnings[first:last], first, device)
+                slots = torch.cat([slots, torch.arange(first, last)])
                 uniform.forget()
+                living.forget()
                 entered += new
             chosen = self._sample(policy, rows, logits, sampling, uniform.next(rows), buffer)
-            remaining = int(rows.alive.sum())
-            if len(rows) - remaining >= self.compact_at * len(rows):
+            remaining = living.count(rows.alive)
+            if remaining is not None and len(rows) - remaining >= self.compact_at * len(rows):
                 buffer.record(rows)
-                keep = _closed_up(rows.alive, remaining)
-                rows, chosen = rows[keep], chosen[keep]
-                uniform.keep(keep)
-                if left(ends[entered], set(rows.slot.tolist())):
+                keep = _closed_up(rows.alive.cpu())
+                there = keep.to(device, non_blocking=True)
+                rows, chosen, slots = rows[there], chosen[there], slots[keep]
+                uniform.keep(there)
+                living.forget()
+                if left(ends[entered], set(slots.tolist())):
                     return
-                if remaining or decoder.may_grow:
+                if len(rows) or decoder.may_grow:
                     decoder.keep(keep)
             if len(rows):
                 if isinstance(decoder, RecordingDecoder):
                     decoder.slots, decoder.steps = rows.slot, rows.step - 1
                 logits = decoder.step(chosen, rows.position)
-                rows.position = rows.position + 1
+                moved = rows.alive if living.late else 1  # where its end is not known yet, a row stays at its end
+                rows.position = rows.position + moved
 
     def _admitted(self, waiting: Sequence[int], rows: int, decoder: Decoder) -> int:
         """How many blocks may join now: a few newcomers are not worth a forward pass of their own."""
@@ -210,10 +234,11 @@ class GroupedSampler(RolloutSource):
         return chosen
 
 
-def _closed_up(alive: Tensor, count: int) -> Tensor:
-    """The ``count`` living rows, the last of them in the places of dead ones: the others stay where they are."""
+def _closed_up(alive: Tensor) -> Tensor:
+    """The living rows, the last of them in the places of dead ones: the others stay where they are. On the host."""
     places = alive.nonzero().squeeze(1)
-    order = torch.arange(count, device=alive.device)
+    count = len(places)
+    order = torch.arange(count)
     order[~alive[:count]] = places[places >= count]
     return order
 

@@ -47,8 +47,12 @@ class WeightFolders:
         self._made: list[Path] = []
 
     @torch.no_grad()
-    def write(self, policy: Policy) -> Path:
+    def write(self, policy: Policy, dtype: torch.dtype | None = None) -> Path:
         """Model, tokenizer and generation config; returns the folder.
+
+        Args:
+            policy: gathered on this rank.
+            dtype: of the weights in the files; None keeps each one's own.
 
         Raises:
             OSError: no room.
@@ -60,7 +64,7 @@ class WeightFolders:
         shown = transformers_logging.is_progress_bar_enabled()
         transformers_logging.disable_progress_bar()
         try:
-            policy.save_pretrained(folder)
+            policy.save_pretrained(folder, dtype)
         finally:
             if shown:
                 transformers_logging.enable_progress_bar()

@@ -12,6 +12,7 @@ import torch
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import GSPOError, InfrastructureError, UserError
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.precision import compute_dtype
 from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import finish
@@ -31,7 +32,7 @@ class VLLMEngine(RolloutSource):
     the device must hold both. For one process; several ranks share servers (``VLLMServer``).
 
     Args:
-        dtype: of the engine's weights; None is the policy's.
+        dtype: of the engine's weights; None is the one that training computes in: bfloat16 with bf16-mixed.
         gpu_memory_utilization: share of a GPU's memory that the engine may fill, its weights and cache together.
         options: further arguments of ``vllm.LLM`` (``{max_num_seqs: 64}``).
         tolerance: nats by which log-probabilities of a probe may differ from the trainer's, on average, after weights
@@ -185,7 +186,7 @@ class VLLMEngine(RolloutSource):
             yield i, _rollout(piece, rows[i], asked[i], sampling, version, policy)
 
     def _arguments(self, policy: Policy) -> dict[str, Any]:
-        ours: dict[str, Any] = {"dtype": self.dtype or str(policy.model.dtype)[6:]}
+        ours: dict[str, Any] = {"dtype": self.dtype or str(compute_dtype(policy))[6:]}
         if policy.device.type == "cpu":
             ours |= {"enforce_eager": True, "kv_cache_memory_bytes": 2**30}
         else:

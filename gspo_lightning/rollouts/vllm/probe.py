@@ -10,6 +10,7 @@ import torch
 from gspo_lightning.errors import UserError
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.precision import compute_dtype
 from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.rollouts.serving.answers import Answer
 from gspo_lightning.rollouts.serving.pool import Server
@@ -42,7 +43,7 @@ class Probe:
         self.row = Beginning(Prompt(0, "", ids), 0, ids, drawn=0, room=TOKENS)
         """What is asked."""
         self.sampling = SamplingParams(TOKENS, temperature=TEMPERATURE)
-        exact = policy.model.dtype == torch.float32 and dtype in (None, "float32") and not torch.is_autocast_enabled()
+        exact = compute_dtype(policy) == torch.float32 and dtype in (None, "float32")
         self.tolerance = tolerance if tolerance is not None else 1e-3 if exact else 0.1
 
     async def ask(self, server: Server) -> Answer:

@@ -12,9 +12,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.precision import compute_dtype
 from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import cut
@@ -50,7 +53,8 @@ class VLLMServer(RolloutSource):
         host: address that started servers listen on, for ranks on other machines; None is a socket file. Whoever has a
             server's key can run code on it.
         plain_http: whether a key may go to another host unencrypted, on a network that nobody else can read.
-        dtype: of the weights on started servers; None is the policy's.
+        dtype: of the weights that are handed over, and on started servers; None is the one that training computes in:
+            bfloat16 with bf16-mixed.
         options: further options of started servers (``{gpu_memory_utilization: 0.4}``).
         environment: further environment variables of started servers.
         weights_dir: folder through which weights are handed over, under the same path on every server; None is a
@@ -159,7 +163,7 @@ class VLLMServer(RolloutSource):
         self._synced = (weakref.ref(policy), version)
 
     def _hand_over(self, policy: Policy, version: int) -> tuple[list[Endpoint], Weights]:
-        folder = self._folders.write(policy)
+        folder = self._folders.write(policy, self._dtype_of(policy))
         if self._pool is None:
             self._connect(self._given or [])
             self._add_local(policy)
@@ -180,6 +184,10 @@ class VLLMServer(RolloutSource):
         self._met = True
         self._folders.keep_newest()
         return [s.client.endpoint for s in pool.servers], weights
+
+    def _dtype_of(self, policy: Policy) -> torch.dtype:
+        """Of the files, and of the weights on servers that are ours."""
+        return compute_dtype(policy) if self.dtype in (None, "auto") else getattr(torch, str(self.dtype))
 
     # sampling ----------------------------------------------------------------------------------------------------
 
@@ -292,7 +300,7 @@ class VLLMServer(RolloutSource):
 
     def _add_local(self, policy: Policy) -> None:
         """The servers that are ours; they start when they are first needed."""
-        device, dtype = policy.device.type, str(policy.model.dtype)[6:]
+        device, dtype = policy.device.type, str(self._dtype_of(policy))[6:]
         for number in range(self.count if self.urls is None else 0):
             private = self._private.make()
             endpoint = on_socket(private, number) if self._host is None else on_port(self._host)

@@ -37,6 +37,7 @@ from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.rollouts.sampler import decoding, sampler
 from gspo_lightning.rollouts.sampler.decoding import SharedDecoder, decoder_for
+from gspo_lightning.rollouts.sampler.lean import DirectStack
 from gspo_lightning.rollouts.sampler.lean import stack as lean
 from gspo_lightning.types import Prompt, SamplingParams
 from tests.support.model_families import COMMON
@@ -283,6 +284,29 @@ def test_the_router_of_a_mixture_is_still_called_as_a_module() -> None:
     assert called == [1]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_form_for_other_devices_gives_what_the_modules_give(family: str) -> None:
+    """It is never chosen on a CPU (tests/device has the choice), but it computes there, too."""
+    policy = build(FAMILIES[family]())
+    direct = SharedDecoder(policy, "model")
+    direct.stack = DirectStack(policy)
+    for mine, theirs in zip(answers(direct), answers(SharedDecoder(policy, "model")), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert DirectStack.of(policy) is None
+
+
+def test_the_form_for_other_devices_rounds_under_autocast_as_the_modules_do() -> None:
+    policy = build(FAMILIES["qwen3"]())
+    direct = SharedDecoder(policy, "model")
+    with torch.autocast("cpu", torch.bfloat16):
+        direct.stack = DirectStack(policy)
+        mine, theirs = answers(direct), answers(SharedDecoder(policy, "model"))
+    gaps = [
+        (a.float().log_softmax(-1) - b.float().log_softmax(-1)).abs().mean() for a, b in zip(mine, theirs, strict=True)
+    ]
+    assert 0 < max(gaps) < decoding.ROUNDED
+
+
 def test_a_word_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="decode must be one of auto, model, got 'fast'"):
         GroupedSampler(decode="fast")  # type: ignore[arg-type]
@@ -295,4 +319,4 @@ def test_the_rest_of_the_package_knows_its_interface_only() -> None:
     outside = [f for f in package.rglob("*.py") if not f.is_relative_to(folder)]
     assert not [f for f in outside if re.search(r"sampler\.lean\.\w", f.read_text(encoding="utf-8"))]
     names = [n for f in outside for n in re.findall(r"sampler\.lean import (.+)", f.read_text(encoding="utf-8"))]
-    assert sorted(names) == ["LARGEST_COPY", "LeanStack"]
+    assert sorted(names) == ["DirectStack, LeanStack, lean_stack", "LARGEST_COPY"]

@@ -16,13 +16,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.randomness import Purpose
-from gspo_lightning.rollouts import Beginning, Draws, VLLMServer
+from gspo_lightning.rollouts import Beginning, Draws, VLLMEngine, VLLMServer
 from gspo_lightning.rollouts.serving import guard
+from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.rollouts.toy_server import Fault, Reply, ToyServer
 
@@ -362,3 +364,31 @@ def test_what_servers_share_knows_nothing_of_vllm() -> None:
     for file in Path(guard.__file__).parent.glob("*.py"):
         lines = file.read_text(encoding="utf-8").splitlines()
         assert not [line for line in lines if "import" in line and "vllm" in line], file.name
+
+
+@pytest.mark.parametrize(("asked", "autocast", "dtype"), [
+    (None, False, torch.float32), (None, True, torch.bfloat16), ("float32", True, torch.float32),
+    ("bfloat16", False, torch.bfloat16),
+])  # fmt: skip
+def test_servers_compute_in_the_dtype_of_training(
+    toy: ToyServer, policy: Policy, asked: str | None, autocast: bool, dtype: torch.dtype
+) -> None:
+    """The files have it, and so does the command of a server that is started here."""
+    with closing(VLLMServer([toy.url], dtype=asked, tolerance=1.0, **FAST)) as source:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            source.sync_weights(policy, 0)
+            started = source._dtype_of(policy)
+        (folder,) = Path(source._folders.root or "").iterdir()
+        written = load_file(folder / "model.safetensors")
+        assert {tensor.dtype for tensor in written.values()} == {dtype}
+        assert started == dtype
+        whole = {name: tensor.to(dtype) for name, tensor in in_checkpoint_format(policy).items()}
+        assert written.keys() == whole.keys()  # tied weights are written once
+        assert all(torch.equal(written[name], whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize(("autocast", "dtype"), [(False, "float32"), (True, "bfloat16")])
+def test_an_engine_computes_in_the_dtype_of_training(policy: Policy, autocast: bool, dtype: str) -> None:
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        assert VLLMEngine()._arguments(policy)["dtype"] == dtype
+        assert VLLMEngine(dtype="float32")._arguments(policy)["dtype"] == "float32"

@@ -20,7 +20,7 @@ from gspo_lightning.policy.attention import GroupCache, windows
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.sampler.lean.experts import LeanExperts
 
-__all__ = ["LARGEST_COPY", "LeanStack"]
+__all__ = ["FAMILIES", "LARGEST_COPY", "LeanStack", "linears", "passed_over"]
 
 LARGEST_COPY = 256 << 20
 """Bytes of weights that are copied at most: larger models spend their time in products, and memory is short."""
@@ -137,10 +137,10 @@ def _known(policy: Policy) -> bool:
 
 def _plain(policy: Policy) -> bool:
     """Whether every module that is passed over is an ordinary one, that nobody listens to or has changed."""
-    if any(type(linear) is not nn.Linear for linear in _linears(policy)):
+    if any(type(linear) is not nn.Linear for linear in linears(policy)):
         return False
     size = 0
-    for module in _passed_over(policy):
+    for module in passed_over(policy):
         weights = list(module.parameters(recurse=False))
         if any(type(w) is not nn.Parameter or w.dtype != torch.float32 for w in weights):
             return False
@@ -150,7 +150,8 @@ def _plain(policy: Policy) -> bool:
     return size <= LARGEST_COPY
 
 
-def _linears(policy: Policy) -> Iterator[nn.Module]:
+def linears(policy: Policy) -> Iterator[nn.Module]:
+    """The products of a decoder of a known family."""
     backbone: Any = policy.backbone
     yield policy.model.get_output_embeddings()
     for layer in backbone.layers:
@@ -159,7 +160,8 @@ def _linears(policy: Policy) -> Iterator[nn.Module]:
             yield from (layer.mlp.gate_proj, layer.mlp.up_proj, layer.mlp.down_proj)
 
 
-def _passed_over(policy: Policy) -> Iterator[nn.Module]:
+def passed_over(policy: Policy) -> Iterator[nn.Module]:
+    """The modules that are not called."""
     backbone: Any = policy.backbone
     yield from (backbone, backbone.norm, policy.model.get_output_embeddings())
     for layer in backbone.layers:

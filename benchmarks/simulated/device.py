@@ -1,0 +1,315 @@
+"""The device itself: a backend for PyTorch's ``privateuseone`` written in Python, over tensors on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _DummyPrivateUse1Hook,
+    _setup_privateuseone_for_python_backend,
+)
+
+from benchmarks.simulated.counts import Counts, package_line
+from gspo_lightning.rollouts.sampler.readback import CARRIERS
+
+__all__ = ["COUNTS", "NAME", "Simulated", "backend", "move", "simulated"]
+
+NAME = "simulated"
+COUNTS = Counts()
+WAITS = {
+    "_local_scalar_dense": "item",
+    "is_nonzero": "item",
+    "equal": "equal",
+    "nonzero": "nonzero",
+    "masked_select": "masked_select",
+    "bincount": "bincount",
+    "_unique2": "unique",
+    "unique_dim": "unique",
+    "unique_consecutive": "unique",
+}
+"""Operators whose result, or its size, the host has to wait for."""
+FREE = {
+    "view", "_unsafe_view", "expand", "transpose", "t", "permute", "slice", "select", "unsqueeze", "squeeze", "alias",
+    "detach", "as_strided", "split", "split_with_sizes", "unbind", "lift_fresh", "view_as", "_reshape_alias",
+    "diagonal", "unfold", "lift", "empty", "empty_strided", "new_empty", "empty_like", "new_empty_strided", "is_pinned",
+    "set_", "resize_", "is_same_size", "_has_compatible_shallow_copy_type", "record_stream",
+}  # fmt: skip
+"""Operators that run no kernel."""
+MIXED = {"_to_copy", "copy_", "index", "index_put", "index_put_", "_index_put_impl_", "set_", "lift_fresh", "detach"}
+"""Operators that take tensors of both devices, each in its own way."""
+WHOLE = {"repeat_interleave", "contiguous"}
+"""Operators that CUDA has a kernel of its own for, though PyTorch can compose them of others."""
+NORMS = (torch.rms_norm, torch.nn.functional.rms_norm)
+ANSWERS = {"_local_scalar_dense", "is_nonzero", "equal"}
+"""Operators that return a number of Python."""
+
+
+class _Hook(_DummyPrivateUse1Hook):
+    """Only where a simulated device is asked for is there an accelerator."""
+
+    def is_available(self) -> bool:
+        return _inside
+
+    def has_primary_context(self, dev_id: int) -> bool:
+        return _inside
+
+
+class _Module(_DummyBackendModule):
+    """``torch.simulated``."""
+
+    def is_available(self) -> bool:
+        return _inside
+
+    def device_count(self) -> int:
+        return int(_inside)
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+
+_inside = False
+
+
+@functools.cache
+def backend() -> torch.device:
+    """The device; the first call makes PyTorch know it, for as long as the process lives."""
+    _setup_privateuseone_for_python_backend(NAME, _Module(), _Hook())
+    return torch.device(NAME, 0)
+
+
+class Simulated(Tensor):
+    """A tensor on the simulated device; ``inner`` is the one on the CPU that has its values."""
+
+    inner: Tensor  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls: type[Simulated], inner: Tensor, requires_grad: bool = False) -> Simulated:
+        """Of the same sizes, strides and type."""
+        made: Simulated = torch.Tensor._make_wrapper_subclass(
+            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
+            layout=inner.layout, device=backend(), requires_grad=requires_grad,
+        )  # fmt: skip
+        made.inner = inner
+        return made
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        """The values, without counting the look at them."""
+        return f"Simulated({self.inner!r})"
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(parts: Mapping[str, Tensor], *_: Any) -> Simulated:
+        return Simulated(parts["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return _run(func, args, kwargs or {})
+
+
+def _inner(x: Any) -> Any:
+    return x.inner if isinstance(x, Simulated) else x
+
+
+def _wrapped(x: Any) -> Any:
+    return Simulated(x) if isinstance(x, Tensor) else x
+
+
+def _is_ours(device: Any) -> bool:
+    return device is not None and torch.device(device).type == NAME
+
+
+def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """One operator: decomposed, refused or computed, and counted."""
+    name = func.overloadpacket.__name__
+    leaves = tree_leaves((args, kwargs))
+    ours = [x for x in leaves if isinstance(x, Simulated)]
+    if ours and name not in WHOLE and func._can_decompose():
+        return func.decompose(*args, **kwargs)
+    if name == "_to_copy":
+        return _to_copy(func, args[0], kwargs)
+    target = kwargs.get("device")
+    if not ours:
+        return _made(func, name, args, kwargs) if _is_ours(target) else func(*args, **kwargs)
+    if target is not None and not _is_ours(target):  # new_zeros(device="cpu"): the values are not looked at
+        return func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+    plain = [x for x in leaves if isinstance(x, Tensor) and not isinstance(x, Simulated)]
+    _refuse_mixed(name, args, plain)
+    _count(name, args, kwargs)
+    if name == "_fused_sdp_choice":
+        return 0
+    return _computed(func, name, args, kwargs)
+
+
+def _to_copy(func: Any, source: Tensor, kwargs: dict[str, Any]) -> Any:
+    """A cast, or a transfer."""
+    target = kwargs.get("device")
+    there = _is_ours(target) if target is not None else isinstance(source, Simulated)
+    rest = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory")}
+    out = func(_inner(source), **rest)
+    if there and isinstance(source, Simulated):
+        COUNTS.launch("_to_copy")
+    elif there:
+        COUNTS.copy("to the device", waits=not kwargs.get("non_blocking"))
+    elif isinstance(source, Simulated):  # memory that is not pinned: the host waits whatever it was told
+        COUNTS.copy("to the host", waits=True)
+    return Simulated(out) if there else out
+
+
+def _made(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A tensor that is made on the device."""
+    if name not in FREE:
+        COUNTS.launch(name)
+    return tree_map(_wrapped, func(*args, **{**kwargs, "device": torch.device("cpu")}))
+
+
+def _refuse_mixed(name: str, args: Any, plain: Sequence[Tensor]) -> None:
+    """Tensors of two devices in one operator, as CUDA refuses them: but numbers of the CPU, and indices from there."""
+    wrong = [tuple(x.shape) for x in plain if x.dim() > 0] if name not in MIXED else []
+    if "index" in name and name in MIXED:
+        if not isinstance(args[0], Simulated):
+            wrong = [tuple(i.shape) for i in args[1] if isinstance(i, Simulated)]
+        if len(args) > 2 and args[2].dim() > 0 and isinstance(args[2], Simulated) != isinstance(args[0], Simulated):
+            wrong.append(tuple(args[2].shape))
+    if wrong:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device: {name} got {NAME} and cpu {wrong} at {package_line()}"
+        )
+
+
+def _count(name: str, args: Any, kwargs: Mapping[str, Any]) -> None:
+    if name in WAITS:
+        COUNTS.sync(WAITS[name])
+    elif name == "repeat_interleave" and kwargs.get("output_size") is None:
+        COUNTS.sync(name)
+    elif name == "copy_" and isinstance(args[0], Simulated) is not isinstance(args[1], Simulated):
+        there = isinstance(args[0], Simulated)
+        waits = not (there and len(args) > 2 and args[2])
+        COUNTS.copy("to the device" if there else "to the host", waits=waits)
+    elif name in ("index", "index_put", "index_put_", "_index_put_impl_"):
+        indices = [i for i in args[1] if i is not None]
+        if any(i.dtype in (torch.bool, torch.uint8) for i in indices):
+            COUNTS.sync("bool index")
+        for _ in (i for i in indices if not isinstance(i, Simulated)):
+            COUNTS.copy("to the device", waits=True)
+    if name not in FREE:
+        COUNTS.launch(name)
+
+
+def _computed(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """On the CPU."""
+    cpu = torch.device("cpu")
+    own_args = tree_map(lambda x: cpu if isinstance(x, torch.device) else _inner(x), args)
+    own_kwargs = {k: cpu if k == "device" and v is not None else tree_map(_inner, v) for k, v in kwargs.items()}
+    with torch._C._DisableAutocast():
+        if name == "histc" and not own_args[0].is_floating_point():  # which CUDA counts, and a CPU does not
+            out = func(own_args[0].float(), *own_args[1:], **own_kwargs).to(own_args[0].dtype)
+        else:
+            out = func(*own_args, **own_kwargs)
+    if name in ANSWERS:
+        return out
+    if not isinstance(args[0] if args else None, Simulated) and name == "copy_":
+        return args[0]
+    found = tree_map(_wrapped, out)
+    if any(isinstance(x, (list, tuple)) for x in args):  # of several tensors: no views among them
+        return found
+    return return_and_correct_aliasing(func, args, kwargs, found)
+
+
+class _Dispatch(TorchDispatchMode):
+    """Also operators without a tensor of the device: those that make one there."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+class _Functions(TorchFunctionMode):
+    """What PyTorch does below every dispatch: ``torch.tensor(..., device=)`` fills a CPU tensor and copies it over."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (torch.tensor, torch.as_tensor) and _is_ours(kwargs.get("device")):
+            if isinstance(args[0], Simulated):
+                return args[0]
+            del kwargs["device"]
+            return func(*args, **kwargs).to(backend())
+        if func in NORMS and isinstance(args[0], Simulated) and not torch.is_grad_enabled():
+            norm = (args[0].inner, *tree_map(_inner, args[1:]))
+            COUNTS.launch("_fused_rms_norm")  # a kernel of CUDA; the CPU composes it of others
+            return Simulated(func(*norm, **tree_map(_inner, kwargs)))
+        if func is Tensor.tolist and isinstance(args[0], Simulated):
+            return args[0].cpu().tolist()
+        if func is Tensor.new_tensor and isinstance(args[0], Simulated):
+            return torch.tensor(*args[1:], **{"dtype": args[0].dtype, **kwargs}).to(backend())
+        return func(*args, **kwargs)
+
+
+class _Carried:
+    """An asynchronous copy: whoever reads it before further work has been launched waits for the newest of it."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._value, self._launched = _inner(value), COUNTS.launches.total()
+        COUNTS.copy("to the host", waits=False)
+
+    def read(self) -> int:
+        if COUNTS.launches.total() == self._launched:
+            COUNTS.sync("copy to the host")
+        return int(self._value)
+
+
+@contextlib.contextmanager
+def _no_inference_mode() -> Iterator[None]:
+    """``torch.inference_mode`` is ``torch.no_grad``: wrappers made outside it cannot be viewed inside."""
+    kind = torch.inference_mode
+
+    def enter(self: Any) -> None:
+        self.plain = torch.no_grad()
+        self.plain.__enter__()
+
+    def leave(self: Any, *error: Any) -> None:
+        self.plain.__exit__(*error)
+
+    with mock.patch.object(kind, "__enter__", enter), mock.patch.object(kind, "__exit__", leave):
+        yield
+
+
+@contextlib.contextmanager
+def simulated() -> Iterator[Counts]:
+    """There is a simulated device in here; yields what it counts, from 0."""
+    global _inside
+    backend()
+    COUNTS.clear()
+    _inside = True
+    try:
+        with mock.patch.dict(CARRIERS, {NAME: _Carried}), _no_inference_mode(), _Dispatch(), _Functions():  # type: ignore[no-untyped-call]
+            yield COUNTS
+    finally:
+        _inside = False
+
+
+def move(module: nn.Module) -> None:
+    """Parameters and buffers go to the device, in place; tied ones stay tied. Gradients are lost.
+
+    ``Module.to`` changes the data of parameters, which a wrapper cannot follow.
+    """
+    known: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                fresh = nn.Parameter(Simulated(parameter.detach()), parameter.requires_grad)
+                part._parameters[name] = known.setdefault(id(parameter), fresh)
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = None if buffer is None else Simulated(buffer.detach())

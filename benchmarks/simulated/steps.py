@@ -1,0 +1,44 @@
+"""What one decode step and one micro-batch cost: differences between runs of several sizes hold nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from benchmarks.simulated.work import DENSE, Job, run_job, sampled
+from benchmarks.workloads import Workload
+
+__all__ = ["Step", "per_micro_batch", "per_step"]
+
+TOKENS = (8, 24)
+LAYERS = (1, 3)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One token for all rows."""
+
+    syncs: float
+    """Times that the host waits."""
+    launches: float
+    """Kernels per layer."""
+
+
+def per_step() -> Step:
+    """Of rollouts whose responses are all as long as each other: the slope between lengths, and between depths."""
+    found = {(n, t): sampled(_equal(n, t)) for n in LAYERS for t in TOKENS}
+    steps = TOKENS[1] - TOKENS[0]
+    deep = [found[LAYERS[1], t] for t in TOKENS]
+    syncs = deep[1].syncs.total() - deep[0].syncs.total()
+    launches = {place: counts.launches.total() for place, counts in found.items()}
+    slopes = [launches[n, TOKENS[1]] - launches[n, TOKENS[0]] for n in LAYERS]
+    return Step(syncs / steps, (slopes[1] - slopes[0]) / steps / (LAYERS[1] - LAYERS[0]))
+
+
+def _equal(layers: int, tokens: int) -> Job:
+    return Job(replace(DENSE, layers=layers), Workload(2, 3, (4, 12), tokens, tokens, sigma=0.0))
+
+
+def per_micro_batch() -> float:
+    """Of an update with all metrics and of the old log-probabilities before it, together."""
+    found = run_job(Job(max_tokens=60), on_device=True)
+    return found.update.syncs.total() / found.micro_batches + found.old.syncs.total() / found.old_micro_batches

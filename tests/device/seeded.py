@@ -1,0 +1,110 @@
+"""Faults put into the package on purpose, and what the simulated device says of them; in a process of its own.
+
+PyTorch's autograd counts devices at the first backward pass of a process, so the device has to be there before it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from benchmarks.simulated.agreement import difference
+from benchmarks.simulated.device import COUNTS, backend
+from benchmarks.simulated.work import Job, run_job, sampled
+from benchmarks.workloads import Workload
+from gspo_lightning.metrics import ratios
+from gspo_lightning.policy.attention import GroupCache, flex
+from gspo_lightning.rollouts.sampler import decoding, readback
+from gspo_lightning.rollouts.sampler.decoding import SharedDecoder
+
+
+def stays_here() -> AbstractContextManager[Any]:
+    """Indices that are planned on the host never get to the device."""
+    return mock.patch.object(GroupCache, "_there", lambda self, x: x)
+
+
+def asks_every_token() -> AbstractContextManager[Any]:
+    """The host reads how many rows live as soon as that is computed."""
+    return mock.patch.object(readback, "LAG", 0)
+
+
+def selects() -> AbstractContextManager[Any]:
+    """Metrics pick elements by a mask, as they once did."""
+
+    def tally(places: Tensor, counted: Tensor, bins: int) -> Tensor:
+        return torch.bincount(places[counted], minlength=bins).double()
+
+    return mock.patch.object(ratios, "tally", tally)
+
+
+def makes_there() -> AbstractContextManager[Any]:
+    """A list becomes a tensor on the device in one call, which waits."""
+
+    def for_rows(x: Tensor, rows: list[int]) -> Tensor:
+        return x.repeat_interleave(torch.tensor(rows, device=x.device), dim=0)
+
+    return mock.patch.object(decoding, "_for_rows", for_rows)
+
+
+def forgets_prompts() -> AbstractContextManager[Any]:
+    """The mask of the device's kernel leaves prompts out: right on a CPU, wrong there."""
+    real = flex._block_mask
+
+    def mask(own: Tensor, first: Tensor, end: Tensor, device: torch.device) -> Any:
+        return real(own, torch.zeros_like(first), torch.zeros_like(end), device)
+
+    return mock.patch.object(flex, "_block_mask", mask)
+
+
+def _said(function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except RuntimeError as error:
+        return str(error)
+
+
+def _between_compactions() -> list[int]:
+    """Syncs between two compactions, the joins between them included."""
+    seen: list[int] = []
+    real = SharedDecoder.keep
+
+    def keep(self: SharedDecoder, rows: Tensor) -> None:
+        seen.append(COUNTS.syncs.total())
+        real(self, rows)
+
+    with mock.patch.object(SharedDecoder, "keep", keep):
+        sampled(Job(max_rows=8))
+    return [after - before for before, after in itertools.pairwise(seen)]
+
+
+def main() -> None:
+    """Print what was found as one JSON object."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    backend()
+    job = Job(work=Workload(2, 4, (4, 8), 5, 10))
+    found: dict[str, Any] = {"sound": difference(job), "between compactions": _between_compactions()}
+    with stays_here():
+        found["stays here"] = _said(lambda: sampled(job))
+    with asks_every_token():
+        found["asks every token"] = dict(sampled(job).syncs)
+    with selects():
+        found["selects"] = dict(run_job(job, on_device=True).update.syncs)
+    with makes_there():
+        found["makes there"] = dict(sampled(job).syncs)
+    with forgets_prompts():
+        found["forgets prompts"] = difference(job)
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""The whole way through a simulated device: right results, nothing that waits, and faults that it finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KEYS = [
+    "kernels_compiled", "eager_attention", "weight_casts_per_step", "syncs_per_step", "syncs_per_micro_batch",
+    "launches_per_layer_and_step", "loaded_bytes_per_rank_ratio", "gathered_bytes_per_rank_ratio",
+]  # fmt: skip
+
+
+def run(module: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: a device must be known before the first backward pass."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", module]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
+
+
+@pytest.fixture(scope="module")
+def checked() -> subprocess.CompletedProcess[str]:
+    return run("benchmarks.device_check")
+
+
+@pytest.fixture(scope="module")
+def counted(checked: subprocess.CompletedProcess[str]) -> dict[str, float]:
+    found: dict[str, float] = json.loads(checked.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def seeded() -> dict[str, Any]:
+    done = run("tests.device.seeded")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("what", ["dense", "mixture", "Routing Replay R2", "Routing Replay R3", "adapters"])
+def test_a_device_gives_what_the_cpu_gives(checked: subprocess.CompletedProcess[str], what: str) -> None:
+    if what == "adapters":
+        pytest.importorskip("peft")
+    assert checked.returncode == 0, checked.stderr
+    assert f"{what}: the tokens, log-probabilities, gradients and weights of the CPU" in checked.stdout
+
+
+def test_the_last_line_has_every_number(counted: dict[str, float]) -> None:
+    assert list(counted) == KEYS
+
+
+@pytest.mark.parametrize(("name", "most"), [
+    ("kernels_compiled", 4), ("eager_attention", 0), ("weight_casts_per_step", 0), ("syncs_per_step", 0),
+    ("syncs_per_micro_batch", 2), ("launches_per_layer_and_step", 40), ("loaded_bytes_per_rank_ratio", 1.0),
+    ("gathered_bytes_per_rank_ratio", 0.75),
+])  # fmt: skip
+def test_a_ratchet(counted: dict[str, float], name: str, most: float) -> None:
+    assert 0 <= counted[name] <= most
+
+
+def test_a_compaction_and_the_join_after_it_wait_four_times_at_most(seeded: dict[str, Any]) -> None:
+    assert len(seeded["between compactions"]) > 3
+    assert max(seeded["between compactions"]) <= 4
+
+
+def test_without_a_fault_there_is_no_difference(seeded: dict[str, Any]) -> None:
+    assert seeded["sound"] == ""
+
+
+def test_an_index_that_stays_on_the_cpu_is_an_error_with_its_line(seeded: dict[str, Any]) -> None:
+    assert seeded["stays here"].startswith("Expected all tensors to be on the same device: ge got simulated and cpu")
+    assert "policy/attention/cache.py:" in seeded["stays here"]
+
+
+def test_a_host_that_asks_every_token_is_seen(seeded: dict[str, Any]) -> None:
+    waits = {k: n for k, n in seeded["asks every token"].items() if "rollouts/sampler/readback.py" in k}
+    assert sum(waits.values()) >= 9  # one a token
+
+
+def test_a_selection_by_a_mask_is_seen(seeded: dict[str, Any]) -> None:
+    assert {k.split(" metrics/ratios.py")[0] for k in seeded["selects"]} == {"bool index", "bincount"}
+
+
+def test_a_list_made_into_a_tensor_there_is_seen(seeded: dict[str, Any]) -> None:
+    found = {k.rsplit(":", 1)[0] for k in seeded["makes there"]}
+    assert "copy to the device rollouts/sampler/decoding.py" in found
+    assert "repeat_interleave rollouts/sampler/decoding.py" in found
+
+
+def test_a_mask_that_is_wrong_on_the_device_is_seen(seeded: dict[str, Any]) -> None:
+    assert seeded["forgets prompts"] != ""
