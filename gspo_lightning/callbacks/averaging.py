@@ -58,7 +58,7 @@ class AveragedWeights(Callback):
         if (checkpoint := module.restored) is not None:
             module.average.load(checkpoint)
         elif trainer.ckpt_path is not None:
-            log.info("the checkpoint holds no average of weights: it begins with the weights there")
+            log.info("the checkpoint contains no average of weights: averaging begins with its weights")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Once per update, and once more where an iteration is over: before it is evaluated and saved."""

@@ -159,8 +159,8 @@ class LastCheckpoint(Checkpoint):
         with fail_together():
             if self._there and trainer.is_global_zero and not self._folder.parent.is_dir():  # saving would make it anew
                 raise InfrastructureError(
-                    f"the run folder {self._folder.parent} is gone: it was deleted or moved while the run went on.\n"
-                    f"  fix: put it back and go on with --ckpt_path last, or start again"
+                    f"the run folder {self._folder.parent} is gone: it was deleted or moved during the run.\n"
+                    f"  fix: restore it and resume with --ckpt_path last, or start again"
                 )
         module = learner(trainer.lightning_module)
         score = {**module.evaluator.last, **module.last_update}.get(self.best_by)

@@ -147,7 +147,7 @@ class SequenceClassificationReward(Reward):
             raise _refusal(f"{self.name_or_path!r} cannot be loaded: {fault_of(error)}") from error
         if missing := sorted(report["missing_keys"]):
             raise _refusal(
-                f"{self.name_or_path!r} is no trained classifier: it has no weights for {', '.join(missing)}"
+                f"{self.name_or_path!r} is not a trained classifier: it has no weights for {', '.join(missing)}"
             )
         if self.text == "chat" and tokenizer.chat_template is None:
             raise UserError(
@@ -169,7 +169,7 @@ class SequenceClassificationReward(Reward):
                 "SequenceClassificationReward.label", f"is not set, but the model has {len(labels)}: {', '.join(known)}"
             )
         hint = did_you_mean(str(self.label), labels.values())
-        raise UserError("SequenceClassificationReward.label", f"{self.label!r} is no label of the model; {hint}")
+        raise UserError("SequenceClassificationReward.label", f"{self.label!r} is not a label of the model; {hint}")
 
 
 def _values(logits: torch.Tensor, column: int, model: PreTrainedModel) -> torch.Tensor:

@@ -137,7 +137,7 @@ class RolloutSource(ABC):
         """
         raise UserError(
             "data.rollouts",
-            f"is {type(self).__name__}, which cannot go on with a response that has begun",
+            f"is {type(self).__name__}, which cannot continue a partial response",
             fix="use GroupedSampler or TransformersGenerate, or write extend() for this source",
         )
 

@@ -354,7 +354,7 @@ class GSPOTrainer:
             self.optimizer.zero_grad(set_to_none=True)
             raise UserError(
                 "model",
-                f"has a gradient norm of {norm}; this update was not made",
+                f"has a gradient norm of {norm}; this update was not applied",
                 fix="look for NaN in the weights; in bfloat16, train float32 weights instead",
             )
         self.optimizer.step()

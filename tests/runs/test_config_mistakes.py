@@ -66,7 +66,7 @@ FLAGS = {
     "unknown callback": ("--trainer.callbacks EarlyStoping", ["trainer.callbacks", "did you mean EarlyStopping?"]),
     "callback without what it needs": (
         "--trainer.callbacks EarlyStopping",
-        ["trainer.callbacks.monitor", "EarlyStopping cannot do without it"],
+        ["trainer.callbacks.monitor", "EarlyStopping cannot run without it"],
     ),
     "precision that is none": ("--trainer.precision bf16-mixd", ["trainer.precision", "bf16-mixed"]),
     "rewards without names": (

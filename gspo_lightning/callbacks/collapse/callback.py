@@ -201,12 +201,12 @@ class Collapse(Callback):
 def _signatures(ignore: Sequence[str], thresholds: Mapping[str, float]) -> list[Signature]:
     for name in ignore:
         if name not in SIGNATURES:
-            raise UserError("Collapse.ignore", f"{name!r} is no signature; {did_you_mean(name, SIGNATURES)}")
+            raise UserError("Collapse.ignore", f"{name!r} is not a signature; {did_you_mean(name, SIGNATURES)}")
     found = {name: kind() for name, kind in SIGNATURES.items() if name not in ignore}
     known = [f"{name}.{f.name}" for name, s in found.items() for f in fields(s) if f.name != "prompts"]
     for key, value in thresholds.items():
         if key not in known:
-            raise UserError("Collapse.thresholds", f"{key!r} is no threshold; {did_you_mean(key, known)}")
+            raise UserError("Collapse.thresholds", f"{key!r} is not a threshold; {did_you_mean(key, known)}")
         name, _, threshold = key.partition(".")
         setattr(found[name], threshold, value)
     return list(found.values())
@@ -220,7 +220,7 @@ def _words(alarm: Alarm) -> str:
 def _stopped(alarm: Alarm, folder: Path, after: str = "") -> CollapseError:
     return CollapseError(
         f"stopped{after}: {_words(alarm)}.\n"
-        f"  fix: {alarm.advice}; then go on from a checkpoint in {folder / 'checkpoints'} (docs/collapse.md)"
+        f"  fix: {alarm.advice}; then resume from a checkpoint in {folder / 'checkpoints'} (docs/collapse.md)"
     )
 
 

@@ -215,10 +215,10 @@ def _check_numbers(**settings: tuple[float, float, float]) -> None:
 
 def _weights(rubric: dict[str, str], weights: dict[str, float]) -> dict[str, float]:
     if not rubric:
-        raise UserError("LLMJudge.rubric", "is empty", fix="name a criterion and what is asked about it")
+        raise UserError("LLMJudge.rubric", "is empty", fix="name a criterion and the question about it")
     for name, weight in weights.items():
         if name not in rubric:
-            raise UserError("LLMJudge.weights", f"{name!r} is no criterion; {did_you_mean(name, rubric)}")
+            raise UserError("LLMJudge.weights", f"{name!r} is not a criterion; {did_you_mean(name, rubric)}")
         if not 0 <= weight < math.inf:
             raise UserError("LLMJudge.weights", f"{name} has {weight}; a weight is a finite number from 0 on")
     found = {name: float(weights.get(name, 1.0)) for name in rubric}

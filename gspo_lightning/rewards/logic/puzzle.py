@@ -51,7 +51,7 @@ class LogicPuzzle(Reward):
         max_characters: int = 20_000,
     ) -> None:
         if family is not None and family not in FAMILIES:
-            raise UserError("LogicPuzzle.family", f"{family!r} is no family; {did_you_mean(family, FAMILIES)}")
+            raise UserError("LogicPuzzle.family", f"{family!r} is not a family; {did_you_mean(family, FAMILIES)}")
         if not 0 < threshold <= 1:
             raise UserError("LogicPuzzle.threshold", f"is {threshold}; it must lie in (0, 1]")
         if partial and threshold != 1:
@@ -69,7 +69,7 @@ class LogicPuzzle(Reward):
         """Grade; why there was nothing to grade is in ``detail``."""
         judge = FAMILIES.get(self.family or family)
         if judge is None:
-            return Score.missing(f"{family!r} is no family of puzzles; {did_you_mean(str(family), FAMILIES)}")
+            return Score.missing(f"{family!r} is not a family of puzzles; {did_you_mean(str(family), FAMILIES)}")
         text, problem = final_answer(completion, self.marker if judge.marked else "", truncated and judge.marked)
         if len(text) > self.max_characters:
             if judge.marked:

@@ -216,7 +216,7 @@ class RewardRunner:
                 f"rewards.{name}",
                 f"{type(self.rewards[name]).__name__} gives none of {len(samples)} canned completions (empty, short, "
                 f"with the answer in it) a reward: {reasons}",
-                fix="return a number for what can be judged, 0 for a wrong answer; None is for what nobody can tell",
+                fix="return a number for what can be judged (0 for a wrong answer) and None for the rest",
             )
         self._count_unreadable(others)
 

@@ -67,7 +67,7 @@ class EnvironmentRollouts(RolloutSource):
         if type(self.source).extend is RolloutSource.extend:
             raise UserError(
                 f"{name}.source",
-                f"is {type(self.source).__name__}, which cannot go on with a response that has begun",
+                f"is {type(self.source).__name__}, which cannot continue a partial response",
                 fix="use GroupedSampler, TransformersGenerate or VLLMServer",
             )
         self.max_turns, self.deadline_s, self.retries = max_turns, deadline_s, retries

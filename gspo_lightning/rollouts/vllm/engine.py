@@ -102,7 +102,7 @@ class VLLMEngine(RolloutSource):
                 raise
             raise UserError(
                 "data.rollouts",
-                f"is VLLMEngine, but vLLM cannot serve this model as asked: {error}",
+                f"is VLLMEngine, but vLLM cannot serve this model: {error}",
                 fix="change data.rollouts.options (arguments of vllm.LLM), or use GroupedSampler",
             ) from error
         self._met = True
@@ -179,7 +179,7 @@ class VLLMEngine(RolloutSource):
     ) -> Iterator[tuple[int, Rollout]]:
         """(index of the row, its rollout), as they end."""
         if self._engine is None or self._synced is None or self._synced[1] != version:
-            raise RuntimeError(f"version {version} was not handed over by sync_weights()")
+            raise RuntimeError(f"version {version} was not copied by sync_weights()")
         asked = [request("", row, 1, sampling, seed_of(draws, row)) for row in rows]
         for i, piece in self._engine.run(asked, enough):
             yield i, _rollout(piece, rows[i], asked[i], sampling, version, policy)
@@ -210,7 +210,7 @@ def _checked(piece: Piece, asked: Mapping[str, Any], policy: Policy) -> Answer:
     try:
         return checked(piece.answer, piece.reason, asked, vocabulary)
     except BadReplyError as error:
-        raise InfrastructureError(f"vLLM did not do what it was asked: {error}") from error
+        raise InfrastructureError(f"vLLM failed: {error}") from error
 
 
 def _in_order(group: Mapping[int, Rollout]) -> list[Rollout]:

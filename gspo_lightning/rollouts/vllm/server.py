@@ -173,7 +173,7 @@ class VLLMServer(RolloutSource):
             for server in pool.servers:
                 server.ready = False
             if self._met or isinstance(error, ServerError):  # it worked before, so it may again
-                raise InfrastructureError(f"a server failed while weights were handed over: {error}") from error
+                raise InfrastructureError(f"a server failed while weights were being copied: {error}") from error
             if isinstance(error, UserError):
                 raise
             raise UserError("data.rollouts", f"cannot be used for training: {error}", fix=_FIX) from error
@@ -244,7 +244,7 @@ class VLLMServer(RolloutSource):
     ) -> Iterator[tuple[int, list[Rollout]]]:
         """(index of the row, its rollouts), as they come; who stops listening cancels the rest."""
         if self._synced is None or self._synced[1] != version:
-            raise RuntimeError(f"version {version} was not handed over by sync_weights()")
+            raise RuntimeError(f"version {version} was not copied by sync_weights()")
         vocabulary = int(policy.model.config.get_text_config().vocab_size)
 
         async def ask(row: Beginning, server: Server) -> list[Rollout]:
