@@ -32,7 +32,7 @@ class Interrupts(Callback):
     """Stops between two updates (never inside one, nor inside an evaluation), with a checkpoint.
 
     A single process that is sampling stops at once: its state is that of the last update. Several ranks agree on a
-    place where all stop, whichever of them was told. A second Ctrl-C stops without ceremony.
+    place where all stop, whichever of them got the signal. A second Ctrl-C stops immediately.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ __all__ = ["SequenceClassificationReward"]
 
 
 class SequenceClassificationReward(Reward):
-    """What a sequence-classification model says: its logit (scalar head), or the probability of one of its labels.
+    """The output of a sequence-classification model: its logit (scalar head), or the probability of one of its labels.
 
     It runs in the training process, where the device is, under ``no_grad`` and in inference mode of the model; it is
     loaded when the first sample is judged (at start-up, by the check on canned completions).
@@ -35,7 +35,7 @@ class SequenceClassificationReward(Reward):
         batch_size: samples that go through the model at once; memory only, never results.
         max_tokens: longer texts are *missing*, never cut; None takes what the model was built for.
         dtype: of the weights: ``auto`` as saved, or a torch name such as ``bfloat16``.
-        device: None takes this process's accelerator, or the CPU where there is none.
+        device: None takes this process's accelerator, or the CPU if there is none.
         trust_remote_code: run Python code that the model repository ships. Only for repositories you have read.
         revision: branch, tag or commit of a hub id.
 

@@ -37,14 +37,14 @@ class Collapse(Callback):
     """Looks for the signatures of docs/collapse.md in every update; training is the same, bit for bit, while it warns.
 
     Args:
-        action: ``warn``; ``stop`` before the update that raised the alarm is made; ``rollback``: at the end of the
-            iteration put weights and optimizer back to the newest checkpoint from before anything was suspicious, and
-            go on with new prompts.
+        action: ``warn``; ``stop`` before the update that raised the alarm is applied; ``rollback``: at the end of the
+            iteration restore weights and optimizer from the newest checkpoint before anything suspicious, and
+            continue with new prompts.
         ignore: names of signatures not to look for.
         thresholds: ``{"<signature>.<threshold>": value}`` in place of the documented ones.
-        max_rollbacks: rollbacks of a run; the next alarm stops it.
+        max_rollbacks: rollbacks per run; the next alarm stops it.
         lr_factor: the learning rate after a rollback over the one before it, in (0, 1].
-        max_dumps: batches of a run that are written to ``dumps/`` (each with the weights); later alarms leave none.
+        max_dumps: batches per run that are written to ``dumps/`` (each with the weights); later alarms leave none.
     """
 
     def __init__(

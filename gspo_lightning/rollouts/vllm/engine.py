@@ -25,17 +25,17 @@ __all__ = ["VLLMEngine"]
 
 
 class VLLMEngine(RolloutSource):
-    """Samples with vLLM in the trainer's own process, on its device, and hands it the weights in memory.
+    """Samples with vLLM in the trainer's own process, on its device, and copies the weights in memory.
 
-    The engine is made at the first rollout and keeps weights and a key-value cache of its own beside the trainer's, so
-    the device must hold both. For one process; several ranks share servers (``VLLMServer``).
+    The engine starts at the first rollout and has its own weights and key-value cache next to the trainer's, so
+    the device must hold both. For one process; use ``VLLMServer`` for several ranks.
 
     Args:
         dtype: of the engine's weights; None is the policy's.
         gpu_memory_utilization: share of a GPU's memory that the engine may fill, its weights and cache together.
         options: further arguments of ``vllm.LLM`` (``{max_num_seqs: 64}``).
         tolerance: nats by which log-probabilities of a probe may differ from the trainer's, on average, after weights
-            were handed over; None is 1e-3 in float32, else 0.1.
+            were copied; None is 1e-3 in float32, else 0.1.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class VLLMEngine(RolloutSource):
         """See :meth:`RolloutSource.generate`; the weights are those of the last :meth:`sync_weights`.
 
         Raises:
-            InfrastructureError: the engine gave something else than was asked for.
+            InfrastructureError: the engine returned something else than requested.
         """
         rows = Beginning.groups(prompts, group_size, sampling.max_response_tokens)
         groups: list[dict[int, Rollout]] = [{} for _ in prompts]
@@ -154,10 +154,10 @@ class VLLMEngine(RolloutSource):
         version: int = 0,
         enough: Enough | None = None,
     ) -> list[Rollout]:
-        """See :meth:`RolloutSource.extend`; what is drawn differs between a whole response and its pieces.
+        """See :meth:`RolloutSource.extend`; draws differ between a whole response and its pieces.
 
         Raises:
-            InfrastructureError: the engine gave something else than was asked for.
+            InfrastructureError: the engine returned something else than requested.
         """
         ended: set[int] = set()
         found: dict[int, Rollout] = {}
