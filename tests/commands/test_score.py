@@ -157,7 +157,7 @@ def test_a_malformed_line_is_named_and_nothing_is_written_over(
         ('ExactMatch:{"markr": "#"}', "'markr' is not a parameter; did you mean marker"),
         ('ExactMatch:{"exactly_one": "perhaps"}', "exactly_one"),
         ("FormatReward", "the parameter 'pattern' is missing"),
-        ('FormatReward:{"pattern": "("}', "no regular expression"),
+        ('FormatReward:{"pattern": "("}', "not a regular expression"),
         ('FunctionReward:{"function": "no_such_module.f"}', "there is no module 'no_such_module'"),
     ],
 )

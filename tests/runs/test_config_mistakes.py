@@ -96,7 +96,7 @@ FILES = {
     ),
     "parameter beside the class": (
         "model: {objective: {class_path: GSPO, clip_low: 1.0e-4}}",
-        ["model.objective.clip_low", "belongs into init_args", "init_args: {clip_low: ...}"],
+        ["model.objective.clip_low", "belongs in init_args", "init_args: {clip_low: ...}"],
     ),
     "setting without its section": ("group_size: 8", ["group_size", "did you mean data.group_size?"]),
     "text for a group size": ("data: {group_size: eight}", ["data.group_size", "a whole number"]),

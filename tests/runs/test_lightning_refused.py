@@ -110,7 +110,7 @@ class DeepSpeedStrategy:
 
 
 def test_an_engine_of_its_own_is_known_by_its_name() -> None:
-    with pytest.raises(UserError, match="optimizer step of its own"):
+    with pytest.raises(UserError, match="its own backward pass and optimizer step"):
         check_strategy(DeepSpeedStrategy())
 
 

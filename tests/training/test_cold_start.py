@@ -202,7 +202,7 @@ def test_a_damaged_one_is_named_moved_aside_and_made_again(
     assert QUICK.ensure(TINY, tmp_path).name_or_path == str(folder)
     aside = folder.with_name(f"{folder.name}.damaged-1")
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert said.startswith(f"cold start: {folder} is not what was written (")
+    assert said.startswith(f"cold start: {folder} is damaged (")
     assert DAMAGE[harm] in said
     assert f"moved to {aside}, and recomputed" in said
     assert {f.name: f.read_bytes() for f in folder.iterdir()} == whole  # the same settings, the same weights

@@ -236,7 +236,7 @@ def test_whoever_waits_for_a_dead_server_waits_once(serve: Serve) -> None:
         (401, f"asks for another key .status 401.; fix: set {KEY}|asks for another key"),
         (403, "asks for another key"),
         (404, "has no such model, or no /v1/chat/completions"),
-        (302, "sends elsewhere"),
+        (302, "redirects"),
     ],
 )
 def test_what_no_sample_can_change_stops_the_run(serve: Serve, status: int, message: str) -> None:

@@ -190,7 +190,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no address": ({"urls": ["http://[::1"]}, "'http://[::1' is not a URL"),
     "no host": ({"urls": ["http://"]}, "'http://' is not a URL"),
     "a password": ({"urls": ["https://me:secret@node5"]}, "the URL of node5 holds a password"),
-    "host": ({"host": "0.0.0.0"}, "whoever reads that network would see the key"),
+    "host": ({"host": "0.0.0.0"}, "anyone who can read that network would see the key"),
     "key as option": ({"options": {"api_key": "k"}}, "names api_key"),
     "written otherwise": ({"options": {"api-key": "k"}}, "names api-key"),
     "socket as option": ({"options": {"uds": "/tmp/x"}}, "names uds"),

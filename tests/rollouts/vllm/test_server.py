@@ -68,7 +68,7 @@ def short_group(route: str, body: dict[str, Any], reply: Reply) -> Reply:
 
 
 FAULTS: dict[str, tuple[Fault, str]] = {
-    "fewer results": (short_group, "it sent 2 responses where 3 were asked for"),
+    "fewer results": (short_group, "it sent 2 responses instead of 3"),
     "status 500": (instead(500, {"error": "boom"}), "status 500"),
     "busy": (instead(429, {"error": "busy"}), "status 429"),
     "garbage": (instead(200, b"\x00\xff<html>"), "gave no JSON"),
