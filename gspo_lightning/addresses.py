@@ -27,7 +27,7 @@ def check_address(
         sockets: whether ``unix:/path`` is a URL, too.
 
     Raises:
-        UserError: it is no URL, holds a secret, or would get the key over a network that others may read.
+        UserError: it is not a URL, holds a secret, or would get the key over a network that others may read.
 
     >>> check_address("http://127.0.0.1:8000", "data.rollouts.urls", "VLLM_API_KEY", key="secret", plain_http=False)
     """
@@ -40,18 +40,18 @@ def check_address(
         return
     if parts.scheme not in ("http", "https") or not host:
         fix = "http://host:port, or unix:/path/to/socket" if sockets else "http://host:port"
-        raise UserError(field, f"{url[:200]!r} is no URL", fix=fix)
+        raise UserError(field, f"{url[:200]!r} is not a URL", fix=fix)
     if "@" in parts.netloc or parts.query:
         raise UserError(
             field,
             f"the URL of {host} holds a password or a query, and a run saves its config",
-            fix=f"take it out of the URL; a server's key belongs in the environment variable {variable}",
+            fix=f"remove it from the URL; a server's key belongs in the environment variable {variable}",
         )
     if key and parts.scheme == "http" and not (plain_http or is_loopback(host)):
         raise UserError(
             field,
             f"{url} would get the key of {variable} unencrypted over the network",
-            fix=f"https://, a tunnel that ends on 127.0.0.1, or no {variable}; plain_http: true where nobody else can "
+            fix=f"https://, a tunnel that ends on 127.0.0.1, or no {variable}; plain_http: true if nobody else can "
             "read that network",
         )
 

@@ -19,7 +19,7 @@ from gspo_lightning.output import outlives_its_reader
 __all__ = ["COMMANDS", "TRAINING", "entry_point", "main"]
 
 TRAINING = {
-    "fit": "train (and make the cold start first, where a config asks for one)",
+    "fit": "train (after the cold start, if the config has one)",
     "validate": "evaluate on the held-out prompts",
     "test": "evaluate on the test prompts",
     "predict": "answer prompts and write predictions.jsonl",
@@ -27,14 +27,14 @@ TRAINING = {
 COMMANDS = {
     "init": "write a project: a commented config, a reward with its test, example records",
     "list": "what is registered: objectives, advantages, rewards, rollouts, environments, prompts",
-    "plan": "memory, batch arithmetic and work of a config, before any GPU is paid for",
+    "plan": "memory, batch arithmetic and compute of a config, before you pay for a GPU",
     "evaluate": "benchmarks: a model or recorded answers, with intervals and paired tests",
     "data": "files of prompts before training: duplicates, leaks, difficulty, mixtures",
     "score": "score recorded completions without training",
     "report": "curves of runs as report.png and a one-page summary",
-    "compare": "objectives, or any differences of a config, on the same prompts and seeds",
+    "compare": "compare objectives, or any config changes, on the same prompts and seeds",
     "export": "write a checkpoint in transformers format",
-    "replay": "do an update again from its dump: one that was not finite, or that raised an alarm",
+    "replay": "repeat an update from its dump: one that was not finite, or that raised an alarm",
     "doctor": "versions, devices, and a self-test of the sandbox",
 }
 """Commands of their own: each is ``main(argv) -> int`` in ``gspo_lightning.commands.<name>``, a file or a package.
@@ -42,7 +42,7 @@ COMMANDS = {
 ``compare`` is given :func:`main` besides, for the runs that it makes.
 """
 OPTIONS = {
-    "--traceback": "with any command: where in the code an error was raised",
+    "--traceback": "with any command: show where in the code an error was raised",
     "--version": "of this package",
 }
 CONFIGURED = (*TRAINING, "plan", "compare", "evaluate", "data")
@@ -182,7 +182,7 @@ def _apologise(error: Exception, arguments: Sequence[str]) -> None:
     traceback.print_exception(error)
     command = shlex.join(["gspo", *arguments])
     print(
-        f"error: {type(error).__name__} that gspo_lightning did not foresee: a bug, of it or of a plug-in.\n"
+        f"error: {type(error).__name__} that gspo_lightning did not expect: a bug in it or in a plug-in.\n"
         f"  fix: please report it, with the traceback above, the config, and the command: {command}",
         file=sys.stderr,
     )

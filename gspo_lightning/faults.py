@@ -52,9 +52,9 @@ def fault_around(error: BaseException) -> GSPOError | None:
     """One message for a fault that is neither this package's nor a plug-in's; None if it is no such fault."""
     if has_lost_a_rank(error):
         return InfrastructureError(
-            f"rank {os.environ.get('LOCAL_RANK', '0')} cannot go on: another rank has ended, killed or by "
-            f"an error that it has named itself; checkpoints that were finished are whole.\n"
-            f"  fix: see what ended it (a kernel without memory kills: dmesg), then go on with --ckpt_path last"
+            f"rank {os.environ.get('LOCAL_RANK', '0')} cannot continue: another rank has ended, killed or with "
+            f"an error that it has reported; checkpoints that were finished are intact.\n"
+            f"  fix: find out why (dmesg shows kills for lack of memory), then resume with --ckpt_path last"
         )
     for found in os_errors(error):
         file = os.fsdecode(found.filename) if isinstance(found.filename, str | bytes) else ""
@@ -66,8 +66,8 @@ def fault_around(error: BaseException) -> GSPOError | None:
             )
         if found.errno in (errno.ENOENT, errno.ESTALE) and file and (gone := _gone(Path(file))) is not None:
             return InfrastructureError(
-                f"the folder {gone} is gone: it was deleted or moved, or its disk was taken away, while it was used.\n"
-                f"  fix: put it back and go on with --ckpt_path last, or start again"
+                f"the folder {gone} is gone: it was deleted or moved, or its disk was removed, while in use.\n"
+                f"  fix: restore it and resume with --ckpt_path last, or start again"
             )
         if found.errno in _ACCESS and file and found in (error, error.__cause__):  # not one that was dealt with
             why = f"cannot be used: {found.strerror}"

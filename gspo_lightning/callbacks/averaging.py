@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class AveragedWeights(Callback):
-    """Lightning's ``WeightAveraging`` and ``EMAWeightAveraging`` (or one of your own) at work here.
+    """Lightning's ``WeightAveraging`` and ``EMAWeightAveraging`` (or your own subclass), adapted to this package.
 
     Lightning's copy the whole module, with its trainer, its data and its old policy, and change its weights for an
-    evaluation. Here only the weights that are trained are averaged, an evaluation gets a policy of its own with them,
+    evaluation. Here only the trained weights are averaged, an evaluation gets a separate policy with them,
     and training never sees them.
 
     Args:
@@ -42,7 +42,7 @@ class AveragedWeights(Callback):
         self._step, self._iteration = state_dict["latest_update_step"], state_dict["latest_update_epoch"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin with the weights of now, or go on with the average of the checkpoint.
+        """Begin with the current weights, or continue with the average of the checkpoint.
 
         Raises:
             UserError: the weights are sharded.
@@ -58,7 +58,7 @@ class AveragedWeights(Callback):
         if (checkpoint := module.restored) is not None:
             module.average.load(checkpoint)
         elif trainer.ckpt_path is not None:
-            log.info("the checkpoint holds no average of weights: it begins with the weights there")
+            log.info("the checkpoint contains no average of weights: averaging begins with its weights")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Once per update, and once more where an iteration is over: before it is evaluated and saved."""

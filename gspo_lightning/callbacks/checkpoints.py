@@ -42,10 +42,10 @@ _OWN = re.compile(r"step-\d{8,}\.ckpt")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its target, syncs it, swaps it in, and writes its manifest last.
+    """Writes a checkpoint next to its target, syncs it, swaps it in, and writes its manifest last.
 
-    A kill at any moment leaves what was there. Lightning stages in the temp directory and moves; across file systems
-    that is a copy, and a kill in the middle of it destroys what was there.
+    A kill at any moment leaves the old file. Lightning stages in the temp directory and moves; across file systems
+    that is a copy, and a kill in the middle of it destroys the old file.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
@@ -128,7 +128,7 @@ class LastCheckpoint(Checkpoint):
                 sweep(folder, alone=is_held(run))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A resumed run stands at a checkpoint already."""
+        """A resumed run is already at a checkpoint."""
         self._saved = trainer.global_step
         self._there = self._folder.parent.is_dir()
 
@@ -159,8 +159,8 @@ class LastCheckpoint(Checkpoint):
         with fail_together():
             if self._there and trainer.is_global_zero and not self._folder.parent.is_dir():  # saving would make it anew
                 raise InfrastructureError(
-                    f"the run folder {self._folder.parent} is gone: it was deleted or moved while the run went on.\n"
-                    f"  fix: put it back and go on with --ckpt_path last, or start again"
+                    f"the run folder {self._folder.parent} is gone: it was deleted or moved during the run.\n"
+                    f"  fix: restore it and resume with --ckpt_path last, or start again"
                 )
         module = learner(trainer.lightning_module)
         score = {**module.evaluator.last, **module.last_update}.get(self.best_by)

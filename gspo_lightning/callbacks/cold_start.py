@@ -16,7 +16,7 @@ _LOSS, _HELD_OUT = "cold_start/loss", "cold_start/held_out_loss"
 
 
 class ColdStartCurve(Callback):
-    """Logs ``cold_start/loss`` and ``cold_start/held_out_loss`` to every logger, whoever made the cold start.
+    """Logs ``cold_start/loss`` and ``cold_start/held_out_loss`` to every logger, whichever run made the cold start.
 
     Its steps count up to -1, the last one before the first update: a run that is resumed forgets what was logged from
     its checkpoint on, and nothing from before.

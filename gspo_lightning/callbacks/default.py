@@ -18,7 +18,7 @@ __all__ = ["default_callbacks"]
 
 
 def default_callbacks(*, progress_bar: bool = True, checkpoints: bool = True) -> list[Callback]:
-    """What ``gspo fit`` adds to a trainer, in the order in which it works.
+    """The callbacks that ``gspo fit`` adds to a trainer, in working order.
 
     ``Trainer(callbacks=[*default_callbacks(), MyCallback()], plugins=[AtomicCheckpointIO()])`` trains as ``gspo fit``
     does: collapse is watched, curves and answers go to the loggers, Ctrl-C and SIGTERM stop between two updates, and

@@ -32,7 +32,7 @@ class Interrupts(Callback):
     """Stops between two updates (never inside one, nor inside an evaluation), with a checkpoint.
 
     A single process that is sampling stops at once: its state is that of the last update. Several ranks agree on a
-    place where all stop, whichever of them was told. A second Ctrl-C stops without ceremony.
+    place where all stop, whichever of them got the signal. A second Ctrl-C stops immediately.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Interrupts(Callback):
         if not self._busy and (rank_and_world()[1] == 1 or self._agreed):
             text += f"Saved: {keeper.save(trainer)}\n"
         last = self._folder / "checkpoints" / "last.ckpt"
-        _say(f"{text}Go on with: gspo fit --config {self._folder / 'config.yaml'} --ckpt_path {last}")
+        _say(f"{text}Resume with: gspo fit --config {self._folder / 'config.yaml'} --ckpt_path {last}")
 
     def _listen(self) -> None:
         if threading.current_thread() is threading.main_thread() and not self._previous:

@@ -32,7 +32,7 @@ class RunProgress(ProgressBar):
         self._enabled = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Open the bar where a resumed run stands."""
+        """Open the bar at the position of a resumed run."""
         module = learner(pl_module)
         updates = module.data.settings.updates_per_iteration
         whole = module.iterations

@@ -46,8 +46,8 @@ class WatchRanks(Callback):
         self._over = True
         print(
             f"\nerror: rank {number} (process {process.pid}) was killed by {signal.Signals(-code).name}, and all ranks "
-            f"end; checkpoints that were finished are whole.\n"
-            f"  fix: see what killed it (a kernel without memory does: dmesg), then go on with --ckpt_path last",
+            f"end; checkpoints that were finished are intact.\n"
+            f"  fix: find out why (dmesg shows kills for lack of memory), then resume with --ckpt_path last",
             file=sys.stderr,
             flush=True,
         )

@@ -58,7 +58,7 @@ class SideBySide(Callback):
         self._path = Path()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin the file, or go on with what a resumed run has not done again.
+        """Begin the file, or continue it after the last update before the resume.
 
         Raises:
             UserError: several ranks, or Routing Replay in a run that keeps no experts for it.

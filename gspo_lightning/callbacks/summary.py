@@ -52,7 +52,7 @@ class RunSummary(Callback):
         self._start = time.monotonic() - state_dict["seconds"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A run that was killed may have evaluated after the checkpoint that it goes on from."""
+        """A run that was killed may have evaluated after the checkpoint that it resumes from."""
         self._answers.resume(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

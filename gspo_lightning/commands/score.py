@@ -100,7 +100,7 @@ def build_reward(specification: str) -> Reward:
     known = [p.name for p in registry.parameters(cls)]
     for key in values:
         if key not in known:
-            raise UserError(f"--reward {name}", f"{key!r} is no parameter; {did_you_mean(key, known)}")
+            raise UserError(f"--reward {name}", f"{key!r} is not a parameter; {did_you_mean(key, known)}")
     for parameter in registry.parameters(cls):
         if parameter.default is inspect.Parameter.empty and parameter.name not in values:
             raise UserError(

@@ -22,11 +22,11 @@ Step = tuple[Messages, float, bool]
 class Environment(ABC):
     """The other side of a conversation. Defining a subclass registers it under its name.
 
-    The configured object is a template: every conversation gets a copy of its own (:meth:`fresh`), which may keep
-    state in attributes. Methods may be ``async`` (hundreds wait at the same time) or plain (each call runs in a thread
-    of its own). What they raise, and an answer that does not come in time, is the infrastructure's mistake: asked again
-    on a fresh copy, then the conversation is *missing*. An answer of a wrong type stops the run at once. What
-    the policy says wrong is for :meth:`step` to answer.
+    The configured object is a template: every conversation gets its own copy (:meth:`fresh`), which may keep
+    state in attributes. Methods may be ``async`` (hundreds wait at the same time) or plain (each call runs in its own
+    thread). Exceptions and late answers count as infrastructure failures: the call is repeated
+    on a fresh copy, then the conversation is *missing*. An answer of a wrong type stops the run at once.
+    Mistakes of the policy are for :meth:`step` to answer.
 
     The same calls must get the same answers: randomness comes from :attr:`seed` and nowhere else.
     """
@@ -66,7 +66,7 @@ class Environment(ABC):
         """
 
     def close(self) -> Awaitable[None] | None:
-        """Release what this conversation holds; called once, also after a failure."""
+        """Release the resources of this conversation; called once, also after a failure."""
         return None
 
     def fresh(self) -> Self:

@@ -44,7 +44,7 @@ class Conversation:
         value = await self._call(self._environment.reset, self.prompt)
         opening = _messages(value, defined(self.template, "reset"))
         if self.opening is not None and opening != self.opening:
-            raise InfrastructureError(f"{self.name}.reset answered differently when it was asked again")
+            raise InfrastructureError(f"{self.name}.reset answered differently on a retry")
         self.opening = opening
 
     async def answer(self) -> None:
@@ -64,7 +64,7 @@ class Conversation:
         for number, completion in enumerate(self.said):
             step = await self._step(completion)
             if number < len(known) and step != known[number]:
-                raise InfrastructureError(f"{self.name}.step answered differently when it was asked again")
+                raise InfrastructureError(f"{self.name}.step answered differently on a retry")
             if number == len(known):
                 self.steps = [*known, step]
 

@@ -75,7 +75,7 @@ class Host:
 
     def abandon(self) -> None:
         """Leave a blocked loop, which ends if it ever comes back; the next call gets a new one."""
-        log.warning("an environment has blocked the event loop for %g s: it goes on in a new one", self.deadline_s)
+        log.warning("an environment has blocked the event loop for %g s: continuing in a new one", self.deadline_s)
         self._stop(wait_s=0.0)
 
     def close(self) -> None:

@@ -27,14 +27,14 @@ _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 class ToolUse(Environment):
     """A turn with tool calls is answered with their results; a turn without one is the answer and ends it.
 
-    It pays nothing itself: rewards judge what the policy said. A wrong call gets its error back as result.
+    It gives no reward itself: rewards judge the policy's text. A wrong call gets its error back as result.
 
     Args:
         tools: name -> tool.
         style: how calls are written.
         instructions: system message that tells the policy about its tools; None writes one for ``tags`` (leave it empty
             where the chat template gets ``tools`` through ``data.chat_template_kwargs``).
-        wrong_call: what a wrong call gets back; None says what is wrong.
+        wrong_call: the reply to a wrong call; None explains the error.
         max_calls: calls of one turn that are answered; further ones are not.
 
     >>> from gspo_lightning.environments.tools import Calculator

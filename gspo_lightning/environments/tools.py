@@ -26,7 +26,7 @@ class ToolError(Exception):
 class Tool(ABC):
     """Defining a subclass registers it under its name.
 
-    What :meth:`call` raises other than :class:`ToolError` is the infrastructure's mistake.
+    What :meth:`call` raises other than :class:`ToolError` counts as an infrastructure failure.
     """
 
     argument: ClassVar[str] = "input"
@@ -49,7 +49,7 @@ class Calculator(Tool):
     """Exact arithmetic: numbers, + - * / and parentheses; nothing is evaluated as a program.
 
     Args:
-        digits: significant digits of a result that is no whole number, 1 to 50.
+        digits: significant digits of a result that is not a whole number, 1 to 50.
 
     >>> Calculator().call("37*46+18"), Calculator().call("(1+2)/8"), Calculator(4).call("2/3")
     ('1720', '0.375', '0.6667')
@@ -116,7 +116,7 @@ class PythonTool(Tool):
         self.max_concurrent = os.cpu_count() or 1
 
     def call(self, text: str) -> str:
-        """What the program (a fenced block, or the whole text) prints; its error, where it ends with one.
+        """What the program (a fenced block, or the whole text) prints; its error, if it fails.
 
         Raises:
             InfrastructureError: the sandbox failed, or got too little of the CPU.

@@ -95,7 +95,7 @@ class EvaluationMetrics(nn.Module):
         if math.isnan(found["val/accuracy"]):
             raise UserError(
                 "data.evaluation.accuracy_reward",
-                f"{self._accuracy_reward!r} gave no held-out prompt all its scores, so there is no accuracy: "
+                f"{self._accuracy_reward!r} scored no held-out prompt completely, so there is no accuracy: "
                 f"{counted(all_gathered(self._missing))}",
                 fix="name the reward that judges held-out answers, or correct it",
             )

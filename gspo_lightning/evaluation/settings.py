@@ -55,7 +55,9 @@ class Evaluation:
             if not 1 <= k <= self.samples:
                 raise UserError("data.evaluation.pass_at", f"pass@{k} needs between 1 and samples = {self.samples}")
         if (name := self.accuracy_reward) is not None and name not in rewards:
-            raise UserError("data.evaluation.accuracy_reward", f"{name!r} is no reward; {did_you_mean(name, rewards)}")
+            raise UserError(
+                "data.evaluation.accuracy_reward", f"{name!r} is not a reward; {did_you_mean(name, rewards)}"
+            )
 
     def sampling(self, training: SamplingParams) -> SamplingParams:
         """How held-out prompts are answered, with the stops of training rollouts."""

@@ -145,7 +145,9 @@ class GSPOModel(ModelAPI):
 def _backend(name: str, base_url: str | None, arguments: dict[str, Any]) -> Backend:
     for argument in arguments:
         if argument not in _ARGUMENTS:
-            raise UserError("-M", f"{argument!r} is no model argument of gspo/; {did_you_mean(argument, _ARGUMENTS)}")
+            raise UserError(
+                "-M", f"{argument!r} is not a model argument of gspo/; {did_you_mean(argument, _ARGUMENTS)}"
+            )
     server = arguments.pop("server", None) or base_url
     if server is not None:
         from gspo_lightning.inspect.remote import Remote

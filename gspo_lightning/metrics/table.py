@@ -23,10 +23,10 @@ _INTRO = """\
 
 Every number that a run writes, what exactly it is, and what to do when it looks wrong. The x axis is the number of
 optimizer updates (`global_step`). Every scalar outside `val/` has a value at every update, unless its definition says
-which runs have it; what is measured once per iteration (rewards, responses, rollout time) is repeated on each update of
+which runs have it; values measured once per iteration (rewards, responses, rollout time) is repeated on each update of
 that iteration. All means are sums over micro-batches and ranks divided by counts over micro-batches and ranks.
 
-## What is misread most
+## Common misreadings
 
 **"The loss is 0."** That is right. In the first update of an iteration the policy is still the snapshot it is compared
 with: every ratio is 1, so the loss is minus the mean advantage, and advantages add up to 0 in every group. Its gradient
@@ -37,7 +37,7 @@ policy gets better; read `reward/mean` and `val/accuracy`.
 **"GSPO clips half of my tokens."** That is normal, and two orders of magnitude more than GRPO: the paper reports about
 0.15 against 0.0013, this package's quickstart 0.4 to 0.5 against 0.001 to 0.002. GSPO's range is 3e-4/4e-4 around a
 ratio that is averaged over the sequence, GRPO's 0.2/0.27 around the ratio of one token; and a clipped sequence takes
-all its tokens with it. What is left is enough to learn from.
+all its tokens with it. The rest is enough to learn from.
 
 **"The clip fraction is 0."** In the first update of an iteration it always is, because all ratios are 1. With one
 update per rollout (`minibatches_per_rollout: 1`, one epoch) clipping can never bind. With several, a clip fraction of 0
@@ -49,7 +49,7 @@ keeps its gradient: the update pulls it back. `clip/*` counts only what lost its
 **A saw-tooth is the design.** Ratios, KL and clip fractions start at 0 (or 1) with each fresh snapshot and grow with
 every update until the next one; `data/iteration` shows the teeth. Compare runs by their smoothed lines.
 
-**Held-out accuracy above the training reward is usual.** Evaluations are greedy unless told otherwise, training samples
+**Held-out accuracy above the training reward is usual.** Evaluations are greedy by default, training samples
 at its own temperature: the same policy earns more when it does not have to explore.
 
 **Growing length and falling entropy are not collapse by themselves.** They are how a skill looks while it is learned.

@@ -50,11 +50,11 @@ class Objective(Surface):
         kl_estimator: k1 | k2 | k3, see ``kl_estimate``; k3 is GRPO's.
         entropy_coef: weight of an entropy bonus, >= 0, per nat.
         opsm_delta: off-policy sequence mask: rows with mean(old - new) above this many nats per token are dropped where
-            the advantage is negative (DeepSeek-V3.2). None switches it off.
+            the advantage is negative (DeepSeek-V3.2). None turns it off.
         correction: importance weights old / behaviour for samples that another policy drew (an inference engine, a
             stale snapshot): none, per token, or per sequence (geometric mean).
         correction_cap: largest importance weight, >= 1. 2 is the usual bound of truncated importance sampling.
-        correction_mode: truncate (cut to the cap) or mask (drop what lies above it).
+        correction_mode: truncate (cut to the cap) or mask (drop larger weights).
     """
 
     kl_coef: float = field(default=0.0, kw_only=True)
@@ -94,7 +94,7 @@ class Objective(Surface):
         """
 
     def count(self, response_mask: Tensor) -> Tensor:
-        """What these rows contribute to the denominator: a float64 scalar that adds up over rows.
+        """The contribution of these rows to the denominator: a float64 scalar that sums over rows.
 
         Args:
             response_mask: [N, T] bool.

@@ -24,7 +24,7 @@ class DrGRPO(RatioClip):
     We differ in: N counts the rows that are not empty, so that masked rows do not shrink the step.
 
     Args:
-        max_response_tokens: L, tokens, >= 1; the response limit of the run, so that there is no sensible default.
+        max_response_tokens: L, tokens, >= 1; the response limit of the run, so there is no sensible default.
         clip_low: lower clip of the token ratio, [0, 1); 0.2 as in PPO.
         clip_high: upper clip of the token ratio, >= 0; 0.2 as in PPO.
     """

@@ -20,10 +20,10 @@ Sums = dict[str, tuple[Tensor, Tensor]]
 
 @dataclass(slots=True)
 class Term:
-    """What an objective computes, before options and aggregation. Level: [N] or [N, T].
+    """The result of an objective, before options and aggregation. Level: [N] or [N, T].
 
     ``loss`` to minimise (finite everywhere), at its own level. ``ratio`` detached, before clipping. ``low``, ``high``
-    and ``dual`` mark, at the level of ``ratio``, where that bound took the gradient away; None where there is no such
+    and ``dual`` mark, at the level of ``ratio``, where that bound removed the gradient; None if there is no such
     bound. ``outside`` marks ratios outside the band whatever the advantage; ``clamped`` log-ratios that were limited
     for numerical safety, ``flat`` those among them that lost their gradient.
     """

@@ -29,7 +29,7 @@ class Segment(RatioClip):
         clip_low: lower clip of the segment ratio, [0, 1); between GSPO's and GRPO's, for about 64 tokens.
         clip_high: upper clip of the segment ratio, >= 0; between GSPO's and GRPO's, for about 64 tokens.
         by: ``length``: every ``segment_length`` response tokens. ``turn``: a stretch of response tokens without a gap
-            in the mask (tool output lies between two turns). ``given``: the ``segments`` argument of the call, for
+            in the mask (tool output separates two turns). ``given``: the ``segments`` argument of the call, for
             example from ``segments_by_delimiter``.
         segment_length: response tokens per segment with ``by: length``, >= 1.
     """

@@ -111,7 +111,7 @@ class MemoryLimit:
                 self.budget = min(all_gather_objects(self.budget if why else before))
             self._remember(report)
             raise InfrastructureError(
-                f"{report}\n  fix: go on with --ckpt_path last, which takes {self.budget} tokens instead of "
+                f"{report}\n  fix: resume with --ckpt_path last, which takes {self.budget} tokens instead of "
                 f"{before}, or set data.max_tokens_per_micro_batch: {self.budget}"
             )
         self._remember(what)

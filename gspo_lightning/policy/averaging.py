@@ -78,7 +78,7 @@ def holds_average(checkpoint: dict[str, Any]) -> bool:
         raise UserError(
             "trainer.strategy",
             "spreads weights over ranks, but the checkpoint is one of a run that averages its weights",
-            fix="go on with trainer.strategy: ddp or on a single device, or start a new run from its export",
+            fix="continue with trainer.strategy: ddp or on a single device, or start a new run from its export",
         )
     return CURRENT in checkpoint
 

@@ -43,7 +43,7 @@ def check_reachable(field: str, name: str, kind: Literal["model", "dataset"]) ->
         raise UserError(
             field,
             f"{name!r} is not here, and {constants.ENDPOINT} gives no answer ({first_line(error)})",
-            fix=f"give {where}, or look at the network and HF_ENDPOINT; HF_HUB_OFFLINE=1 uses what is cached",
+            fix=f"give {where}, or check the network and HF_ENDPOINT; HF_HUB_OFFLINE=1 uses what is cached",
         ) from error
 
 

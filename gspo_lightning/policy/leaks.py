@@ -222,6 +222,6 @@ def _selected(policy: Policy, longest: int) -> str | None:
     if not isinstance(size, int) or size >= longest:
         return None
     return (
-        f"attends to {size} selected tokens, and in rows of up to {longest} which ones depends on rounding and on the "
-        f"padding beside them"
+        f"attends to {size} selected tokens, and in rows of up to {longest} their choice depends on rounding and on "
+        f"padding"
     )

@@ -60,7 +60,7 @@ def _check_name(name: str) -> None:
     if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
         raise UserError("model.name_or_path", f"the folder {name!r} does not exist")
     if name.startswith("tiny-"):
-        raise UserError("model.name_or_path", f"{name!r} is no built-in model; {did_you_mean(name, TINY_MODELS)}")
+        raise UserError("model.name_or_path", f"{name!r} is not a built-in model; {did_you_mean(name, TINY_MODELS)}")
     check_reachable("model.name_or_path", name, "model")
 
 

@@ -10,7 +10,7 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 __all__ = ["NO_EVENTS", "last_scalar", "problem_of", "records"]
 
-NO_EVENTS = "is no event file of TensorBoard"
+NO_EVENTS = "is not an event file of TensorBoard"
 _LENGTH, _CRC = 8, 4
 
 

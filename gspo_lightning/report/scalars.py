@@ -166,5 +166,5 @@ def _row(table: _Table, place: int) -> str:
 def _unwritable(file: Path, error: OSError) -> InfrastructureError:
     return InfrastructureError(
         f"{file} cannot be written: {error.strerror or error}.\n"
-        "  fix: make room (or the folder writable), then go on with --ckpt_path last"
+        "  fix: make room (or the folder writable), then resume with --ckpt_path last"
     )

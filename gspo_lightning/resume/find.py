@@ -106,7 +106,7 @@ def read_checkpoint(path: Path, field: str = "ckpt_path") -> dict[str, Any]:
         raise UserError(field, f"{str(path)!r} does not exist", fix=fix)
     whole = path.resolve()
     if not manifest_path(whole).exists():
-        _say(f"{path} has no manifest beside it: it is taken as it is")
+        _say(f"{path} has no manifest next to it: it is used unverified")
     elif why := damage(whole):
         raise UserError(field, f"{path} cannot be read: {why}", fix=fix)
     folder = is_folder(path)

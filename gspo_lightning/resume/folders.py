@@ -66,7 +66,7 @@ def unwritable(target: Path, error: OSError) -> InfrastructureError:
     """What to say where the disk is full, the folder read-only ..."""
     return InfrastructureError(
         f"the checkpoint {target} cannot be written: {error.strerror or error}; older ones are untouched.\n"
-        f"  fix: make room (or the folder writable), then go on with --ckpt_path last"
+        f"  fix: make room (or the folder writable), then resume with --ckpt_path last"
     )
 
 

@@ -95,7 +95,7 @@ def _pieces(folder: Path, index: Metadata) -> Iterator[bytes]:
     for where, stored in (index.storage_data or {}).items():
         file = folder / stored.relative_path
         if getattr(stored, "transform_descriptors", None) or file.parent != folder or not file.is_file():
-            raise pickle.UnpicklingError(f"{stored.relative_path} is no file of this folder")
+            raise pickle.UnpicklingError(f"{stored.relative_path} is not a file of this folder")
         if stored.offset + stored.length > file.stat().st_size:
             raise EOFError(stored.relative_path)
         if where.fqn in plain:

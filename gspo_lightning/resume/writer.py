@@ -154,7 +154,7 @@ def _acquired(folder: Path, field: str, refused: Callable[[Path], UserError]) ->
         if error.errno not in NO_LOCKS:
             raise _unwritable(folder, error, field) from error
         log.warning(
-            "%s lies on a file system without locks (%s): nothing keeps a second process from writing there, too",
+            "%s is on a file system without locks (%s): nothing prevents a second process from writing there, too",
             folder, error.strerror,
         )  # fmt: skip
         return None

@@ -27,7 +27,7 @@ class Reward(ABC):
     ...); ``**columns`` takes all columns that are not named. It returns a number, a :class:`Score`, or None for
     *missing*, and may be ``async``. Rewards that judge many samples at once define ``score_batch`` instead.
 
-    What it raises stops the run: a reward that cannot judge an answer returns ``Score.model_error``. In a
+    An exception stops the run: a reward that cannot judge an answer returns ``Score.model_error``. In a
     worker an ``InfrastructureError`` (a server is down, a sandbox did not start) costs only the sample: it is judged
     once more, then *missing*.
 
@@ -86,7 +86,7 @@ class Reward(ABC):
         """The verdict on one sample by ``score``.
 
         Raises:
-            UserError: ``score`` returned something that is no reward.
+            UserError: ``score`` returned something that is not a reward.
         """
         return to_score(self.score(**self.arguments(sample)), type(self).__name__, sample.id)
 
@@ -95,7 +95,7 @@ class Reward(ABC):
         return self._plan.required
 
     def missing_column(self, sample: Sample) -> str | None:
-        """Why a sample cannot be judged (a column that is not there, an answer of None), or None if it can."""
+        """Why a sample cannot be judged (a missing column, an answer of None), or None if it can."""
         for name in self.required_columns():
             if name not in sample.columns:
                 return f"the record has no column {name!r}"

@@ -22,7 +22,7 @@ __all__ = ["SequenceClassificationReward"]
 
 
 class SequenceClassificationReward(Reward):
-    """What a sequence-classification model says: its logit (scalar head), or the probability of one of its labels.
+    """The output of a sequence-classification model: its logit (scalar head), or the probability of one of its labels.
 
     It runs in the training process, where the device is, under ``no_grad`` and in inference mode of the model; it is
     loaded when the first sample is judged (at start-up, by the check on canned completions).
@@ -35,7 +35,7 @@ class SequenceClassificationReward(Reward):
         batch_size: samples that go through the model at once; memory only, never results.
         max_tokens: longer texts are *missing*, never cut; None takes what the model was built for.
         dtype: of the weights: ``auto`` as saved, or a torch name such as ``bfloat16``.
-        device: None takes this process's accelerator, or the CPU where there is none.
+        device: None takes this process's accelerator, or the CPU if there is none.
         trust_remote_code: run Python code that the model repository ships. Only for repositories you have read.
         revision: branch, tag or commit of a hub id.
 
@@ -147,7 +147,7 @@ class SequenceClassificationReward(Reward):
             raise _refusal(f"{self.name_or_path!r} cannot be loaded: {fault_of(error)}") from error
         if missing := sorted(report["missing_keys"]):
             raise _refusal(
-                f"{self.name_or_path!r} is no trained classifier: it has no weights for {', '.join(missing)}"
+                f"{self.name_or_path!r} is not a trained classifier: it has no weights for {', '.join(missing)}"
             )
         if self.text == "chat" and tokenizer.chat_template is None:
             raise UserError(
@@ -169,7 +169,7 @@ class SequenceClassificationReward(Reward):
                 "SequenceClassificationReward.label", f"is not set, but the model has {len(labels)}: {', '.join(known)}"
             )
         hint = did_you_mean(str(self.label), labels.values())
-        raise UserError("SequenceClassificationReward.label", f"{self.label!r} is no label of the model; {hint}")
+        raise UserError("SequenceClassificationReward.label", f"{self.label!r} is not a label of the model; {hint}")
 
 
 def _values(logits: torch.Tensor, column: int, model: PreTrainedModel) -> torch.Tensor:

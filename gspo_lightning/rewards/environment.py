@@ -16,5 +16,5 @@ class EnvironmentReward(Reward):
     """
 
     def score(self, environment_reward: float | None = None) -> Score:
-        """The column that a conversation brings with it; without one there is no reward."""
+        """The column that a conversation provides; without one there is no reward."""
         return Score.missing("no conversation") if environment_reward is None else Score(float(environment_reward))

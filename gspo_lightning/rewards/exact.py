@@ -13,8 +13,9 @@ class ExactMatch(Reward):
 
     Args:
         marker: what the final answer follows; an empty text compares the whole completion, stripped of white space.
-            (Not null: as YAML, the text ``#`` is a comment and would be read as null where null is allowed.)
-        exactly_one: refuse completions with more than one marker: otherwise the last one counts, and guessing pays.
+            (Not null: in YAML, the text ``#`` is a comment and would be read as null if null were allowed.)
+        exactly_one: refuse completions with more than one marker: otherwise the last one counts, which rewards
+            guessing.
         require_terminated: refuse completions that were cut at the response limit.
 
     >>> ExactMatch().score("7+5=2;2*3=6;6-4=2;#2", False, "2").reward

@@ -27,7 +27,7 @@ class FormatReward(Reward):
         try:
             self.regex = re.compile(pattern, re.DOTALL)
         except re.error as error:
-            raise UserError("FormatReward.pattern", f"{pattern!r} is no regular expression: {error}") from error
+            raise UserError("FormatReward.pattern", f"{pattern!r} is not a regular expression: {error}") from error
         self.pattern, self.full_match = pattern, full_match
 
     def score(self, completion: str) -> float:

@@ -171,7 +171,7 @@ def _at(path: str) -> Callable[..., Any]:
     see_folder(Path.cwd())
     names = path.split(".")
     if len(names) < 2 or not all(name.isidentifier() for name in names):
-        raise UserError("FunctionReward.function", f"{path!r} is no dotted path", fix="write module.function")
+        raise UserError("FunctionReward.function", f"{path!r} is not a dotted path", fix="write module.function")
     for end in range(len(names) - 1, 0, -1):
         module = ".".join(names[:end])
         try:

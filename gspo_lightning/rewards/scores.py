@@ -51,7 +51,7 @@ def check_batch(values: object, reward: str, samples: Sequence[Sample]) -> list[
         raise UserError(
             f"rewards.{reward}",
             f"returned {len(found)} values for {len(samples)} samples (the first is {first})",
-            fix="return exactly one value per completion, in order; None where there is no reward",
+            fix="return exactly one value per completion, in order; None if there is no reward",
         )
     return [to_score(v, reward, s.id) for v, s in zip(found, samples, strict=True)]
 
@@ -65,13 +65,13 @@ def _finite(value: object, reward: str, sample_id: str) -> float:
         raise UserError(
             f"rewards.{reward}",
             f"sample {sample_id}: returned {_show(value)}, which is not a number",
-            fix="return a finite number, or None where there is no reward",
+            fix="return a finite number, or None if there is no reward",
         ) from error
     if not math.isfinite(number):
         raise UserError(
             f"rewards.{reward}",
             f"sample {sample_id}: returned {number}, but a reward must be finite",
-            fix="return a finite number, or None where there is no reward",
+            fix="return a finite number, or None if there is no reward",
         )
     return number
 

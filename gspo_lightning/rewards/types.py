@@ -35,9 +35,9 @@ class Sample:
     """One completion to judge.
 
     ``id`` names it in messages, ``completion_ids`` are the policy's own tokens, ``columns`` is the rest of the record
-    (``answer`` ...), ``truncated`` says that the completion was cut at the response limit. ``prompt_messages`` holds a
-    prompt that is a list of chat messages. ``step`` counts the optimizer steps behind the weights that answered,
-    ``total_steps`` those of the whole run (-1: nobody knows).
+    (``answer`` ...), ``truncated`` says whether the completion was cut at the response limit. ``prompt_messages`` holds
+    a prompt that is a list of chat messages. ``step`` counts the optimizer steps behind the weights that answered,
+    ``total_steps`` those of the whole run (-1: unknown).
     """
 
     id: str
@@ -55,7 +55,7 @@ class Sample:
 class TrainerState:
     """Where training stands, under the names that transformers' ``TrainerState`` has for it.
 
-    ``global_step`` and ``max_steps`` count optimizer steps; ``max_steps`` is -1 where nobody knows.
+    ``global_step`` and ``max_steps`` count optimizer steps; ``max_steps`` is -1 if unknown.
 
     >>> TrainerState.of(Sample("0", "", "", step=30, total_steps=80))
     TrainerState(global_step=30, max_steps=80)
@@ -94,7 +94,7 @@ class Score:
 
     @classmethod
     def missing(cls, detail: str) -> Score:
-        """No reward: nobody can say what the answer is worth."""
+        """No reward: the answer cannot be judged."""
         return cls(None, ScoreStatus.MISSING, detail)
 
     @classmethod
@@ -110,7 +110,7 @@ class SampleScore:
     ``reward`` is the weighted sum of the parts, or None (*missing*) if a part of non-zero weight is missing. Parts that
     do not apply are left out of it, and the weights of the others scaled up to the sum of all; None where none applies.
     ``agreements`` says of each part that is compared with another whether both are at least 1/2, or both below it;
-    there is no entry where one of the two is missing.
+    there is no entry if one of the two is missing.
     """
 
     reward: float | None

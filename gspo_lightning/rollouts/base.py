@@ -23,7 +23,7 @@ Enough = Callable[[Collection[int]], bool]
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A response that has begun, or is about to: what the policy reads, and where its random numbers stand.
+    """A response that has begun, or is about to: what the policy reads, and the position of its random numbers.
 
     ``context`` is everything the policy sees, the prompt and all after it; ``drawn`` counts the tokens that were drawn
     for this response before, so that it is the position of the next draw; ``room`` is how many tokens it may still
@@ -102,7 +102,7 @@ class RolloutSource(ABC):
             sampling: temperature, limits and stops.
             draws: the randomness of this call.
             version: recorded as ``policy_version``.
-            progress: told how far it is.
+            progress: receives the progress.
         """
 
     def extend(
@@ -115,10 +115,10 @@ class RolloutSource(ABC):
         version: int = 0,
         enough: Enough | None = None,
     ) -> list[Rollout]:
-        """Go on with responses that have begun.
+        """Continue responses that have begun.
 
-        What is drawn for a token depends on the prompt, the sample and ``drawn`` only: a response in two pieces is the
-        response in one.
+        What is drawn for a token depends on the prompt, the sample and ``drawn`` only: a response in two pieces equals
+        the response in one.
 
         Args:
             policy: the weights to sample from, in eval mode, gathered on this rank.
@@ -137,20 +137,20 @@ class RolloutSource(ABC):
         """
         raise UserError(
             "data.rollouts",
-            f"is {type(self).__name__}, which cannot go on with a response that has begun",
+            f"is {type(self).__name__}, which cannot continue a partial response",
             fix="use GroupedSampler or TransformersGenerate, or write extend() for this source",
         )
 
     def local(self) -> RolloutSource | None:
-        """What decodes in this process, to be compared with the training forward before the first rollout; it can
+        """The decoder in this process, to be compared with the training forward before the first rollout; it can
         :meth:`extend`. None: nothing does."""
         return None
 
     def open(self, longest: int) -> None:  # noqa: B027 (most sources have nothing to open)
-        """Called before the model is built: a file or a server that is not there says so now. May be called again.
+        """Called before the model is built: a missing file or server is reported now. May be called again.
 
         Args:
-            longest: tokens of the longest sequence, prompt and response, that will be asked for; 0: nobody knows.
+            longest: tokens of the longest sequence, prompt and response, that will be asked for; 0: unknown.
         """
 
     def use_less_memory(self) -> int:
@@ -162,7 +162,7 @@ class RolloutSource(ABC):
         return 0
 
     def for_evaluation(self) -> RolloutSource:
-        """What answers held-out prompts."""
+        """The source that answers held-out prompts."""
         return self
 
     def sync_weights(self, policy: Policy, version: int) -> None:  # noqa: B027 (in-process sources read the live weights)

@@ -99,9 +99,9 @@ class RetryingSource:
                 name, last = type(self.source).__name__, error
                 if attempt < self.retries:
                     wait = self.wait_s * 4**attempt
-                    log.warning("%s failed (%s); asked again in %g s", name, error, wait)
+                    log.warning("%s failed (%s); trying again in %g s", name, error, wait)
                     time.sleep(wait)
         raise InfrastructureError(
             f"{name} failed {self.retries + 1} times, last: {last}\n"
-            f"  fix: bring it back, then go on with --ckpt_path last; or raise data.rollout_retries"
+            f"  fix: restore it, then resume with --ckpt_path last; or raise data.rollout_retries"
         ) from last

@@ -176,7 +176,7 @@ def _why_not(policy: Policy, source: RolloutSource, rows: Sequence[Beginning], t
     if not (gap := _Gap.between(together, alone)).within(exact):
         raise UserError(
             "model.name_or_path",
-            f"{_name(policy)} gives other log-probabilities to rows that are computed together than to each row alone: "
+            f"{_name(policy)} gives different log-probabilities to rows computed together than to each row alone: "
             f"{gap.said(exact)} in rows of {_lengths(found)} tokens",
             fix="use another model family, or shorter rows where that is beyond a window or an index of this one",
         )

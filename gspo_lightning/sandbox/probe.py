@@ -89,7 +89,7 @@ def choose(wanted: str = AUTO) -> Isolation:
             raise UserError(
                 "CodeExecutor.isolation", "is unsafe, but model-written programs are never run as root", fix=INSTALL
             )
-        return Isolation(Kind.UNSAFE, Interpreter.own(), "asked for by name: limits only, no isolation")
+        return Isolation(Kind.UNSAFE, Interpreter.own(), "explicitly requested: limits only, no isolation")
     tried: list[Trial] = []
     for trial in trials(wanted):
         tried.append(trial)
@@ -117,7 +117,7 @@ def with_packages(isolation: Isolation, names: tuple[str, ...]) -> Isolation:
 def _package(python: Interpreter, name: str) -> tuple[str, ...]:
     """The folder of a package, and the one with its libraries."""
     if not name.isidentifier():
-        raise UserError("CodeExecutor.packages", f"{name!r} is no name of a package")
+        raise UserError("CodeExecutor.packages", f"{name!r} is not a name of a package")
     if python.executable == Interpreter.own().executable:
         spec = importlib.util.find_spec(name)
         places = list(spec.submodule_search_locations or ()) if spec is not None else []

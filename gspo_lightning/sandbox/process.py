@@ -204,7 +204,7 @@ def _outcome(frame: dict[str, Any]) -> Outcome:
     try:
         value = decode(report["value"]) if "value" in report else None
     except (ValueError, RecursionError, TypeError):
-        return Outcome(End.RUNTIME_ERROR, stdout, detail="it returned what is no value", cpu_s=cpu)
+        return Outcome(End.RUNTIME_ERROR, stdout, detail="it returned an invalid value", cpu_s=cpu)
     return Outcome(End.FINISHED, stdout, value, "value" in report, errors[-300:], cpu)
 
 

@@ -39,7 +39,7 @@ def check_strategy(strategy: object) -> None:
     if engine or {kind.__name__ for kind in type(strategy).__mro__} & _ENGINES:
         raise UserError(
             "trainer.strategy",
-            f"{name} has a backward pass and an optimizer step of its own, which this package does not drive",
+            f"{name} has its own backward pass and optimizer step, which this package does not drive",
             fix="use ddp, or --config fsdp2 where a rank cannot hold the whole optimizer state",
         )
     start = getattr(strategy, "_start_method", "popen")

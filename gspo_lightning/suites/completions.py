@@ -47,7 +47,7 @@ def read_completions(path: Path, suite: str, problems: Collection[str], *, sever
             if identifier not in problems:
                 hint = did_you_mean(identifier, problems).partition("?")[0]
                 near = f" ({hint}?)" if hint.startswith("did you mean") else ""
-                raise UserError(where, f"its id {identifier[:80]!r} is no problem of {suite}{near}")
+                raise UserError(where, f"its id {identifier[:80]!r} is not a problem of {suite}{near}")
             taken = seen.setdefault(identifier, set())
             sample = record.get("sample", len(taken))
             if not isinstance(sample, int) or isinstance(sample, bool) or sample < 0:

@@ -41,7 +41,7 @@ def read_contest(folder: Path) -> Contest:
         }
         points = {str(p["index"]): float(p["points"]) if "points" in p else None for p in standings["problems"]}
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise UserError(str(folder), f"is not what the public API answers: {error!r}") from error
+        raise UserError(str(folder), f"is not a response of the public API: {error!r}") from error
     return Contest(points, list(rated.values()), [old[handle] for handle in rated])
 
 

@@ -50,7 +50,7 @@ def data_file(suite: Suite, folder: Path) -> Path:
         UserError: none or several; says which names were looked for.
     """
     if not folder.is_dir():
-        raise UserError("--data", f"{folder} is no folder")
+        raise UserError("--data", f"{folder} is not a folder")
     found = [file for suffix in SUFFIXES if (file := folder / f"{suite.name}{suffix}").is_file()]
     inside = folder / suite.name
     if not found and inside.is_dir():
@@ -118,7 +118,7 @@ def _template(suite: Suite) -> Template:
     try:
         return environment.from_string(suite.prompt)
     except TemplateError as error:
-        raise UserError(f"suite {suite.name}: prompt", f"is no template: {first_line(error)}") from error
+        raise UserError(f"suite {suite.name}: prompt", f"is not a template: {first_line(error)}") from error
 
 
 def _within(records: Sequence[Mapping[str, Any]], suite: Suite, window: str) -> list[Mapping[str, Any]]:
@@ -128,7 +128,7 @@ def _within(records: Sequence[Mapping[str, Any]], suite: Suite, window: str) -> 
     if found is None or not any(found.groups()):
         known = ", ".join(suite.windows) or "none"
         raise UserError(
-            "--suite", f"{window!r} is no window of {suite.name}; named are {known}", fix="or write 2024-10..2025-02"
+            "--suite", f"{window!r} is not a window of {suite.name}; named are {known}", fix="or write 2024-10..2025-02"
         )
     first, last = found[1] or "0000", found[2] or "9999"
     dated = [(str(record.get(suite.date) or ""), record) for record in records]

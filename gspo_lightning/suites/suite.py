@@ -89,7 +89,7 @@ def load_suite(name: str) -> Suite:
     known = shipped()
     path = known.get(name, Path(name))
     if name not in known and path.suffix not in (".yaml", ".yml"):
-        raise UserError("--suite", f"{name!r} is no suite; {did_you_mean(name, known)}", fix="or give a YAML file")
+        raise UserError("--suite", f"{name!r} is not a suite; {did_you_mean(name, known)}", fix="or give a YAML file")
     if not path.is_file():
         raise UserError("--suite", f"{name} does not exist")
     try:
@@ -113,7 +113,7 @@ def _built(written: dict[str, Any], path: Path) -> Suite:
         raise UserError(f"suite {path}", str(error).strip()) from error
     for name in suite.metrics:
         if name not in METRICS and not _G_PASS.fullmatch(name):
-            raise UserError(f"suite {path}: metrics", f"{name!r} is no metric; {did_you_mean(name, METRICS)}")
+            raise UserError(f"suite {path}: metrics", f"{name!r} is not a metric; {did_you_mean(name, METRICS)}")
     if suite.samples < 1:
         raise UserError(f"suite {path}: samples", f"is {suite.samples}; it must be at least 1")
     if suite.samples > 1 and suite.sampling.temperature == 0:

@@ -119,4 +119,4 @@ def read_verdicts(path: Path, *, torn: bool = False) -> Iterator[Verdict]:
                 record: Any = json.loads(line)
                 yield Verdict(**{name: record[name] for name in _NAMES})
             except (ValueError, TypeError, KeyError) as error:
-                raise UserError(f"{path.name}:{number}", "is no verdict of an evaluation") from error
+                raise UserError(f"{path.name}:{number}", "is not a verdict of an evaluation") from error

@@ -45,7 +45,7 @@ def found_or_made(target: Path, make: Callable[[Path], None], *, what: str, step
             return  # made by another process, meanwhile
         if target.exists():
             aside = _move_aside(target)
-            log.warning("%s: %s is not what was written (%s); moved to %s, and made again", what, target, why, aside)
+            log.warning("%s: %s is damaged (%s); moved to %s, and recomputed", what, target, why, aside)
         sweep(target.parent, target.name, alone=alone)
         unfinished = beside(target)
         remove(unfinished)
@@ -99,7 +99,7 @@ def _one_at_a_time(target: Path) -> Iterator[bool]:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        log.warning("%s lies on a file system without locks: several runs may make the same model", target.parent)
+        log.warning("%s is on a file system without locks: several runs may make the same model", target.parent)
         alone = False
     try:
         yield alone

@@ -114,8 +114,8 @@ def check_sampling(policy: Policy, sampling: SamplingParams) -> None:
     unused = ", ".join(f"{name} {asked[name]}" for name in _NOT_NEUTRAL if name in asked)
     if unused:
         log.info(
-            "the model's generation_config (%s) is not used: training samples what the policy says, at temperature %g; "
-            "evaluations as data.evaluation says",
+            "the model's generation_config (%s) is not used: training samples from the unchanged policy at "
+            "temperature %g; evaluations use data.evaluation",
             unused, sampling.temperature,
         )  # fmt: skip
     check_turn_end(policy.tokenizer, sampling.stop_token_ids)

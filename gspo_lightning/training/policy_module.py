@@ -236,4 +236,4 @@ class PolicyModule(LightningModule):
     def forward(self, *_: Any, **__: Any) -> Any:
         """Not used: call ``module.policy``."""
         name = type(self).__name__
-        raise UserError(name, "has no forward of its own", fix="call module.policy(micro_batch, temperature)")
+        raise UserError(name, "has no forward method", fix="call module.policy(micro_batch, temperature)")

@@ -61,7 +61,7 @@ class GSPOTrainer:
     """Trains a causal language model with GSPO (arXiv 2507.18071, Eq. 5 to 7), one :meth:`train_step` at a time.
 
     Construction leaves every weight bit-identical, and dtype, train or eval mode and requires_grad as they are. What it
-    changes: every rate of dropout and router jitter that does nothing in evaluation is set to 0, because dropout moves
+    changes: every dropout and router jitter rate without effect in evaluation is set to 0, because dropout moves
     a ratio by more than the clip range; rotary embeddings that follow the length of a call (longrope, dynamic) are
     pinned to what the longest possible row needs; and the model is moved if ``config.device`` names another device.
     Parameters that require no gradient (a frozen base under LoRA) are not trained.
@@ -71,19 +71,20 @@ class GSPOTrainer:
         tokenizer: the model's.
         config: settings; the default trains on policy with the paper's clip range.
         objective: another objective than GSPO with the config's clip range: its name (``"DAPO"``, those of ``gspo list
-            objectives`` and of plug-ins), class, or an instance with settings of its own.
+            objectives`` and of plug-ins), class, or an instance with its own settings.
 
     Attributes:
         policy: the model as the rest of this package sees it.
         optimizer: AdamW; its learning rate may be changed between steps.
         rollouts: the source of responses.
         iteration: steps begun so far. Part of every random draw: each step draws anew, and the same model, seed,
-            iteration and queries draw the same responses again. Set it to go on where another trainer stopped.
+            iteration and queries draw the same responses again. Set it to continue where another trainer stopped.
         examples: prompt, completion, reward, advantage ... of some responses of the last step, to look at.
 
     Raises:
-        UserError: the model is no causal language model of transformers, is in float16, has nothing to train, computes
-            its logits in an unknown way, or gives a row other log-probabilities beside other rows, or sampled token by
+        UserError: the model is not a causal language model of transformers, is in float16, has nothing to train,
+            computes its logits in an unknown way, or gives a row other log-probabilities beside other rows, or sampled
+            token by
             token, than alone; no token could end a response; or several processes are running.
 
     >>> from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
@@ -142,8 +143,8 @@ class GSPOTrainer:
     def train_step(self, queries: Sequence[Query], reward_function: RewardFunction | Reward) -> dict[str, float]:
         """Sample ``group_size`` responses to each query, reward them, and make ``minibatches * epochs`` updates.
 
-        Where all rewards of every group are equal there is nothing to learn from, and only momentum moves weights. A
-        loss of 0 is no such sign: it is 0 in every first update, because all ratios are 1 and the advantages of a
+        If all rewards of every group are equal there is nothing to learn from, and only momentum moves weights. A
+        loss of 0 is not a sign of that: it is 0 in every first update, because all ratios are 1 and the advantages of a
         group add up to 0.
 
         Args:
@@ -152,7 +153,7 @@ class GSPOTrainer:
                 texts it gets query and response by position. With records its arguments are filled by name: ``query``
                 (or ``prompt``), ``response`` (or ``completion``), ``completion_ids``, ``truncated``, and any column. A
                 :class:`~gspo_lightning.rewards.Reward` works, too; a function of TRL's goes through ``FunctionReward``.
-                What it raises reaches the caller, and no weight has changed then.
+                Its exceptions reach the caller, and no weight has changed then.
 
         Returns:
             Statistics under the tags of docs/metrics.md: ``reward/*`` and ``response/*`` of the step's P * G responses;
@@ -354,7 +355,7 @@ class GSPOTrainer:
             self.optimizer.zero_grad(set_to_none=True)
             raise UserError(
                 "model",
-                f"has a gradient norm of {norm}; this update was not made",
+                f"has a gradient norm of {norm}; this update was not applied",
                 fix="look for NaN in the weights; in bfloat16, train float32 weights instead",
             )
         self.optimizer.step()

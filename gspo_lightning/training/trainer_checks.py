@@ -152,7 +152,7 @@ def _check_limits(data: PromptDataModule, trainer: Trainer) -> None:
     if trainer.overfit_batches:
         raise UserError(
             "trainer.overfit_batches",
-            f"is {trainer.overfit_batches}, but every iteration has prompts of its own: nothing would be repeated",
+            f"is {trainer.overfit_batches}, but every iteration has new prompts: nothing would be repeated",
             fix=f"give data.train just data.prompts_per_rollout = {data.settings.prompts_per_rollout} prompts: "
             "every iteration then has the same ones",
         )
@@ -228,7 +228,7 @@ def check_monitor(field: str, monitor: str, mode: str, data: PromptDataModule, l
         tags = [s.tag for s in METRICS if s.kind == "scalar"]
         hint = did_you_mean(monitor, tags).partition(" known:")[0]
         near = hint if hint.startswith("did you mean") else "docs/metrics.md lists all"
-        raise UserError(f"{field}.monitor", f"{monitor!r} is no metric; {near}", fix="reward/mean, or val/accuracy")
+        raise UserError(f"{field}.monitor", f"{monitor!r} is not a metric; {near}", fix="reward/mean, or val/accuracy")
     if monitor.startswith("val/") and data.val is None:
         raise UserError(f"{field}.monitor", f"is {monitor!r}, but there are no held-out prompts", fix="set data.val")
     if spec.tag == "val/pass@<k>" and int(monitor.rpartition("@")[2]) not in data.evaluation.pass_at:

@@ -103,7 +103,7 @@ def objective_of(given: Objective | type[Objective] | str | None, config: GSPOCo
     if (config.left_clip_range, config.right_clip_range) != (usual.left_clip_range, usual.right_clip_range):
         raise UserError(
             "objective",
-            "brings a clip range of its own, but the config sets left_clip_range or right_clip_range",
+            "has its own clip range, but the config sets left_clip_range or right_clip_range",
             fix="leave them out and set it in the objective: GSPO(clip_low=2e-4, clip_high=3e-4)",
         )
     if isinstance(given, Objective):

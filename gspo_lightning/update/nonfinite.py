@@ -78,7 +78,7 @@ class NonFiniteGuard:
         after = f" ({self.skipped} were skipped before)" if self.skipped else ""
         raise NonFiniteError(
             f"the gradient of {what}{after}\n"
-            f"  fix: lower the learning rate, or go on without such mini-batches by model.on_nonfinite: skip "
+            f"  fix: lower the learning rate, or skip such mini-batches with model.on_nonfinite: skip "
             f"(at most model.max_skips of them)"
         )
 

@@ -154,10 +154,10 @@ def test_a_malformed_line_is_named_and_nothing_is_written_over(
         ("no.such.Reward", "no.such"),
         ("ExactMatch:{", "is not JSON"),
         ("ExactMatch:[1]", "is not a JSON object"),
-        ('ExactMatch:{"markr": "#"}', "'markr' is no parameter; did you mean marker"),
+        ('ExactMatch:{"markr": "#"}', "'markr' is not a parameter; did you mean marker"),
         ('ExactMatch:{"exactly_one": "perhaps"}', "exactly_one"),
         ("FormatReward", "the parameter 'pattern' is missing"),
-        ('FormatReward:{"pattern": "("}', "no regular expression"),
+        ('FormatReward:{"pattern": "("}', "not a regular expression"),
         ('FunctionReward:{"function": "no_such_module.f"}', "there is no module 'no_such_module'"),
     ],
 )

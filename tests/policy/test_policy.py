@@ -298,7 +298,7 @@ def test_a_missing_padding_token_is_no_obstacle(tokenizer: PreTrainedTokenizerFa
         ("/no/such/folder", "the folder '/no/such/folder' does not exist"),
         ("./model", "the folder './model' does not exist"),
         ("runs/quickstart/model", "the folder 'runs/quickstart/model' does not exist"),
-        ("tiny-qwen", "'tiny-qwen' is no built-in model; did you mean tiny-qwen3"),
+        ("tiny-qwen", "'tiny-qwen' is not a built-in model; did you mean tiny-qwen3"),
         ("nobody/no-such-model", "'nobody/no-such-model' cannot be loaded"),  # no network in the tests
     ],
 )

@@ -405,13 +405,13 @@ def test_a_foreign_event_file_is_no_run(content: bytes, tmp_path: Path, capsys: 
     file = event_file(folder)
     other = file.with_name(f"{file.name}.other")
     other.write_bytes(content)
-    said = "ends within a record" if len(content) == 1 else "is no event file of TensorBoard"
+    said = "ends within a record" if len(content) == 1 else "is not an event file of TensorBoard"
     assert f"note: {other.name} {said}" in notes(folder, capsys)
     file.unlink()
     if len(content) == 1:
         assert said in notes(folder, capsys)
         return
-    with pytest.raises(UserError, match=rf"run: {other.name} is no event file of TensorBoard"):
+    with pytest.raises(UserError, match=rf"run: {other.name} is not an event file of TensorBoard"):
         read_run(folder)
 
 

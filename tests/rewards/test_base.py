@@ -144,7 +144,7 @@ def test_function_reward_takes_dotted_paths_and_functions() -> None:
     [
         ("tests.rewards.misbehaving.trl_stile", "did you mean trl_style"),
         ("no_such_module.f", "there is no module 'no_such_module'"),
-        ("f", "no dotted path"),
+        ("f", "not a dotted path"),
         ("json.decoder", "cannot be called"),
         ("broken_module.f", "importing broken_module raised ZeroDivisionError: division by zero"),
     ],

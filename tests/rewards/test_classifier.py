@@ -192,11 +192,11 @@ def test_what_cannot_work_is_refused_at_start_up_with_its_own_message(
         ({"name_or_path": str(tmp_path / "nowhere")}, r"name_or_path: .*cannot be loaded"),
         (
             {"name_or_path": untrained_head(tmp_path / "lm")},
-            r"name_or_path: .*is no trained classifier: it has no weights for score",
+            r"name_or_path: .*is not a trained classifier: it has no weights for score",
         ),
         ({"name_or_path": labelled}, r"label: is not set, but the model has 3: 0 \(bad\), 1 \(good\), 2 \(unsure\)"),
-        ({"name_or_path": labelled, "label": "god"}, "label: 'god' is no label of the model; did you mean good"),
-        ({"name_or_path": labelled, "label": 3}, "label: 3 is no label of the model"),
+        ({"name_or_path": labelled, "label": "god"}, "label: 'god' is not a label of the model; did you mean good"),
+        ({"name_or_path": labelled, "label": 3}, "label: 3 is not a label of the model"),
         ({"name_or_path": without_template, "text": "chat"}, "text: 'chat' needs a chat template"),
         ({"name_or_path": scalar, "dtype": "float33"}, "dtype: torch has no 'float33'"),
     ]

@@ -129,5 +129,5 @@ def test_a_source_that_cannot_says_so(policy: Policy) -> None:
         def generate(self, policy: Policy, prompts: Sequence[Prompt], **_: object) -> list[list[Rollout]]:  # type: ignore[override]
             return []
 
-    with pytest.raises(UserError, match="OnlyWhole, which cannot go on"):
+    with pytest.raises(UserError, match="OnlyWhole, which cannot continue"):
         OnlyWhole().extend(policy, [], sampling=SAMPLING, draws=DRAWS)

@@ -236,7 +236,7 @@ def test_watching_changes_nothing_and_a_resumed_run_raises_the_same_alarms(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"ignore": ["entropy"]}, "'entropy' is no signature; did you mean entropy_"),
+        ({"ignore": ["entropy"]}, "'entropy' is not a signature; did you mean entropy_"),
         ({"thresholds": {"repetition.levle": 0.5}}, "did you mean repetition.level"),
         ({"lr_factor": 0.0}, "must be above 0"),
         ({"max_rollbacks": -1}, "must be 0 or above"),

@@ -66,7 +66,7 @@ FLAGS = {
     "unknown callback": ("--trainer.callbacks EarlyStoping", ["trainer.callbacks", "did you mean EarlyStopping?"]),
     "callback without what it needs": (
         "--trainer.callbacks EarlyStopping",
-        ["trainer.callbacks.monitor", "EarlyStopping cannot do without it"],
+        ["trainer.callbacks.monitor", "EarlyStopping cannot run without it"],
     ),
     "precision that is none": ("--trainer.precision bf16-mixd", ["trainer.precision", "bf16-mixed"]),
     "rewards without names": (
@@ -96,7 +96,7 @@ FILES = {
     ),
     "parameter beside the class": (
         "model: {objective: {class_path: GSPO, clip_low: 1.0e-4}}",
-        ["model.objective.clip_low", "belongs into init_args", "init_args: {clip_low: ...}"],
+        ["model.objective.clip_low", "belongs in init_args", "init_args: {clip_low: ...}"],
     ),
     "setting without its section": ("group_size: 8", ["group_size", "did you mean data.group_size?"]),
     "text for a group size": ("data: {group_size: eight}", ["data.group_size", "a whole number"]),

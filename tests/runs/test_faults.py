@@ -181,7 +181,7 @@ def test_a_rollout_source_that_fails_for_a_while(
     flaky = f"--data.rollouts={__name__}._Flaky"
     run = runs.fit(tmp_path, *OPTIONS, flaky, "--data.rollout_retry_s=0.01", code=code)
     error = capsys.readouterr().err
-    assert "_Flaky failed (connection refused); asked again in 0.04 s" in error
+    assert "_Flaky failed (connection refused); trying again in 0.04 s" in error
     if code:
         assert "_Flaky failed 4 times, last: connection refused" in error
         assert "Traceback" not in error
@@ -204,7 +204,7 @@ def test_a_disk_that_is_full_when_events_are_written(tmp_path: Path) -> None:
     text = log.read_text()
     assert "File too large" in text
     assert "fix: make room" in text
-    assert "did not foresee" not in text
+    assert "did not expect" not in text
     assert Command(argv(tmp_path, "--ckpt_path=last"), log=log).start().wait() == [0], log.read_text()
     whole = Command(argv(tmp_path / "whole"), log=log).start()
     assert whole.wait() == [0]

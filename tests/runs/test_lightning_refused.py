@@ -57,8 +57,8 @@ REFUSED = {
     "two averages": (["--trainer.callbacks=[{class_path: WeightAveraging}, {class_path: EMAWeightAveraging}]"], ["one average"]),
     "two last checkpoints": (callback("ModelCheckpoint", save_last=True), ["ModelCheckpoint.save_last", "last.ckpt"]),
     "a metric that does not exist": (stopping("val/acuracy", mode="max"), ["EarlyStopping.monitor", "'val/acuracy'", "did you mean val/accuracy?"]),
-    "a metric of supervised learning": (stopping("val_loss"), ["EarlyStopping.monitor", "'val_loss' is no metric"]),
-    "a picture": (callback("ModelCheckpoint", monitor="ratio/histogram"), ["ModelCheckpoint.monitor", "is no metric"]),
+    "a metric of supervised learning": (stopping("val_loss"), ["EarlyStopping.monitor", "'val_loss' is not a metric"]),
+    "a picture": (callback("ModelCheckpoint", monitor="ratio/histogram"), ["ModelCheckpoint.monitor", "is not a metric"]),
     "the wrong way round": (stopping("val/accuracy"), ["EarlyStopping.mode", "more of 'val/accuracy' is better", "mode: max"]),
     "the worst checkpoints": (callback("ModelCheckpoint", monitor="reward/mean"), ["ModelCheckpoint.mode", "mode: max"]),
     "a metric without prompts": ([*stopping("val/accuracy", mode="max"), "--data.val=null"], ["no held-out prompts", "data.val"]),
@@ -87,7 +87,7 @@ def test_option_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([*PLATEAU, "--model.lr_scheduler.monitor=nope"], ["model.lr_scheduler.monitor", "'nope' is no metric"]),
+        ([*PLATEAU, "--model.lr_scheduler.monitor=nope"], ["model.lr_scheduler.monitor", "'nope' is not a metric"]),
         ([*PLATEAU, "--model.lr_scheduler.monitor=reward/mean"], ["model.lr_scheduler.mode", "mode: max"]),
         (["--model.lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau"], ["lightning.pytorch.cli", "monitor"]),
         (callback("tests.runs.of_a_user.Accumulates"), ["trainer.accumulate_grad_batches", "is 2"]),
@@ -110,7 +110,7 @@ class DeepSpeedStrategy:
 
 
 def test_an_engine_of_its_own_is_known_by_its_name() -> None:
-    with pytest.raises(UserError, match="optimizer step of its own"):
+    with pytest.raises(UserError, match="its own backward pass and optimizer step"):
         check_strategy(DeepSpeedStrategy())
 
 

@@ -35,7 +35,7 @@ def argv(root: Path, *more: str) -> list[str]:
 def sentence(text: str) -> str:
     """What stands last: the message, and nothing after its fix."""
     assert "Traceback" not in text, text
-    assert "did not foresee" not in text, text
+    assert "did not expect" not in text, text
     lines = text[text.rindex("error: ") :].splitlines()
     assert lines[-1].startswith("  fix: "), text
     return "\n".join(lines)
@@ -155,7 +155,7 @@ def test_a_rank_that_is_killed_is_named_by_the_others(tmp_path: Path) -> None:
     command.kill()
     assert code == 1, log.read_text()
     said = sentence(log.read_text())
-    assert said.startswith("error: rank 0 cannot go on: another rank has ended")
+    assert said.startswith("error: rank 0 cannot continue: another rank has ended")
     assert "--ckpt_path last" in said
 
 
@@ -183,7 +183,7 @@ def test_a_rank_that_the_command_has_started_is_killed(which: int, tmp_path: Pat
         assert code == 1
         assert said.startswith(f"error: rank 1 (process {second}) was killed by SIGKILL, and all ranks end")
     else:
-        assert said.startswith("error: rank 1 cannot go on: another rank has ended")
+        assert said.startswith("error: rank 1 cannot continue: another rank has ended")
 
 
 def children(pid: int) -> list[int]:

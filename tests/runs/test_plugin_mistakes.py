@@ -120,7 +120,7 @@ def test_first_and_last_line_say_where_and_what(
     assert words in first
     assert place in first or first.startswith("error: rewards.r: ")
     assert "Traceback" not in error
-    assert "did not foresee" not in error
+    assert "did not expect" not in error
 
 
 def test_the_plugins_own_frames_are_shown_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ def test_a_suite_that_is_not_there_is_said_before_the_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs.fit(tmp_path, "--model.cold_start=null", "--data.suites=[aime2042]", code=2)
-    assert "'aime2042' is no suite; did you mean aime20" in capsys.readouterr().err
+    assert "'aime2042' is not a suite; did you mean aime20" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -97,7 +97,7 @@ def test_no_other_command_does(folder: Path, command: str) -> None:
     }
     done = gspo(folder, command, *words.get(command, []))
     assert done.returncode in ((2,) if command in ("export", "replay") else (0, 1, 2)), done.stderr
-    assert "did not foresee" not in done.stderr
+    assert "did not expect" not in done.stderr
     assert ran(folder) == []
 
 

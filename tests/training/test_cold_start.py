@@ -202,9 +202,9 @@ def test_a_damaged_one_is_named_moved_aside_and_made_again(
     assert QUICK.ensure(TINY, tmp_path).name_or_path == str(folder)
     aside = folder.with_name(f"{folder.name}.damaged-1")
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert said.startswith(f"cold start: {folder} is not what was written (")
+    assert said.startswith(f"cold start: {folder} is damaged (")
     assert DAMAGE[harm] in said
-    assert f"moved to {aside}, and made again" in said
+    assert f"moved to {aside}, and recomputed" in said
     assert {f.name: f.read_bytes() for f in folder.iterdir()} == whole  # the same settings, the same weights
     assert {f.name: f.read_bytes() for f in aside.iterdir()} == harmed
     QUICK.ensure(TINY, tmp_path)
@@ -213,7 +213,7 @@ def test_a_damaged_one_is_named_moved_aside_and_made_again(
 
 
 def test_a_cache_that_vouches_for_its_code_does_not_run_it(tmp_path: Path) -> None:
-    """A manifest is no signature: whoever can write the model can write that, too."""
+    """A manifest is not a signature: whoever can write the model can write that, too."""
     model = QUICK.ensure(TINY, tmp_path)
     folder = Path(model.name_or_path)
     with_code(folder)

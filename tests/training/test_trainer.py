@@ -510,7 +510,7 @@ def test_a_gradient_that_is_not_finite_changes_no_weight(
     with torch.no_grad():
         model.lm_head.weight[5, 3] = math.nan
     before = weights(model)
-    with pytest.raises(UserError, match="model: has a gradient norm of nan; this update was not made"):
+    with pytest.raises(UserError, match="model: has a gradient norm of nan; this update was not applied"):
         trainer.train_step(QUERIES, graded)
     assert all(torch.equal(value.nan_to_num(), before[name].nan_to_num()) for name, value in weights(model).items())
 

@@ -139,7 +139,7 @@ def test_a_kl_term_is_measured_to_the_start(model: PreTrainedModel, tokenizer: P
         ("GSPPO", SHORT, "did you mean GSPO"),
         (DrGRPO, SHORT, "DrGRPO needs max_response_tokens"),
         (int, SHORT, "objective: is <class 'int'>"),
-        (DAPO(), GSPOConfig(left_clip_range=0.2), "brings a clip range of its own"),
+        (DAPO(), GSPOConfig(left_clip_range=0.2), "has its own clip range"),
     ],
 )
 def test_an_objective_that_cannot_be_is_refused(

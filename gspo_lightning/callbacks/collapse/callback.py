@@ -37,14 +37,14 @@ class Collapse(Callback):
     """Looks for the signatures of docs/collapse.md in every update; training is the same, bit for bit, while it warns.
 
     Args:
-        action: ``warn``; ``stop`` before the update that raised the alarm is made; ``rollback``: at the end of the
-            iteration put weights and optimizer back to the newest checkpoint from before anything was suspicious, and
-            go on with new prompts.
+        action: ``warn``; ``stop`` before the update that raised the alarm is applied; ``rollback``: at the end of the
+            iteration restore weights and optimizer from the newest checkpoint before anything suspicious, and
+            continue with new prompts.
         ignore: names of signatures not to look for.
         thresholds: ``{"<signature>.<threshold>": value}`` in place of the documented ones.
-        max_rollbacks: rollbacks of a run; the next alarm stops it.
+        max_rollbacks: rollbacks per run; the next alarm stops it.
         lr_factor: the learning rate after a rollback over the one before it, in (0, 1].
-        max_dumps: batches of a run that are written to ``dumps/`` (each with the weights); later alarms leave none.
+        max_dumps: batches per run that are written to ``dumps/`` (each with the weights); later alarms leave none.
     """
 
     def __init__(
@@ -201,12 +201,12 @@ class Collapse(Callback):
 def _signatures(ignore: Sequence[str], thresholds: Mapping[str, float]) -> list[Signature]:
     for name in ignore:
         if name not in SIGNATURES:
-            raise UserError("Collapse.ignore", f"{name!r} is no signature; {did_you_mean(name, SIGNATURES)}")
+            raise UserError("Collapse.ignore", f"{name!r} is not a signature; {did_you_mean(name, SIGNATURES)}")
     found = {name: kind() for name, kind in SIGNATURES.items() if name not in ignore}
     known = [f"{name}.{f.name}" for name, s in found.items() for f in fields(s) if f.name != "prompts"]
     for key, value in thresholds.items():
         if key not in known:
-            raise UserError("Collapse.thresholds", f"{key!r} is no threshold; {did_you_mean(key, known)}")
+            raise UserError("Collapse.thresholds", f"{key!r} is not a threshold; {did_you_mean(key, known)}")
         name, _, threshold = key.partition(".")
         setattr(found[name], threshold, value)
     return list(found.values())
@@ -220,7 +220,7 @@ def _words(alarm: Alarm) -> str:
 def _stopped(alarm: Alarm, folder: Path, after: str = "") -> CollapseError:
     return CollapseError(
         f"stopped{after}: {_words(alarm)}.\n"
-        f"  fix: {alarm.advice}; then go on from a checkpoint in {folder / 'checkpoints'} (docs/collapse.md)"
+        f"  fix: {alarm.advice}; then resume from a checkpoint in {folder / 'checkpoints'} (docs/collapse.md)"
     )
 
 

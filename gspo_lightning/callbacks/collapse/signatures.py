@@ -27,7 +27,9 @@ class GradientSpikes(Signature):
     """
 
     name: ClassVar[str] = "gradient_spikes"
-    advice: ClassVar[str] = "lower the learning rate, use a sequence-level ratio; clipping hides spikes, it is no cure"
+    advice: ClassVar[str] = (
+        "lower the learning rate, use a sequence-level ratio; clipping hides spikes, it does not cure them"
+    )
     scope = "update"
     hits: ClassVar[int] = 3
     window: ClassVar[int] = 8

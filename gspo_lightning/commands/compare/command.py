@@ -25,7 +25,7 @@ __all__ = ["main"]
 PICTURE, PAGE = "compare.png", "compare.md"
 EPILOG = f"""\
 Everything else is passed to gspo fit, for all variants: --trainer.max_epochs 15.
-A run that is there already and was made by the same command is not made again: stop at any time, and go on.
+Runs that the same command has already finished are skipped, so you can stop at any time and continue.
 A difference is claimed from {SEEDS_FOR_A_CLAIM} seeds on, if the bootstrap interval of paired differences leaves 0 out.
 
   gspo compare --config quickstart --objectives GSPO,GRPO --seeds 1,2,3
@@ -79,7 +79,7 @@ def main(argv: Sequence[str], gspo: Callable[[list[str]], int]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "gspo compare",
-        description="Several objectives, or any differences of a config, side by side.",
+        description="Compare several objectives, or any config changes, side by side.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -78,7 +78,7 @@ def run_once(
             raise UserError(
                 "gspo compare",
                 f"the run {title} ended with exit code {code}",
-                fix="start the same command again to go on with it, or run it alone: gspo " + shlex.join(argv),
+                fix="repeat the same command to continue, or run it alone: gspo " + shlex.join(argv),
             )
     return done[-1].parent
 

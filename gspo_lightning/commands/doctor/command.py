@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(list(argv))
     for name in options.check:
         if name not in CHECKS:
-            raise UserError("gspo doctor", f"{name!r} is no check; it must be one of {', '.join(CHECKS)}")
+            raise UserError("gspo doctor", f"{name!r} is not a check; it must be one of {', '.join(CHECKS)}")
     console = Console()
     problems = 0
     for name in options.check or CHECKS:

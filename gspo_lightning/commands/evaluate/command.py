@@ -22,7 +22,7 @@ __all__ = ["main"]
 
 EPILOG = """\
 Answers are sampled by --model, or were sampled elsewhere (--completions). Stop at any time: the same command with
-the same --output goes on where it was.
+the same --output continues from there.
 
   gspo evaluate --model Qwen/Qwen3-1.7B --suite aime2024 --output runs/evaluate/qwen3
   gspo evaluate --completions answers.jsonl --suite zebralogic --data benchmarks --output runs/evaluate/zebra
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="FILE",
-        help="of gspo fit: its model, rollout source and system prompt; other words are passed on as to gspo fit",
+        help="of gspo fit: its model, rollout source and system prompt; other options work as in gspo fit",
     )
     parser.add_argument(
         "--ckpt_path", metavar="FILE", help="a checkpoint of gspo fit; with --config also last: the newest of its runs"
@@ -117,7 +117,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         raise UserError("--suite", "is missing", fix=f"name one of {', '.join(shipped())}, or a YAML file")
     named = [options.model, options.ckpt_path or options.config, options.server, options.completions]
     if sum(bool(one) for one in named) != 1:
-        said = "is one of several that say what is evaluated" if any(named) else "is missing"
+        said = "is one of several options that select what is evaluated" if any(named) else "is missing"
         raise UserError("--model", said, fix="give one of --model, --config, --ckpt_path, --server, --completions")
     if options.ckpt_path == "last" and not options.config:
         raise UserError("--ckpt_path", "is 'last', but of which runs?", fix="--config FILE, or the checkpoint's path")

@@ -31,7 +31,7 @@ def compare(before: Path, after: Path) -> str:
         ids = [identifier for identifier in a if identifier in b]
         other = [identifier for identifier in ids if a[identifier][0] != b[identifier][0]]
         if other:
-            raise UserError("--compare", f"{suite}: {len(other)} problems were asked in another wording in {after}")
+            raise UserError("--compare", f"{suite}: {len(other)} problems have a different prompt in {after}")
         if not ids:
             raise UserError("--compare", f"{suite}: no problem has verdicts in both")
         shares = [[sum(side[i][1]) / len(side[i][1]) for i in ids] for side in (a, b)]
@@ -41,7 +41,7 @@ def compare(before: Path, after: Path) -> str:
         [
             *lines,
             "",
-            "Paired by problem; p by changes of sign (exact up to 16 problems that differ). Below .05 is a claim.",
+            "Paired by problem; p from a sign-flip test (exact up to 16 problems that differ). Below .05 is a claim.",
         ]
     )
 

@@ -103,7 +103,7 @@ def _evaluate(plan: Plan, tasks: Sequence[Task], source: Callable[[VerdictFile],
     _begin(plan.output, run)
     with contextlib.closing(answers), file:
         if file.done:
-            print(f"{plan.output / SAMPLES}: goes on behind {len(file.done):,} verdicts")
+            print(f"{plan.output / SAMPLES}: continues after {len(file.done):,} verdicts")
         for task in tasks:
             _judge(plan, task, answers, file, several=len(tasks) > 1)
     judged = _read(plan.output / SAMPLES)
@@ -182,7 +182,9 @@ def _begin(output: Path, run: Mapping[str, Any]) -> None:
     for key in _SAID:
         if _without_places(before.get(key)) != _without_places(run[key]):
             raise UserError(
-                "--output", f"{output} holds another evaluation: its {_SAID[key]} differ", fix="name another folder"
+                "--output",
+                f"{output} contains a different evaluation: its {_SAID[key]} differ",
+                fix="name another folder",
             )
 
 

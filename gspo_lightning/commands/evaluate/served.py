@@ -67,8 +67,8 @@ class Served:
             work.result()  # what it has raised
         except ServerError as error:
             raise InfrastructureError(
-                f"the server {self.client.url} does not answer any more: {error}; what it has answered is judged and "
-                "kept: the same command goes on"
+                f"the server {self.client.url} does not answer any more: {error}; its answers so far are judged and "
+                "kept: repeat the command to continue"
             ) from error
         except UnsupportedError as error:
             raise UserError("--server", f"{self.client.url}: {error}") from error

@@ -25,7 +25,7 @@ def check_repository(repository: str) -> None:
 
 
 def push(folder: Path, repository: str) -> str:
-    """Upload a folder; a repository that is not there yet is made, private.
+    """Upload a folder; creates a private repository if it does not exist.
 
     Args:
         folder: written by ``gspo export``.

@@ -115,7 +115,7 @@ def _as_list(value: str) -> Any:
     try:
         return yaml.safe_load(value) if value.startswith("[") else value
     except yaml.YAMLError as error:
-        raise UserError("--plugins", f"{value!r} is no list", fix="write [a.py, b.py], or one path") from error
+        raise UserError("--plugins", f"{value!r} is not a list", fix="write [a.py, b.py], or one path") from error
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class TrainingCLI(LightningCLI):
             "--allow_changed_config",
             type=bool,
             default=False,
-            help="Resume although the config, the prompts or the plug-ins mean something else than before.",
+            help="Resume although the config, the prompts or the plug-ins have changed their meaning.",
         )
         parser.link_arguments("seed_everything", "model.seed", compute_fn=_seed)
         parser.link_arguments("seed_everything", "data.seed", compute_fn=_seed)

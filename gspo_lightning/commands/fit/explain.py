@@ -100,7 +100,7 @@ def _missing(text: str, fields: Fields) -> UserError | None:
     required = re.search(r"the following arguments are required: ([\w.]+)", text)
     if required is not None:
         field = f"{place}.{required.group(1)}" if place != "arguments" else required.group(1)
-        return UserError(field, f"is missing: {name or 'the class'} cannot do without it")
+        return UserError(field, f"is missing: {name or 'the class'} cannot run without it")
     return None
 
 

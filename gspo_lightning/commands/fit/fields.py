@@ -153,7 +153,7 @@ class Fields:
         beside = [key for key in value if key not in ("class_path", "init_args", "dict_kwargs")]
         if beside and ("class_path" in value or not path.endswith("]")):
             fix = f"write {path.rpartition('.')[2]}: {{class_path: ..., init_args: {{{beside[0]}: ...}}}}"
-            raise UserError(f"{path}.{beside[0]}", "belongs into init_args, beside class_path", fix=fix)
+            raise UserError(f"{path}.{beside[0]}", "belongs in init_args, next to class_path", fix=fix)
         if hints is not None:
             self._group(f"{path}.init_args.", hints, (), value.get("init_args"), flag)
 

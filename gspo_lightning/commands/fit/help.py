@@ -8,10 +8,10 @@ __all__ = ["GROUPS", "asked_for", "short_help"]
 
 GROUPS: dict[str, dict[str, str]] = {
     "the run": {
-        "config": "a YAML file, or a built-in name (gspo list configs); a second one goes over the first",
-        "ckpt_path": "a checkpoint to go on from; last: the newest one of this config",
+        "config": "a YAML file, or a built-in name (gspo list configs); a second one overrides the first",
+        "ckpt_path": "a checkpoint to resume from; last: the newest one of this config",
         "seed_everything": "of weights, prompt order and sampling (default: 1)",
-        "plugins": "files, folders or modules with rewards, objectives ... of your own",
+        "plugins": "files, folders or modules with your own rewards, objectives ...",
         "print_config": "print the whole config with every default, and stop",
     },
     "how long, and on what": {

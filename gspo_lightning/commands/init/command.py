@@ -14,7 +14,7 @@ __all__ = ["TASKS", "main"]
 
 TEMPLATES = Path(__file__).parent / "templates"
 TASKS = {
-    "own": "a reward and data of your own, on a tiny model: offline, under two minutes on a CPU",
+    "own": "your own reward and data, on a tiny model: offline, under two minutes on a CPU",
     "math": "mathematics with a verifier, on a real model",
     "code": "programs that are run against tests, on a tiny model",
     "logic": "knights and knaves, on a tiny model",

@@ -39,7 +39,7 @@ def options_that_fit(job: Job, device: Device) -> list[tuple[str, int]]:
         raise UserError(
             "data.max_response_tokens",
             f"training {job.model.name_or_path} on sequences of {job.longest:,} tokens does not fit into "
-            f"{device.memory >> 30} GiB x {job.world} by all options together that are known here",
+            f"{device.memory >> 30} GiB x {job.world}, even with all known options",
             fix="shorten data.max_response_tokens, or take more or larger devices, or a smaller model; a sequence or "
             "the experts of a layer are not split over devices here (no context or expert parallelism)",
         )

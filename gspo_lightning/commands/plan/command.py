@@ -1,4 +1,4 @@
-"""``gspo plan``: memory, batch arithmetic and work of a config, before any GPU is paid for."""
+"""``gspo plan``: memory, batch arithmetic and compute of a config, before you pay for a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(
         "gspo plan",
-        description="Memory, batch arithmetic and work of a config before any GPU is paid for. No weights are loaded.",
+        description="Memory, batch arithmetic and compute of a config, before you pay for a GPU. Loads no weights.",
         epilog="Everything else is passed on as to gspo fit: --config FILE.yaml [--config OVERLAY.yaml] [--a.b VALUE]",
     )
     parser.add_argument(

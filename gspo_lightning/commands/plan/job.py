@@ -181,7 +181,7 @@ def _strategy_kind(name: str) -> Strategy:
         return "fsdp"
     if last in ("auto", "") or "ddp" in last or last.startswith("singledevice"):
         return "ddp"
-    raise UserError("trainer.strategy", f"{name!r} is none that a plan knows", fix="use ddp, or --config fsdp2")
+    raise UserError("trainer.strategy", f"{name!r} is not supported by gspo plan", fix="use ddp, or --config fsdp2")
 
 
 def _devices(value: Any) -> int:

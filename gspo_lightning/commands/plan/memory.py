@@ -136,7 +136,7 @@ def optimizer_bytes(name: str, counts: Counts, size: int) -> int:
     if plain in ("sgd", "adafactor"):
         return 0 if plain == "adafactor" else counts.trainable * size
     if plain not in ADAM_LIKE:
-        raise UserError("model.optimizer", f"how much state {name!r} keeps is not known here")
+        raise UserError("model.optimizer", f"how much state {name!r} keeps is unknown")
     tensors = ADAM_LIKE[plain]
     if not word.endswith("8bit"):
         return tensors * counts.trainable * (size if "bitsandbytes" not in name else 4)

@@ -17,7 +17,7 @@ COLLAPSE = (
     ),
     MetricSpec(
         "collapse/rollbacks",
-        "times that weights and optimizer were put back to a good checkpoint since the run began",
+        "number of times that weights and optimizer were rolled back to a good checkpoint since the run began",
         "rollbacks",
         "0 throughout",
         "After one, compare the curves before and after; if it happens again, lower the learning rate for good.",

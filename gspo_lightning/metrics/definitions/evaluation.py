@@ -29,9 +29,9 @@ EVALUATION = (
         "val/lowest_score",
         "the smallest value of the accuracy reward among the held-out responses",
         "reward",
-        "0, and 1 at the very end, where the reward says right or wrong",
-        "Below 0 the reward is no accuracy: reports show val/reward instead, unless data.evaluation.accuracy_reward "
-        "names the reward.",
+        "0, and 1 at the very end, for a reward that is 0 or 1",
+        "Below 0 the reward is not an accuracy: reports show val/reward instead, unless "
+        "data.evaluation.accuracy_reward names the reward.",
         "Evaluation",
         when="evaluations",
     ),
@@ -40,7 +40,7 @@ EVALUATION = (
         "the largest value of the accuracy reward among the held-out responses",
         "reward",
         "1 as soon as one answer is right",
-        "Above 1 the reward is no accuracy, as for val/lowest_score; 0 means that no answer is right.",
+        "Above 1 the reward is not an accuracy, as for val/lowest_score; 0 means that no answer is right.",
         "Evaluation",
         when="evaluations",
     ),

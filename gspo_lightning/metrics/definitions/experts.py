@@ -75,7 +75,7 @@ MOE = (
         "(layer, expert) pairs that no response token of the update was routed to / (L x E)",
         "fraction",
         "near 0 with thousands of tokens per update; above 0 on a narrow task",
-        "If it rises, parameters are carried along without gradient: look at moe/load_entropy.",
+        "If it rises, parameters stay without a gradient: look at moe/load_entropy.",
         "Mixture of experts",
         when=_WHEN,
     ),

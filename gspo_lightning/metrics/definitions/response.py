@@ -17,9 +17,9 @@ RESPONSE = (
     ),
     MetricSpec(
         "response/turns",
-        "mean number of turns of the policy in the iteration's conversations; 1 where responses are no conversations",
+        "mean number of turns of the policy in the iteration's conversations; 1 if responses are not conversations",
         "turns",
-        "falls where fewer turns earn more, rises where asking (a tool, for a hint) pays",
+        "falls if fewer turns earn more, rises if asking (a tool, for a hint) pays",
         "If it runs to max_turns while reward/mean does not rise, read samples: the policy may not find an end.",
         "Responses",
     ),

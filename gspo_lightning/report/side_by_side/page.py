@@ -113,11 +113,12 @@ def _every_iteration(found: SideBySideData) -> list[str]:
 def _how_to_read(found: SideBySideData) -> list[str]:
     first = found.names[0]
     lines = [
-        "Before every update each objective's gradient was computed on the update's mini-batch, at the weights of that "
-        f"moment: the same responses, rewards, advantages and old log-probabilities for all. Then {first} alone moved "
-        "the weights; the others never did. On the first mini-batch of an iteration the policy still is the old policy "
-        "and every ratio is 1; the later ones see the drift of the updates before them. Losses of different objectives "
-        "are on different scales. Iterations of one run are not independent: this shows what happened, it claims no "
+        "Before every update each objective's gradient was computed on the update's mini-batch, at the current "
+        f"weights: the same responses, rewards, advantages and old log-probabilities for all. Then only {first} "
+        "updated the weights; the others never did. On the first mini-batch of an iteration the policy still is the "
+        "old policy and every ratio is 1; the later ones see the drift of the updates before them. Losses of "
+        "different objectives are on different scales. Iterations of one run are not independent: this shows what "
+        "happened, it claims no "
         "difference.",
     ]
     return [*lines, *_who_sampled(found.iterations, found.gaps())]

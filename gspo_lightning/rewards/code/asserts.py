@@ -64,7 +64,7 @@ def read_python(text: str) -> list[ast.stmt]:
     try:
         return ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UnsupportedTestError(f"the test is no Python: {error}") from error
+        raise UnsupportedTestError(f"the test is not Python: {error}") from error
 
 
 def parse(test: str, setup: str = "", entry_point: str | None = None) -> list[Assertion]:

@@ -30,18 +30,18 @@ class CodeExecutor(Reward):
         {"type": "call",   "tests": [{"input": [1, 2], "output": 3}], "entry_point": "add"}
         {"type": "assert", "tests": ["assert add(1, 2) == 3"], "entry_point": "add"}
 
-    with ``timeout_s`` if it is not this reward's, with ``comparison`` or ``checker`` for what counts as right
+    with ``timeout_s`` if it is not this reward's, with ``comparison`` or ``checker`` for what counts as correct
     (docs/rewards.md); as JSON text, too; the shapes of APPS, TACO, MBPP, HumanEval, EvalPlus, LiveCodeBench,
-    CodeContests and Open-R1's Codeforces are understood. What is expected never enters the program's sandbox.
+    CodeContests and Open-R1's Codeforces are understood. Expected results never enter the program's sandbox.
 
     Args:
         scoring: ``fraction`` of the tests, or ``all_or_nothing``, which stops at the first failure.
-        timeout_s: CPU seconds for one test, where the record does not say; LiveCodeBench's is 6.
-        total_timeout_s: CPU seconds for all tests of one program; those that are not reached count as failed.
+        timeout_s: CPU seconds for one test, unless the record sets it; LiveCodeBench's is 6.
+        total_timeout_s: CPU seconds for all tests of one program; tests that are not reached count as failed.
         memory_mb: MiB that a program may use.
-        isolation: found out by trying when this is built: ``auto`` takes bubblewrap, else Landlock, and refuses to
-            start without either; the name of one takes that. ``unsafe`` runs programs with this user's rights, and is
-            refused to root.
+        isolation: determined by a trial when this is built: ``auto`` takes bubblewrap, else Landlock, and refuses to
+            start without either; the name of one takes that. ``unsafe`` runs programs with this user's permissions, and
+            is refused to root.
         packages: names of packages that programs and tests may import besides the standard library, such as
             ``[numpy]``; they must be installed for the interpreter of the sandbox. EvalPlus' tests need numpy.
 

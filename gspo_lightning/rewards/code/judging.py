@@ -121,7 +121,7 @@ class Judge:
         if None not in checked:
             return any(checked)
         if any(self._check(case, text, text) is None for text in case.expected):
-            raise BadAnswerError("the checker fails to run on what is expected, so that it can judge nothing")
+            raise BadAnswerError("the checker fails on the expected output, so it cannot judge")
         return any(checked)  # it runs, but not on what this program printed
 
     def _check(self, case: Case, expected: str, printed: str) -> bool | None:

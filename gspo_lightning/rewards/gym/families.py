@@ -19,7 +19,7 @@ __all__ = ["EXACT", "FORMS", "REFUSED", "VERSION", "check_families", "check_inst
 VERSION = "0.1.25"
 """The one that was tried."""
 _EXECUTES = "its scorer executes the answer as Python"
-_UNKNOWN = "it stores no right answer, so that nothing shows that its scorer pays one"
+_UNKNOWN = "it stores no correct answer, so nothing shows that its scorer accepts one"
 REFUSED: dict[str, str] = {
     **dict.fromkeys(
         (
@@ -29,7 +29,7 @@ REFUSED: dict[str, str] = {
         _EXECUTES,
     ),
     **dict.fromkeys(("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"), _UNKNOWN),
-    "coin_flip": "its scorer pays 0 for every small probability",
+    "coin_flip": "its scorer scores every small probability 0",
     "composite": "it is a mixture of others: list them in families",
 }  # fmt: skip
 """Family -> why. ``countdown`` is a family of LogicTask, too."""
@@ -66,7 +66,7 @@ def check_installed() -> None:
         raise UserError("ReasoningGym", "needs reasoning-gym, which is not installed", fix=fix)
     found = importlib.metadata.version("reasoning-gym")
     if found != VERSION:
-        problem = f"reasoning-gym is {found}, but its scorers were only tried in {VERSION}"
+        problem = f"reasoning-gym is {found}, but its scorers were only tested in {VERSION}"
         raise UserError("ReasoningGym", problem, fix=fix)
 
 
@@ -87,4 +87,4 @@ def check_families(families: Sequence[str]) -> None:
 
 def unknown_family(family: str, known: Sequence[str]) -> str:
     """What to say of a name that reasoning-gym does not have."""
-    return f"{family!r} is no family of reasoning-gym; {did_you_mean(family, known)}"
+    return f"{family!r} is not a family of reasoning-gym; {did_you_mean(family, known)}"

@@ -19,16 +19,17 @@ __all__ = ["ReasoningGym"]
 class ReasoningGym(Reward):
     """1 if the final answer to an item of reasoning-gym is right, otherwise 0; for the prompt set ``ReasoningGym``.
 
-    The families' own scorers judge, in the reward workers; partial credit, which pays an answer in a longer text, does
-    not count. Nine families whose scorers would execute the answer are refused, and so are those whose stored answers
-    are not paid (docs/rewards.md).
+    The families' own scorers judge, in the reward workers; partial credit, which accepts an answer in a longer text,
+    does not count. Nine families whose scorers would execute the answer are refused, and so are those whose stored
+    answers
+    are not accepted (docs/rewards.md).
 
     Args:
         marker: what the final answer follows, as of ``LogicPuzzle``: a tag, or a text such as ``#``.
         max_characters: longer answers are worth 0 (``model_error``).
 
     Raises:
-        UserError: reasoning-gym is not installed in the version that was tried, or a setting is out of its range.
+        UserError: reasoning-gym is not installed in the tested version, or a setting is out of its range.
     """
 
     deadline_s = 10.0  # the first item of some families loads their data for seconds
@@ -47,7 +48,7 @@ class ReasoningGym(Reward):
     def score(
         self, completion: str, family: str, entry: str, config: dict[str, Any] | None = None, truncated: bool = False
     ) -> Score:
-        """Judge; a record whose own answer is not paid is *missing*."""
+        """Judge; a record whose own answer is not accepted is *missing*."""
         from gspo_lightning.rewards.gym.items import judged, open_source, read_entry
 
         if family in REFUSED:

@@ -183,7 +183,7 @@ def quotation(text: str) -> bool:
 
 
 def _no_json(word: str) -> object:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")
 
 
 CHECKS: dict[str, Callable[..., bool]] = {

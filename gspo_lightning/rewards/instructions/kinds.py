@@ -77,7 +77,7 @@ def _mapping(value: object) -> dict[str, Any]:
 
 def _instruction(name: object, given: Mapping[str, Any]) -> Instruction:
     if not isinstance(name, str) or name not in CHECKS:
-        raise BadInstructionError(f"{name!r} is no kind of instruction; {did_you_mean(str(name), CHECKS)}")
+        raise BadInstructionError(f"{name!r} is not a kind of instruction; {did_you_mean(str(name), CHECKS)}")
     wanted = list(inspect.signature(CHECKS[name]).parameters)[1:]
     if absent := [word for word in wanted if word not in given]:
         raise BadInstructionError(f"{name} needs {absent[0]!r} in kwargs")
@@ -90,7 +90,7 @@ def _instruction(name: object, given: Mapping[str, Any]) -> Instruction:
 def _whole(value: object) -> int:
     if isinstance(value, int | float) and not isinstance(value, bool) and value == int(value) and value >= 0:
         return int(value)
-    raise ValueError(f"{value!r} is no whole number from 0 on")
+    raise ValueError(f"{value!r} is not a whole number from 0 on")
 
 
 def _from_one(value: object) -> int:
@@ -102,12 +102,12 @@ def _from_one(value: object) -> int:
 def _text(value: object) -> str:
     if isinstance(value, str) and value.strip():
         return value
-    raise ValueError(f"{value!r} is no text")
+    raise ValueError(f"{value!r} is not text")
 
 
 def _letter(value: object) -> str:
     if len(text := _text(value).strip()) != 1:
-        raise ValueError(f"{value!r} is no single letter")
+        raise ValueError(f"{value!r} is not a single letter")
     return text
 
 
@@ -127,7 +127,7 @@ def _relation(value: object) -> str:
 def _language(value: object) -> str:
     code = SYNONYMS.get(_text(value).lower(), _text(value).lower())
     if code not in load_languages():
-        raise ValueError(f"{value!r} is no code of a language that is known, such as 'en'")
+        raise ValueError(f"{value!r} is not a code of a language that is known, such as 'en'")
     return code
 
 

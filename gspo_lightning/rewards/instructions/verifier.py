@@ -16,19 +16,19 @@ __all__ = ["IFVerifier"]
 
 
 class IFVerifier(Reward):
-    """1 if a completion follows all of its record's instructions, or the share of those it follows.
+    """1 if a completion follows all of its record's instructions, or the share that it follows.
 
     The kinds are IFEval's 25 (arXiv 2311.07911), by their public ids and arguments: the columns
-    ``instruction_id_list`` and ``kwargs`` of the data set as they are. What follows ``</think>`` is judged.
+    ``instruction_id_list`` and ``kwargs`` of the data set, unchanged. The text after ``</think>`` is judged.
 
     Args:
         scoring: ``all_or_nothing`` (IFEval's accuracy by prompt), or ``fraction`` of the instructions.
         loose: a text that follows an instruction without its first line, its last line, both, or its asterisks
-            follows it (IFEval's loose accuracy): an introduction such as "Sure, here it is:" costs nothing.
+            follows it (IFEval's loose accuracy): an introduction such as "Sure, here it is:" is fine.
         max_characters: longer completions are worth 0 (``model_error``).
 
     Raises:
-        UserError: a setting that cannot be, or py3langid is not installed.
+        UserError: an invalid setting, or py3langid is not installed.
 
     >>> verifier = IFVerifier()
     >>> verifier.score("Yes. No comma here.", ["punctuation:no_comma"], [{}]).reward

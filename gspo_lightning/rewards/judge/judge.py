@@ -28,28 +28,28 @@ _FORMATS = ("json_schema", "json_object", "text")
 
 
 class LLMJudge(Reward):
-    """What a language model says a completion is worth, by a rubric, over an OpenAI-compatible API.
+    """The score that a language model gives a completion by a rubric, over an OpenAI-compatible API.
 
     ``absolute`` scores each criterion from 0 to ``scale``; ``pairwise`` compares the completion with the text in the
-    column ``reference``, in both orders, because judges prefer a place: 1 where it wins in both, 1/2 where the orders
-    disagree. Criteria are averaged by their weights, so that rewards lie in [0, 1]. What stands after ``</think>`` is
+    column ``reference``, in both orders, because judges have a position bias: 1 if it wins in both, 1/2 if the orders
+    disagree. Criteria are averaged by their weights, so that rewards lie in [0, 1]. The text after ``</think>`` is
     judged. A reply without a readable verdict is *missing*, and so is a sample that gets no reply.
 
-    Completions are data to the judge: fenced by a code that they cannot hold, which a verdict must repeat, and without
-    control tokens of chat templates (docs/rewards.md). The key comes from the environment variable
+    Completions are data to the judge: fenced by a code that they cannot contain, which a verdict must repeat, and
+    without control tokens of chat templates (docs/rewards.md). The key comes from the environment variable
     ``LLM_JUDGE_API_KEY``.
 
     Args:
         url: of the server (``http://host:8000``).
         model: its name there.
-        rubric: criterion -> what the judge is asked about it.
+        rubric: criterion -> the question about it.
         weights: criterion -> weight, >= 0; 1 where not given.
         mode: ``absolute`` or ``pairwise``.
         reference: column with a right answer to score against, or (``pairwise``) the answer to compare with.
         scale: the best score of a criterion, 1 to 100.
         reasoning: the judge writes reasons before its verdict.
-        response_format: how the server is told to reply: by a schema, as JSON, or not at all.
-        options: further fields of a request (``{max_tokens: 500}``); null takes one out (``{temperature: null}``).
+        response_format: how the reply is constrained: by a schema, as JSON, or not at all.
+        options: further fields of a request (``{max_tokens: 500}``); null removes one (``{temperature: null}``).
         concurrency: requests at a time of one worker, of which a rank has ``data.reward_workers``.
         timeout_s: seconds that an attempt may take.
         retries: attempts after the first, for timeouts, broken connections and statuses such as 429 and 500.
@@ -57,11 +57,11 @@ class LLMJudge(Reward):
         cache: file that keeps verdicts between processes and runs; None keeps them in each worker's memory.
         max_characters: longer completions are worth 0 (``model_error``), never cut.
         plain_http: whether the key may go to another host unencrypted, on a network that nobody else can read.
-        agrees_with: name of a reward with known answers; how often the two say the same is logged as
+        agrees_with: name of a reward with known answers; how often the two agree is logged as
             ``reward/agreement/<name>``.
 
     Raises:
-        UserError: a setting out of its range, a URL that cannot be, or a key that others could read.
+        UserError: a setting out of its range, an invalid URL, or a key that others could read.
     """
 
     no_answer = "the thinking has no end|an empty answer|longer than .*"
@@ -103,7 +103,7 @@ class LLMJudge(Reward):
         self.deadline_s = rounds * ((retries + 1) * timeout_s + retries * MAX_WAIT_S) + 10  # its own limits come first
 
     def required_columns(self) -> tuple[str, ...]:
-        """The reference, where there is one."""
+        """The reference, if there is one."""
         return () if self.reference is None else (self.reference,)
 
     def prepare(self) -> None:
@@ -215,10 +215,10 @@ def _check_numbers(**settings: tuple[float, float, float]) -> None:
 
 def _weights(rubric: dict[str, str], weights: dict[str, float]) -> dict[str, float]:
     if not rubric:
-        raise UserError("LLMJudge.rubric", "is empty", fix="name a criterion and what is asked about it")
+        raise UserError("LLMJudge.rubric", "is empty", fix="name a criterion and the question about it")
     for name, weight in weights.items():
         if name not in rubric:
-            raise UserError("LLMJudge.weights", f"{name!r} is no criterion; {did_you_mean(name, rubric)}")
+            raise UserError("LLMJudge.weights", f"{name!r} is not a criterion; {did_you_mean(name, rubric)}")
         if not 0 <= weight < math.inf:
             raise UserError("LLMJudge.weights", f"{name} has {weight}; a weight is a finite number from 0 on")
     found = {name: float(weights.get(name, 1.0)) for name in rubric}

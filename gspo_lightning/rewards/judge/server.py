@@ -119,7 +119,7 @@ class ChatServer:
             problem = f"{self.url} has no such model, or no /v1/chat/completions: {text[:_SHOWN]}"
             raise UserError("LLMJudge.model", problem, fix="one that GET /v1/models lists")
         if 300 <= status < 400:
-            raise UserError("LLMJudge.url", f"{self.url} sends elsewhere (status {status})", fix="give the address")
+            raise UserError("LLMJudge.url", f"{self.url} redirects (status {status})", fix="give the address")
         if status >= 400:
             raise RefusedError(f"refused (status {status}): {text[:_SHOWN]}")
 

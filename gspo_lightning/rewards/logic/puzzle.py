@@ -19,22 +19,23 @@ FAMILIES: dict[str, Family] = {family.name: family for family in (Knights(), Zeb
 
 
 class LogicPuzzle(Reward):
-    """1 if the final answer solves the puzzle, otherwise 0; or the share of its cells that are right.
+    """1 if the final answer solves the puzzle, otherwise 0; or the share of correct cells.
 
-    Answers are read by parsers of this package: model text is never executed. The final answer must be an answer and
-    nothing else, so that padding it with guesses pays nothing; what comes before it is free, and so are bold, fences,
-    dollars, a box and "The answer is" around it. A zebra grid is the last
-    complete JSON object with ``solution`` (ZebraLogic's format, arXiv 2502.01100), wherever it stands.
+    This package's own parsers read answers: model text is never executed. The final answer must be an answer and
+    nothing else, so padding it with guesses scores 0; any text may come before it, and bold, fences,
+    dollars, a box and "The answer is" around it are fine. A zebra grid is the last
+    complete JSON object with ``solution`` (ZebraLogic's format, arXiv 2502.01100), wherever it is.
 
     Args:
         family: ``knights``, ``zebra``, ``countdown`` or ``sudoku``; None reads it from each record's column ``family``.
         marker: what the final answer follows: a tag such as ``<answer>``, which must be closed, or a text such as
-            ``#``; it may occur once. A single ``\\boxed{}`` at the end stands in for a tag that is not there. An empty
+            ``#``; it may occur once. A single ``\\boxed{}`` at the end replaces a missing tag. An empty
             text takes the whole completion. Not used for zebra grids.
-        threshold: share of right cells, in (0, 1], from which an answer is worth 1. Below 1 guessing pays, because
-            half of all knights are guessed.
-        partial: an answer is worth its share of right cells (zebra: ZebraLogic's cell accuracy).
-        max_characters: longer answers are worth 0 (``model_error``); of a zebra grid so much of the end is read.
+        threshold: share of correct cells, in (0, 1], from which an answer is worth 1. Below 1 guessing is rewarded,
+            because half of all knights are guessed.
+        partial: an answer is worth its share of correct cells (zebra: ZebraLogic's cell accuracy).
+        max_characters: longer answers are worth 0 (``model_error``); of a zebra grid the end is read, up to this
+            length.
 
     >>> LogicPuzzle("countdown").score("3*5=15, so <answer>3*5+7</answer>", "3 5 7 = 22").reward
     1.0
@@ -51,7 +52,7 @@ class LogicPuzzle(Reward):
         max_characters: int = 20_000,
     ) -> None:
         if family is not None and family not in FAMILIES:
-            raise UserError("LogicPuzzle.family", f"{family!r} is no family; {did_you_mean(family, FAMILIES)}")
+            raise UserError("LogicPuzzle.family", f"{family!r} is not a family; {did_you_mean(family, FAMILIES)}")
         if not 0 < threshold <= 1:
             raise UserError("LogicPuzzle.threshold", f"is {threshold}; it must lie in (0, 1]")
         if partial and threshold != 1:
@@ -69,7 +70,7 @@ class LogicPuzzle(Reward):
         """Grade; why there was nothing to grade is in ``detail``."""
         judge = FAMILIES.get(self.family or family)
         if judge is None:
-            return Score.missing(f"{family!r} is no family of puzzles; {did_you_mean(str(family), FAMILIES)}")
+            return Score.missing(f"{family!r} is not a family of puzzles; {did_you_mean(str(family), FAMILIES)}")
         text, problem = final_answer(completion, self.marker if judge.marked else "", truncated and judge.marked)
         if len(text) > self.max_characters:
             if judge.marked:

@@ -136,5 +136,5 @@ def _gold(answer: object) -> dict[str, dict[str, str]]:
         header = list(answer["header"])
         answer = {f"House {row[0]}": dict(zip(header[1:], row[1:], strict=True)) for row in answer["rows"]}
     if not isinstance(answer, Mapping) or not answer or not all(isinstance(v, Mapping) and v for v in answer.values()):
-        raise ValueError(f"{str(answer)[:80]!r} is no grid")
+        raise ValueError(f"{str(answer)[:80]!r} is not a grid")
     return {str(h): {str(c): str(v).strip().lower() for c, v in row.items()} for h, row in answer.items()}

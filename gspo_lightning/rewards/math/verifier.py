@@ -33,14 +33,14 @@ class MathVerifier(Reward):
 
     Args:
         require_box: an answer outside a box is worth 0; otherwise the last sentence counts that commits to a value,
-            where there is no box. Boxes leave no doubt about what is meant: ask for them in the prompt, require them.
-        max_characters: longer answers are worth 0 (``model_error``); without a box so much of the end is read.
+            where there is no box. Boxes are unambiguous: ask for them in the prompt, require them.
+        max_characters: longer answers are worth 0 (``model_error``); without a box the end is read, up to this length.
         decimals: decimal places to which numbers with a decimal point must agree.
-        strict: names of variables matter, and a set is no tuple; Math-Verify's option of that name.
+        strict: names of variables matter, and a set is not a tuple; Math-Verify's option of that name.
         evaluated: an answer that still contains the task is worth 0: ``17*23`` for 391, or an expression of the prompt.
-        form: ``factored`` or ``expanded`` also asks for that form of a polynomial; ``any`` is content with equality.
-        answer_type: what all records' answers are: ``integer``, ``number``, ``expression``, ``choice``, ``set``,
-            ``text``; ``any`` finds out. ``column`` takes the word from each record's column ``answer_type``. Integers,
+        form: ``factored`` or ``expanded`` also requires that form of a polynomial; ``any`` only requires equality.
+        answer_type: the type of all records' answers: ``integer``, ``number``, ``expression``, ``choice``, ``set``,
+            ``text``; ``any`` detects it. ``column`` reads it from each record's column ``answer_type``. Integers,
             numbers, choices and text are compared without computer algebra, and other answers to them are wrong.
 
     >>> verifier = MathVerifier()

@@ -22,7 +22,8 @@ def check_agreements(judges: Judges) -> None:
         if reward.agrees_with is not None and reward.agrees_with not in others:
             raise UserError(
                 f"rewards.{name}",
-                f"agrees_with: {reward.agrees_with!r} is no other reward; {did_you_mean(reward.agrees_with, others)}",
+                f"agrees_with: {reward.agrees_with!r} is not another reward; "
+                f"{did_you_mean(reward.agrees_with, others)}",
                 fix="name a reward with known answers; its weight may be 0",
             )
 

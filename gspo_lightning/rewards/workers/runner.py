@@ -45,14 +45,14 @@ class Pending:
 
     @property
     def lost(self) -> list[SampleScore]:
-        """The scores of samples that are missing because workers were lost, not because a reward said so."""
+        """The scores of samples that are missing because workers were lost, not because of a reward."""
         return [self.result()[i] for i in sorted(self._job.lost)]
 
     def result(self) -> list[SampleScore]:
         """One score per sample, in order. Rewards that run in the trainer are computed here, in the calling thread.
 
         Raises:
-            UserError: a reward raised, or returned something that is no reward.
+            UserError: a reward raised, or returned something that is not a reward.
             InfrastructureError: more samples were lost than ``max_missing_rate`` allows, or no worker starts.
         """
         if self._found is None:
@@ -117,7 +117,7 @@ class RewardRunner:
     # life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the workers; returns at once, their imports go on in the background."""
+        """Start the workers; returns at once, their imports continue in the background."""
         if self._dispatcher is None and self._remote:
             self._dispatcher = Dispatcher(self._remote, self._setup(), self._limits)
             weakref.finalize(self, self._dispatcher.close)  # at the end of the program, too
@@ -179,12 +179,12 @@ class RewardRunner:
         Args:
             columns: names of the records' columns, or an example record as a mapping.
             prompt: of the canned samples.
-            others: more records with their prompts, for rewards that have nothing to say about the first. Those that
+            others: more records with their prompts, for rewards that return None for the first. Those that
                 read answers try all of them, and a warning counts the records that they cannot read.
-            conversation: samples will bring the columns of a conversation with them.
+            conversation: samples will have the columns of a conversation.
 
         Raises:
-            UserError: a required column is missing, a reward raises or returns something that is no reward, or it
+            UserError: a required column is missing, a reward raises or returns something that is not a reward, or it
                 gives none to any canned completion.
         """
         record: Mapping[str, Any] = columns if isinstance(columns, Mapping) else {}
@@ -226,7 +226,7 @@ class RewardRunner:
                 f"rewards.{name}",
                 f"{type(self.rewards[name]).__name__} gives none of {len(samples)} canned completions (empty, short, "
                 f"with the answer in it) a reward: {reasons}",
-                fix="return a number for what can be judged, 0 for a wrong answer; None is for what nobody can tell",
+                fix="return a number for what can be judged (0 for a wrong answer) and None for the rest",
             )
         self._count_unreadable(others)
 

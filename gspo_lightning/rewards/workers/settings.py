@@ -56,7 +56,7 @@ def fill_weights(rewards: Mapping[str, object], weights: Mapping[str, float]) ->
     """A finite weight for every reward, 1 where none is given."""
     for name, weight in weights.items():
         if name not in rewards:
-            raise UserError("reward_weights", f"{name!r} is no reward; {did_you_mean(name, rewards)}")
+            raise UserError("reward_weights", f"{name!r} is not a reward; {did_you_mean(name, rewards)}")
         if not math.isfinite(weight):
             raise UserError(f"reward_weights.{name}", f"is {weight}; it must be finite")
     return {name: float(weights.get(name, 1.0)) for name in rewards}
@@ -88,8 +88,8 @@ def pickle_rewards(rewards: Mapping[str, Reward]) -> bytes:
         if type(reward).__module__ == "__main__":
             raise UserError(
                 f"rewards.{name}",
-                f"{type(reward).__qualname__} is defined in the script that is being run, where a worker process "
-                "cannot import it from",
+                f"{type(reward).__qualname__} is defined in the running script, from which a worker process "
+                "cannot import it",
                 fix="move it into a module or a plug-in file, or set where = 'trainer'",
             )
         try:

@@ -27,18 +27,18 @@ __all__ = ["EnvironmentRollouts"]
 class EnvironmentRollouts(RolloutSource):
     """The policy talks with an environment; one conversation is one response.
 
-    Each turn goes on from the very tokens of the turns before. What the environment says is part of the response but
-    not of its mask: it is never trained on. All tokens after the prompt count against ``data.max_response_tokens``.
+    Each turn continues from the exact tokens of earlier turns. The environment's text is part of the response but
+    not of its mask: it is never trained on. All tokens after the prompt count towards ``data.max_response_tokens``.
 
     Args:
         environment: the other side; every conversation gets a copy.
-        source: speaks for the policy; one that can go on with a response.
-        max_turns: of the policy, in one conversation; a safeguard for environments without a limit of their own.
+        source: speaks for the policy; one that can continue a response.
+        max_turns: of the policy, in one conversation; a safeguard for environments without their own limit.
         deadline_s: seconds for one answer of an environment.
-        retries: how often a failed environment is asked again, from the beginning and with a fresh copy.
+        retries: how often a failed environment is retried, from the beginning and with a fresh copy.
         max_missing_rate: share of the conversations of a rollout that may be lost before the run stops.
-        waves: parts that the prompts are dealt to; while the environments of one part answer, the next one is
-            generated. 1 keeps batches large, 2 hides environments that take long. No result depends on it.
+        waves: parts into which the prompts are split; while the environments of one part answer, the next one is
+            generated. 1 keeps batches large, 2 hides slow environments. Results do not depend on it.
     """
 
     system_prompt: str | None = None
@@ -67,7 +67,7 @@ class EnvironmentRollouts(RolloutSource):
         if type(self.source).extend is RolloutSource.extend:
             raise UserError(
                 f"{name}.source",
-                f"is {type(self.source).__name__}, which cannot go on with a response that has begun",
+                f"is {type(self.source).__name__}, which cannot continue a partial response",
                 fix="use GroupedSampler, TransformersGenerate or VLLMServer",
             )
         self.max_turns, self.deadline_s, self.retries = max_turns, deadline_s, retries

@@ -87,7 +87,7 @@ class ConversationRows:
                 raise UserError(
                     f"{group[0].conversation.name}.reset",
                     f"opened the conversations about prompt {group[0].prompt.id} differently",
-                    fix="derive what it says from the prompt alone: a group compares answers to one question",
+                    fix="derive its answer from the prompt alone: a group compares answers to one question",
                 )
             if not (openings and openings[0]):
                 continue
@@ -97,7 +97,7 @@ class ConversationRows:
             if group[0].room < 1:
                 raise UserError(
                     "data.max_response_tokens",
-                    f"leaves no room: {group[0].conversation.name}.reset made prompt {prompt.id} "
+                    f"leaves no room for a response: {group[0].conversation.name}.reset made prompt {prompt.id} "
                     f"{len(prompt.token_ids)} tokens long",
                     fix="raise it; what an environment adds to a prompt counts against it",
                 )
@@ -135,7 +135,7 @@ class ConversationRows:
             self._check([t for t in self.rows if t.lost], failed[0][1])
 
     def _again(self, failed: Sequence[tuple[ConversationRow, Exception]]) -> list[tuple[ConversationRow, Exception]]:
-        log.warning("%d environments failed and are asked again; the first: %s", len(failed), failed[0][1])
+        log.warning("%d environments failed and are tried again; the first: %s", len(failed), failed[0][1])
         for row, _ in failed:
             self._failed.append(row.conversation)
             row.conversation = row.conversation.successor()

@@ -86,7 +86,7 @@ class Recorded(RolloutSource):
                 if row.get("logprobs") is None and self.missing_logprobs == "refuse":
                     raise UserError(
                         where,
-                        "has no logprobs, so nobody knows how likely this response was when it was sampled",
+                        "has no logprobs, so the probability of this response when it was sampled is unknown",
                         fix="data.rollouts.missing_logprobs: recompute, if the policy may stand in for its author",
                     )
                 ids, iteration = tuple(row["prompt_ids"]), row.get("iteration")

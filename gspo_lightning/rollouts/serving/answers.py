@@ -44,7 +44,7 @@ def checked(answer: Answer, reason: str, asked: Mapping[str, Any], vocabulary: i
 def _check_end(ids: Sequence[int], reason: str, asked: Mapping[str, Any]) -> None:
     limit, stops = asked["max_tokens"], set(asked["stop_token_ids"])
     if len(ids) > limit:
-        raise BadReplyError(f"it sent {len(ids)} tokens where at most {limit} were asked for")
+        raise BadReplyError(f"it sent {len(ids)} tokens instead of at most {limit}")
     if stops.intersection(ids[:-1]):
         raise BadReplyError("it went on after an end token")
     ended = ids[-1] in stops or (asked["stop"] and reason == "stop")

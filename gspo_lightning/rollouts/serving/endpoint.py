@@ -43,7 +43,7 @@ def given(urls: Sequence[str], plain_http: bool) -> list[Endpoint]:
         plain_http: whether a key may go to another host unencrypted.
 
     Raises:
-        UserError: one is no URL, holds a secret, or would get the key over a network that others may read.
+        UserError: one is not a URL, holds a secret, or would get the key over a network that others may read.
     """
     key = os.environ.get(KEY) or None
     for url in urls:
@@ -60,9 +60,8 @@ def check_host(host: str, plain_http: bool) -> None:
     if not (plain_http or is_loopback(host)):
         raise UserError(
             "data.rollouts.host",
-            f"is {host!r}: whoever reads that network would see the key of the server, and could run code on it",
-            fix="leave host out (a socket file on this machine); plain_http: true where nobody else can read that "
-            "network",
+            f"is {host!r}: anyone who can read that network would see the key of the server, and could run code on it",
+            fix="omit host (a socket file on this machine); plain_http: true if nobody else can read that network",
         )
 
 

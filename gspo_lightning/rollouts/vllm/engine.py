@@ -26,17 +26,17 @@ __all__ = ["VLLMEngine"]
 
 
 class VLLMEngine(RolloutSource):
-    """Samples with vLLM in the trainer's own process, on its device, and hands it the weights in memory.
+    """Samples with vLLM in the trainer's own process, on its device, and copies the weights in memory.
 
-    The engine is made at the first rollout and keeps weights and a key-value cache of its own beside the trainer's, so
-    the device must hold both. For one process; several ranks share servers (``VLLMServer``).
+    The engine starts at the first rollout and has its own weights and key-value cache next to the trainer's, so
+    the device must hold both. For one process; use ``VLLMServer`` for several ranks.
 
     Args:
         dtype: of the engine's weights; None is the one that training computes in: bfloat16 with bf16-mixed.
         gpu_memory_utilization: share of a GPU's memory that the engine may fill, its weights and cache together.
         options: further arguments of ``vllm.LLM`` (``{max_num_seqs: 64}``).
         tolerance: nats by which log-probabilities of a probe may differ from the trainer's, on average, after weights
-            were handed over; None is 1e-3 in float32, else 0.1.
+            were copied; None is 1e-3 in float32, else 0.1.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class VLLMEngine(RolloutSource):
                 raise
             raise UserError(
                 "data.rollouts",
-                f"is VLLMEngine, but vLLM cannot serve this model as asked: {error}",
+                f"is VLLMEngine, but vLLM cannot serve this model: {error}",
                 fix="change data.rollouts.options (arguments of vllm.LLM), or use GroupedSampler",
             ) from error
         self._met = True
@@ -132,7 +132,7 @@ class VLLMEngine(RolloutSource):
         """See :meth:`RolloutSource.generate`; the weights are those of the last :meth:`sync_weights`.
 
         Raises:
-            InfrastructureError: the engine gave something else than was asked for.
+            InfrastructureError: the engine returned something else than requested.
         """
         rows = Beginning.groups(prompts, group_size, sampling.max_response_tokens)
         groups: list[dict[int, Rollout]] = [{} for _ in prompts]
@@ -155,10 +155,10 @@ class VLLMEngine(RolloutSource):
         version: int = 0,
         enough: Enough | None = None,
     ) -> list[Rollout]:
-        """See :meth:`RolloutSource.extend`; what is drawn differs between a whole response and its pieces.
+        """See :meth:`RolloutSource.extend`; draws differ between a whole response and its pieces.
 
         Raises:
-            InfrastructureError: the engine gave something else than was asked for.
+            InfrastructureError: the engine returned something else than requested.
         """
         ended: set[int] = set()
         found: dict[int, Rollout] = {}
@@ -180,7 +180,7 @@ class VLLMEngine(RolloutSource):
     ) -> Iterator[tuple[int, Rollout]]:
         """(index of the row, its rollout), as they end."""
         if self._engine is None or self._synced is None or self._synced[1] != version:
-            raise RuntimeError(f"version {version} was not handed over by sync_weights()")
+            raise RuntimeError(f"version {version} was not copied by sync_weights()")
         asked = [request("", row, 1, sampling, seed_of(draws, row)) for row in rows]
         for i, piece in self._engine.run(asked, enough):
             yield i, _rollout(piece, rows[i], asked[i], sampling, version, policy)
@@ -211,7 +211,7 @@ def _checked(piece: Piece, asked: Mapping[str, Any], policy: Policy) -> Answer:
     try:
         return checked(piece.answer, piece.reason, asked, vocabulary)
     except BadReplyError as error:
-        raise InfrastructureError(f"vLLM did not do what it was asked: {error}") from error
+        raise InfrastructureError(f"vLLM failed: {error}") from error
 
 
 def _in_order(group: Mapping[int, Rollout]) -> list[Rollout]:

@@ -90,7 +90,7 @@ class InProcessEngine:
         weights = iter(in_checkpoint_format(policy).items())
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         if not self._llm.reset_prefix_cache():
-            raise InfrastructureError("vLLM's prefix cache was in use while weights were handed over")
+            raise InfrastructureError("vLLM's prefix cache was in use while weights were being copied")
 
     def run(
         self, asked: Sequence[Mapping[str, Any]], enough: Callable[[], bool] | None = None

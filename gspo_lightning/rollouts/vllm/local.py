@@ -132,13 +132,13 @@ def check_options(options: Mapping[str, Any], environment: Mapping[str, str]) ->
     """
     for name in options:
         if (plain := name.strip("-").replace("-", "_")) in TAKEN:
-            fix = "leave it out: each server gets a key of its own" if plain == "api_key" else "data.rollouts.host"
+            fix = "leave it out: each server gets its own key" if plain == "api_key" else "data.rollouts.host"
             raise UserError("data.rollouts.options", f"names {name}, which is decided here", fix=fix)
     if KEY in environment:
         raise UserError(
             "data.rollouts.environment",
             f"names {KEY}, and a run saves its config",
-            fix="leave it out: each server that is started here gets a key of its own",
+            fix="leave it out: each server started here gets its own key",
         )
 
 

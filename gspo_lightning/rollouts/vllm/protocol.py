@@ -67,7 +67,7 @@ def parse(reply: Any, asked: Mapping[str, Any], vocabulary: int) -> list[Answer]
     if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
         raise BadReplyError(f"it sent no choices: {shown(reply)}")
     if len(choices) != asked["n"]:
-        raise BadReplyError(f"it sent {len(choices)} responses where {asked['n']} were asked for")
+        raise BadReplyError(f"it sent {len(choices)} responses instead of {asked['n']}")
     return [_answer(choice, asked, vocabulary) for choice in choices]
 
 

@@ -37,37 +37,38 @@ __all__ = ["VLLMServer"]
 
 
 class VLLMServer(RolloutSource):
-    """Samples on vLLM servers over HTTP and hands them the new weights before every rollout.
+    """Samples on vLLM servers over HTTP and sends them the new weights before every rollout.
 
-    Servers are started here (one, on a socket file that only this user reaches, with a random key) and end with the
+    Servers are started here (one, on a socket file that only this user can access, with a random key) and end with the
     trainer, or are given by their URLs; the key of those is the environment variable ``VLLM_API_KEY``. Groups go to the
-    server with least to do; one that fails or hangs is left, its groups are asked for elsewhere, and it is started anew
-    or brought back. What servers send is checked: no group is short, no response foreign, no weights old.
+    least busy server; if one fails or hangs, its groups are requested elsewhere, and it is restarted
+    or brought back. Replies are checked: no group is short, no response foreign, no weights old.
 
     Args:
-        urls: servers that run already (``http://host:8000``, ``unix:/path``), started with ``VLLM_SERVER_DEV_MODE=1``
-            (routes that take weights) and ``--logprobs-mode processed_logprobs``; None starts servers here.
-        start: servers to start where no URLs are given.
-        gpus: for each server that is started its ``CUDA_VISIBLE_DEVICES``; None leaves it as it is.
+        urls: servers that are already running (``http://host:8000``, ``unix:/path``), started with
+            ``VLLM_SERVER_DEV_MODE=1`` (routes that receive weights) and ``--logprobs-mode processed_logprobs``; None
+            starts servers here.
+        start: servers to start if no URLs are given.
+        gpus: for each server that is started its ``CUDA_VISIBLE_DEVICES``; None leaves it unchanged.
         python: interpreter of the environment that has vLLM; None is the trainer's own.
-        host: address that started servers listen on, for ranks on other machines; None is a socket file. Whoever has a
+        host: address that started servers listen on, for ranks on other machines; None is a socket file. Anyone with a
             server's key can run code on it.
         plain_http: whether a key may go to another host unencrypted, on a network that nobody else can read.
         dtype: of the weights that are handed over, and on started servers; None is the one that training computes in:
             bfloat16 with bf16-mixed.
         options: further options of started servers (``{gpu_memory_utilization: 0.4}``).
         environment: further environment variables of started servers.
-        weights_dir: folder through which weights are handed over, under the same path on every server; None is a
+        weights_dir: folder through which weights are sent, under the same path on every server; None is a
             temporary one on this machine.
         concurrency: groups that a server works on at a time; more wait here.
         timeout_s: seconds that a group, or taking weights, may take.
         start_timeout_s: seconds until a server that was started has to answer.
         health_every_s: seconds between two health checks of working servers.
         health_timeout_s: seconds that a health check may take.
-        retries: attempts after the first for each group, elsewhere where there is another server.
-        backoff_s: seconds before the first of them; twice as long before each further one.
+        retries: attempts after the first for each group, elsewhere if there is another server.
+        backoff_s: seconds before the first of them; doubled before each further one.
         tolerance: nats by which log-probabilities of a probe may differ from the trainer's, on average, after weights
-            were handed over; None is 1e-3 in float32, else 0.1.
+            were sent; None is 1e-3 in float32, else 0.1.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class VLLMServer(RolloutSource):
             for server in pool.servers:
                 server.ready = False
             if self._met or isinstance(error, ServerError):  # it worked before, so it may again
-                raise InfrastructureError(f"a server failed while weights were handed over: {error}") from error
+                raise InfrastructureError(f"a server failed while weights were being copied: {error}") from error
             if isinstance(error, UserError):
                 raise
             raise UserError("data.rollouts", f"cannot be used for training: {error}", fix=_FIX) from error
@@ -252,7 +253,7 @@ class VLLMServer(RolloutSource):
     ) -> Iterator[tuple[int, list[Rollout]]]:
         """(index of the row, its rollouts), as they come; who stops listening cancels the rest."""
         if self._synced is None or self._synced[1] != version:
-            raise RuntimeError(f"version {version} was not handed over by sync_weights()")
+            raise RuntimeError(f"version {version} was not copied by sync_weights()")
         vocabulary = int(policy.model.config.get_text_config().vocab_size)
 
         async def ask(row: Beginning, server: Server) -> list[Rollout]:

@@ -122,7 +122,7 @@ def test_another_evaluation_does_not_go_on_there(
     evaluate(tmp_path / "out", *arguments)
     (aime / "aime2024.jsonl").write_text((aime / "aime2024.jsonl").read_text().replace("What is", "How much is"))
     evaluate(tmp_path / "out", *arguments, code=2)
-    assert "holds another evaluation: its problems or rewards differ" in capsys.readouterr().err
+    assert "contains a different evaluation: its problems or rewards differ" in capsys.readouterr().err
 
 
 def test_another_file_of_answers_under_the_same_name_does_not_go_on(
@@ -135,7 +135,7 @@ def test_another_file_of_answers_under_the_same_name_does_not_go_on(
     evaluate(tmp_path / "out", "--suite=aime2024", "--data", aime, "--completions", moved)
     write(answers, [{"id": "60", "completion": box(26)}])
     evaluate(tmp_path / "out", "--suite=aime2024", "--data", aime, "--completions", answers, code=2)
-    assert "holds another evaluation: its answers differ" in capsys.readouterr().err
+    assert "contains a different evaluation: its answers differ" in capsys.readouterr().err
 
 
 def test_a_second_evaluation_into_the_same_folder_is_refused(
@@ -204,7 +204,7 @@ def no_text(line: str) -> str:
     ("damage", "said"),
     [
         (no_json, "a.jsonl:2: is not JSON"),
-        (unknown, "a.jsonl:2: its id '16' is no problem of aime2024 (did you mean"),
+        (unknown, "a.jsonl:2: its id '16' is not a problem of aime2024 (did you mean"),
         (twice, "a.jsonl:2: answers '60' as sample 0 a second time"),
         (no_text, "a.jsonl:2: has no 'completion' that is a text"),
     ],

@@ -121,8 +121,8 @@ def test_a_server_answers_the_same_and_its_death_loses_nothing(
         evaluate(tmp_path / "served", suite, "--server", server.url, code=1)
         error = capsys.readouterr().err
         assert "does not answer any more" in error
-        assert "the same command goes on" in error
-        assert "gspo_lightning did not foresee" not in error
+        assert "repeat the command to continue" in error
+        assert "gspo_lightning did not expect" not in error
         assert 0 < len(texts(tmp_path / "served")) <= 15
         server.fault = None
         found = evaluate(tmp_path / "served", suite, "--server", server.url)

@@ -45,7 +45,9 @@ def test_another_process_makes_the_same_items(folder: str, tmp_path: Path) -> No
 
 @pytest.mark.long
 def test_what_cannot_be_made_is_said(folder: str) -> None:
-    with pytest.raises(UserError, match=r"ReasoningGym: 'chian_sum' is no family of reasoning-gym; did you mean chain"):
+    with pytest.raises(
+        UserError, match=r"ReasoningGym: 'chian_sum' is not a family of reasoning-gym; did you mean chain"
+    ):
         ReasoningGym(["chian_sum"], folder=folder).records()
 
 

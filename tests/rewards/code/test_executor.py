@@ -93,7 +93,7 @@ def test_all_tests_together_have_a_limit() -> None:
         ({"type": "call", "tests": [{"input": [1], "output": 1}]}, "need an entry_point"),
         ({"type": "call", "entry_point": "f", "tests": [{"input": 1, "output": 1}]}, "a list of arguments"),
         ({"type": "assert", "tests": ["x = 1"]}, "uses nothing of the program"),
-        ({"type": "assert", "tests": ["assert ("]}, "the test is no Python"),
+        ({"type": "assert", "tests": ["assert ("]}, "the test is not Python"),
         ({"type": "assert", "tests": [7]}, "must be text"),
         (
             {"type": "assert", "tests": ["try:\n    f()\nexcept f.Error:\n    pass"]},

@@ -198,7 +198,7 @@ def test_a_checker_judges_what_a_program_prints(executor: CodeExecutor, checker:
 def test_a_checker_that_fails_to_run_is_missing_and_never_0(executor: CodeExecutor, checker: str) -> None:
     score = executor.score("print(2, 3)", special(checker))
     assert (score.reward, score.status) == (None, "missing")
-    assert "the checker fails to run" in score.detail
+    assert "the checker fails on the expected output" in score.detail
 
 
 def test_codeforces_checkers_and_files() -> None:

@@ -127,7 +127,7 @@ def test_items_depend_on_the_request_alone_and_splits_are_disjoint() -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (request("chian_sum", size=1), "'chian_sum' is no family of reasoning-gym; did you mean chain_sum"),
+        (request("chian_sum", size=1), "'chian_sum' is not a family of reasoning-gym; did you mean chain_sum"),
         (request("chain_sum", size=1, terms=3), "chain_sum does not take {'terms': 3}"),
         (request("chain_sum", size=1, min_terms=9, max_terms=2), "chain_sum does not take"),
         (request("chain_sum", size=300, split=range(9, 10), **TINY), r"chain_sum has only \d+ items for this split"),
@@ -213,5 +213,5 @@ def test_a_record_that_cannot_be_judged_is_missing_not_zero(
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(families.importlib.metadata, "version", lambda name: "0.1.26")
-    with pytest.raises(UserError, match=r"reasoning-gym is 0.1.26, but its scorers were only tried in 0.1.25"):
+    with pytest.raises(UserError, match=r"reasoning-gym is 0.1.26, but its scorers were only tested in 0.1.25"):
         ReasoningGym()

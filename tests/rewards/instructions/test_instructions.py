@@ -181,7 +181,11 @@ def test_the_thinking_is_not_judged() -> None:
         (["punctuation:no_coma"], [{}], "did you mean punctuation:no_comma"),
         (["length_constraints:number_words"], [{"num_words": 5}], "needs 'relation' in kwargs"),
         (["length_constraints:number_words"], [{"num_words": 5, "relation": "exactly"}], "neither 'less than' nor"),
-        (["length_constraints:number_words"], [{"num_words": 2.5, "relation": "at least"}], "2.5 is no whole number"),
+        (
+            ["length_constraints:number_words"],
+            [{"num_words": 2.5, "relation": "at least"}],
+            "2.5 is not a whole number",
+        ),
         (["keywords:existence"], [{"keywords": []}], "is empty"),
         (["keywords:existence"], [{"keywords": "tea"}], "is text, but no JSON"),
         (
@@ -189,7 +193,7 @@ def test_the_thinking_is_not_judged() -> None:
             [{"letter": "ab", "let_frequency": 1, "let_relation": "at least"}],
             "'ab' is no",
         ),
-        (["language:response_language"], [{"language": "xx"}], "'xx' is no code of a language"),
+        (["language:response_language"], [{"language": "xx"}], "'xx' is not a code of a language"),
         (["startend:quotation"], [], "1 ids in instruction_id_list, but 0 entries in kwargs"),
         ([], [], "instruction_id_list is empty"),
         (7, [{}], "instruction_id_list is a int, not a list"),

@@ -236,7 +236,7 @@ def test_whoever_waits_for_a_dead_server_waits_once(serve: Serve) -> None:
         (401, f"asks for another key .status 401.; fix: set {KEY}|asks for another key"),
         (403, "asks for another key"),
         (404, "has no such model, or no /v1/chat/completions"),
-        (302, "sends elsewhere"),
+        (302, "redirects"),
     ],
 )
 def test_what_no_sample_can_change_stops_the_run(serve: Serve, status: int, message: str) -> None:
@@ -320,9 +320,9 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_else(
         ("http://127.0.0.1.example", {}, "would get the key"),
         ("https://user:pass@judge.example", {}, "the URL of judge.example holds a password"),
         ("https://judge.example/v1?key=1", {}, "holds a password or a query"),
-        ("judge.example", {}, "is no URL"),
-        ("ftp://judge.example", {}, "is no URL"),
-        ("http://[::1", {}, "is no URL"),
+        ("judge.example", {}, "is not a URL"),
+        ("ftp://judge.example", {}, "is not a URL"),
+        ("http://[::1", {}, "is not a URL"),
         ("http://judge.example", {"plain_http": True}, None),
         ("https://judge.example", {}, None),
         ("http://localhost:1", {}, None),
@@ -346,7 +346,7 @@ def test_a_key_is_not_sent_where_others_can_read_it(
     ("chosen", "message"),
     [
         ({"rubric": {}}, "LLMJudge.rubric: is empty"),
-        ({"weights": {"rihgt": 1.0}}, "'rihgt' is no criterion; did you mean right"),
+        ({"weights": {"rihgt": 1.0}}, "'rihgt' is not a criterion; did you mean right"),
         ({"weights": {"right": -1.0}}, "right has -1.0"),
         ({"weights": {"right": 0.0, "short": 0.0}}, "are all 0"),
         ({"mode": "both"}, "LLMJudge.mode: is 'both'"),
@@ -390,7 +390,7 @@ def test_agreement_with_known_answers_is_counted(serve: Serve) -> None:
     ]
     assert measure_rollouts(rollouts, torch.device("cpu"))["reward/agreement/judge"] == 2 / 3
     assert "reward/agreement/judge" not in measure_rollouts(rollouts[3:], torch.device("cpu"))
-    with pytest.raises(UserError, match="agrees_with: 'known' is no other reward"):
+    with pytest.raises(UserError, match="agrees_with: 'known' is not another reward"):
         RewardRunner({"judge": judge})
 
 

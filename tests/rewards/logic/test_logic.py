@@ -366,7 +366,7 @@ def test_records_may_name_their_family() -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"family": "knihts"}, "LogicPuzzle.family: 'knihts' is no family; did you mean knights"),
+        ({"family": "knihts"}, "LogicPuzzle.family: 'knihts' is not a family; did you mean knights"),
         ({"threshold": 0.0}, r"LogicPuzzle.threshold: is 0.0; it must lie in \(0, 1\]"),
         ({"threshold": 1.5}, "LogicPuzzle.threshold"),
         ({"threshold": 0.5, "partial": True}, "means nothing with partial"),

@@ -208,7 +208,7 @@ def test_the_source_is_told_everything_and_may_leave_evaluation_to_another(
 
 def test_a_source_that_cannot_go_on_cannot_talk() -> None:
     for source in (Recorded("rollouts"), EnvironmentRollouts(Echo())):
-        with pytest.raises(UserError, match=r"EnvironmentRollouts\.source.*cannot go on with a response"):
+        with pytest.raises(UserError, match=r"EnvironmentRollouts\.source.*cannot continue a partial response"):
             EnvironmentRollouts(Echo(), source)
 
 

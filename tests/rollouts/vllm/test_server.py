@@ -70,7 +70,7 @@ def short_group(route: str, body: dict[str, Any], reply: Reply) -> Reply:
 
 
 FAULTS: dict[str, tuple[Fault, str]] = {
-    "fewer results": (short_group, "it sent 2 responses where 3 were asked for"),
+    "fewer results": (short_group, "it sent 2 responses instead of 3"),
     "status 500": (instead(500, {"error": "boom"}), "status 500"),
     "busy": (instead(429, {"error": "busy"}), "status 429"),
     "garbage": (instead(200, b"\x00\xff<html>"), "gave no JSON"),
@@ -152,7 +152,7 @@ def test_servers_have_the_new_weights_and_no_others(toy: ToyServer, policy: Poli
         with torch.no_grad():
             for weight in policy.parameters():
                 weight.mul_(1.5)
-        with pytest.raises(RuntimeError, match="version 4 was not handed over"):
+        with pytest.raises(RuntimeError, match="version 4 was not copied"):
             ask(source, policy, prompts, version=4)
         source.sync_weights(policy, 4)
         after = ask(source, policy, prompts, version=4)
@@ -239,7 +239,7 @@ def test_mistakes_that_are_seen_before_the_model_is_built(tmp_path: Path) -> Non
         url = gone.url
     with closing(VLLMServer([url], **FAST)) as source, pytest.raises(UserError, match=f"nothing answers .* {url}"):
         source.open(64)
-    with pytest.raises(UserError, match="is no URL"):
+    with pytest.raises(UserError, match="is not a URL"):
         VLLMServer(["localhost:8000"])
     with pytest.raises(UserError, match="names 1 devices for 2 servers"):
         VLLMServer(start=2, gpus=["0"])

@@ -35,7 +35,7 @@ class RequireKey:
     def __init__(self, app: App) -> None:
         key = os.environ.get(KEY)
         if not key:
-            raise RuntimeError(f"{KEY} is not set: no request could be told from a stranger's")
+            raise RuntimeError(f"{KEY} is not set: authorised requests could not be recognised")
         self.app = app
         self._wanted = _digest(b"Bearer " + key.encode())
 
