@@ -36,7 +36,7 @@ class ByRecord:
         UserError: no reward, or something that is none.
 
     >>> from gspo_lightning.rewards import ExactMatch, FormatReward
-    >>> both = ByRecord("source", {"math": ExactMatch()}, default=FormatReward())
+    >>> both = ByRecord("source", {"math": ExactMatch()}, default=FormatReward("[0-9]+"))
     >>> type(both.of({"source": "math"})[1]).__name__, type(both.of({"source": "code"})[1]).__name__
     ('ExactMatch', 'FormatReward')
     """

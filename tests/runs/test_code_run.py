@@ -12,9 +12,10 @@ CODE = runs.ROOT / "configs" / "code.yaml"
 
 
 @pytest.mark.slow
+@pytest.mark.long  # test_configs.py makes a step of it
 @pytest.mark.parametrize(
     ("iterations", "options", "learnt"),
-    [(4, ["--data.evaluation.limit=64"], 0.6), pytest.param(10, [], 0.9, marks=pytest.mark.long)],  # 10 is what ships
+    [(4, ["--data.evaluation.limit=64"], 0.6), (10, [], 0.9)],  # 10 is what ships
 )
 def test_the_policy_learns_to_write_programs_that_pass(
     iterations: int, options: list[str], learnt: float, taught: Path

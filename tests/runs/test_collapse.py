@@ -119,7 +119,7 @@ def alarms(run: Path) -> list[dict[str, Any]]:
     return found
 
 
-QUICK = ("certain", "racing", "loud")
+QUICK = ("certain",)
 
 
 @pytest.mark.parametrize(

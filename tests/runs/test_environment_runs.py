@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,13 +88,10 @@ def test_conversations_can_be_read(undisturbed: Path) -> None:
         assert row["finish_reason"] in ("done", "length")
 
 
-def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, block in re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```", DOCS, flags=re.DOTALL):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(block)
+def test_the_example_of_the_page_runs(page_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for _, block in re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```", DOCS, flags=re.DOTALL):
         assert len(block.splitlines()) <= 24
-    (tmp_path / "configs").symlink_to(runs.ROOT / "configs")
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(page_folder("environments"))
     (command,) = re.findall(r"```bash\ngspo (.*)\n```", DOCS)
     few = [*runs.SMALL, "--model.cold_start.steps=30", "--trainer.max_epochs=1"]
     few.append("--model.cold_start.demonstrations.size=512")

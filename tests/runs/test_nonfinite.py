@@ -48,6 +48,10 @@ def poison_gradient(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
     monkeypatch.setattr(GSPO, "__call__", poisoned)
 
 
+CHECKED = 1
+"""Forward passes with a gradient in the check before the first rollout."""
+
+
 def poison_logprob(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
     """One log-probability of one token."""
     original, calls = Policy.forward, []
@@ -55,7 +59,7 @@ def poison_logprob(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
     def poisoned(self: Policy, batch: Any, temperature: float = 1.0) -> Any:
         logprobs, entropy = original(self, batch, temperature)
         calls.append(torch.is_grad_enabled())
-        if sum(calls) == 4 and torch.is_grad_enabled():
+        if sum(calls) == CHECKED + 4 and torch.is_grad_enabled():
             logprobs = logprobs.index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(value))
         return logprobs, entropy
 

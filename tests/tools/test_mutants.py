@@ -118,6 +118,7 @@ def test_a_mutant_that_never_ends_is_a_time_out(project: Path) -> None:
     assert "## Time-outs (counted as killed)\n\n```diff\n@@ tiny/clip.py:" in page
 
 
+@pytest.mark.long
 def test_stop_gradients_are_tried_where_a_gradient_is_recorded_and_nowhere_else(project: Path) -> None:
     (project / "tiny" / "clip.py").write_text(
         "import torch\n\nPair = tuple[torch.Tensor, int]\n\n\ndef weighted(x):\n    weight = x.detach()\n"

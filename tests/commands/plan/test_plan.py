@@ -196,6 +196,7 @@ def test_what_would_need_splitting_a_sequence_is_refused(tmp_path: Path, capsys:
     assert "no context or expert parallelism" in capsys.readouterr().err
 
 
+@pytest.mark.long  # forks a process a case; what is counted by hand is above
 @pytest.mark.parametrize("case", [c for c in CASES if c.name == "packed, gradient checkpointing"], ids=lambda c: c.name)
 def test_planned_memory_is_what_is_measured(case: object) -> None:
     planned, measured = compare(case)  # type: ignore[arg-type]

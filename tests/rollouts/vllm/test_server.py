@@ -314,7 +314,7 @@ def test_a_server_of_our_own_is_started_anew_and_ends_with_us(
     assert not private.exists()
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_the_guard_ends_everything_when_its_owner_is_gone(tmp_path: Path, end: signal.Signals) -> None:
     """Children in a session of their own and a stopped one included; the folder goes with an owner that was killed."""
     folder = tmp_path / "weights"
