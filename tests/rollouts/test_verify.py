@@ -121,7 +121,7 @@ def test_what_nothing_decodes_rightly_is_refused_by_name(family: str, name: str,
 def test_an_index_of_selected_tokens_is_refused_where_rows_go_beyond_it(family: str) -> None:
     """Sixteen heads score every token apart from the others; two leave ties, which padding breaks another way."""
     assert verified(policy_of(family, index_n_heads=2, index_topk=64)) == "padded"
-    with pytest.raises(UserError, match=r"attends to \d+ selected tokens, and in rows of up to \d+ which ones depends"):
+    with pytest.raises(UserError, match=r"attends to \d+ selected tokens, and in rows of up to \d+ their choice"):
         verified(policy_of(family, index_n_heads=2))
 
 

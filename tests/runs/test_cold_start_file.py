@@ -159,19 +159,16 @@ def test_too_long_demonstrations_are_counted_and_left_out(
     assert f"dropped {long} of 400 demonstrations that are longer than data.max_prompt_tokens = 16 or" in caplog.text
 
 
-def test_files_and_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name, block in re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)```", DOCS, flags=re.DOTALL):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(block)
-    (tmp_path / "answers.csv").write_text('question,response\n7+5:,#2\n"4-9:",#5\n')
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
+def test_files_and_commands_of_the_page(page_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = page_folder("cold_start")
+    monkeypatch.chdir(folder)
+    (folder / "answers.csv").write_text('question,response\n7+5:,#2\n"4-9:",#5\n')
     small = [*runs.SMALL, *BRIEF, "--model.cold_start.steps=3"]
     lines = [line for block in re.findall(r"```bash\n(.*?)```", DOCS, flags=re.DOTALL) for line in block.splitlines()]
     assert len(lines) == 2
     for line in (*lines, lines[0].replace("cold.yaml", "mapped.yaml")):
         assert main([*shlex.split(line)[1:], *small]) == 0
-    made = [load_policy(ModelSettings(str(folder))) for folder in cold_starts(tmp_path / "runs")]
+    made = [load_policy(ModelSettings(str(folder))) for folder in cold_starts(folder / "runs")]
     assert len(made) == 3
 
 

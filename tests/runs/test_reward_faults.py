@@ -204,5 +204,5 @@ def test_an_iteration_without_any_reward_stops_the_run_and_counts_why(
 def test_held_out_answers_without_any_score_stop_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs.fit(tmp_path / "run", *ONLY_CANNED, code=2)
     shown = capsys.readouterr().err
-    assert "data.evaluation.accuracy_reward: 'graded' gave no held-out prompt all its scores" in shown
+    assert "data.evaluation.accuracy_reward: 'graded' scored no held-out prompt completely" in shown
     assert "16 x graded: the reward returned None" in shown

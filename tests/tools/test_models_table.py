@@ -81,7 +81,7 @@ def test_what_is_written_is_read_back() -> None:
         "d": ("", ""),
         "e": ("", ""),
     }
-    assert "**2 can be trained** (1 packed, 1 padded), 1 are refused by name, 1 end with an error" in text
+    assert "**2 can be trained** (1 packed, 1 padded), 1 are refused by name, 1 fail with an error" in text
     assert "1 could not be built" in text
     assert max(map(len, text.splitlines())) < 300
 

@@ -102,7 +102,7 @@ def test_page_and_picture_show_both_moments_and_who_moved_the_weights(compared: 
     text = (compared / "side_by_side.md").read_text()
     assert "First mini-batch of an iteration: every ratio is 1" in text
     assert "Mini-batches 2 to 2: after off-policy drift" in text
-    assert "GSPO alone moved" in text
+    assert "Then only GSPO updated the weights" in text
     assert "these weights sampled the responses" in text
     assert "`GRPO(clip_low=0.0003, clip_high=0.0004)`" in text
     assert (compared / "side_by_side.png").read_bytes()[:4] == b"\x89PNG"

@@ -172,7 +172,7 @@ def test_two_options_where_it_does_not_fit(folder: Path, capsys: pytest.CaptureF
         (["--data.max_response_tokens=4000", "--device=80GB"], "data.max_response_tokens", "512 positions"),
         (["--device=huge"], "--device", "neither a size"),
         (["--trainer.devices=3", "--trainer.strategy=ddp"], "data.prompts_per_rollout", "multiple of 12"),
-        (["--model.optimizer=torch.optim.LBFGS"], "model.optimizer", "not known"),
+        (["--model.optimizer=torch.optim.LBFGS"], "model.optimizer", "unknown"),
     ],
 )
 def test_mistakes(arguments: list[str], field: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
