@@ -19,7 +19,11 @@ def overfull(directory: str, pid: int, limits: Mapping[str, int]) -> bool:
     with os.scandir(directory) as entries:
         for entry in entries:
             count += 1
-            size += _size(entry.stat(follow_symlinks=False))
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # the program has removed it in between
+                continue
+            size += _size(found)
     for removed in _open_and_removed(pid), _mapped_and_removed(pid, limits["file_mb"] << 20):
         count += len(removed)
         size += sum(removed.values())
