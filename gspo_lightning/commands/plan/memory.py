@@ -19,7 +19,17 @@ from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.rollouts.sampler.lean import LARGEST_COPY
 from gspo_lightning.update.optimizers import FUSED
 
-__all__ = ["SAMPLING", "STEPPING", "TRAINING", "Memory", "counts_of", "kv_bytes", "memory_of", "optimizer_bytes"]
+__all__ = [
+    "SAMPLING",
+    "STEPPING",
+    "TRAINING",
+    "Memory",
+    "counts_of",
+    "kv_bytes",
+    "memory_of",
+    "optimizer_bytes",
+    "token_bytes",
+]
 
 SAMPLING, TRAINING, STEPPING = "sampling", "backward pass", "optimizer step"
 """The moments of an iteration."""
@@ -166,12 +176,16 @@ def _sampling(memory: Memory, job: Job, counts: Counts) -> None:
     memory.add("logits and temporaries", max(logits, prefill), SAMPLING)
 
 
-def kv_bytes(job: Job, config: PretrainedConfig, rows: int) -> int:
-    """Keys and values of ``rows`` responses with their prompts, the copies of a layer that grows included."""
+def token_bytes(job: Job, config: PretrainedConfig) -> int:
+    """Keys and values of one token in one layer."""
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     head = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    token = 2 * heads * head * job.compute_bytes  # of a layer
-    layers = int(config.num_hidden_layers)
+    return 2 * heads * head * job.compute_bytes
+
+
+def kv_bytes(job: Job, config: PretrainedConfig, rows: int) -> int:
+    """Keys and values of ``rows`` responses with their prompts, the copies of a layer that grows included."""
+    token, layers = token_bytes(job, config), int(config.num_hidden_layers)
     if not job.packed:
         return token * rows * job.longest * (layers + 1)
     room = FIRST * 2 ** max(0, math.ceil(math.log2(job.max_response / FIRST)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import counts_of, optimizer_bytes
+from gspo_lightning.commands.plan.memory import counts_of, optimizer_bytes, token_bytes
 from gspo_lightning.commands.plan.models import config_of
 from gspo_lightning.commands.plan.work import Work, work_of
 
@@ -88,12 +88,13 @@ def decoding_seconds(job: Job, device: Device, rows: int, tokens: int) -> tuple[
     counts, config = counts_of(job.model), config_of(job.model).get_text_config()
     waves = -(-rows // _room(job, device, config))
     at_once, steps = rows / waves, tokens * waves
-    cache = at_once * _cached(config, job.compute_bytes) * (job.max_prompt + tokens / 2)  # as full as it is on average
+    layers = int(config.num_hidden_layers)
+    cache = at_once * layers * token_bytes(job, config) * (job.max_prompt + tokens / 2)  # as full as on average
     weights = counts.total * job.compute_bytes  # a step of many rows meets every expert
     costs = {
         "bandwidth": (weights + cache) / (device.bandwidth * READING),
         "compute": at_once * 2.0 * counts.active / (_speed(job, device) / job.world),
-        "launches": LAUNCHES.get(job.source, GRAPH) * int(config.num_hidden_layers),
+        "launches": LAUNCHES.get(job.source, GRAPH) * layers,
     }
     bound = max(costs, key=lambda name: costs[name])
     return steps * costs[bound], bound
@@ -104,15 +105,8 @@ def _room(job: Job, device: Device, config: Any) -> int:
     if job.in_process:
         return max(job.group_size, job.max_rows)
     free = SERVED_MEMORY * device.memory - counts_of(job.model).total * job.compute_bytes
-    row = _cached(config, job.compute_bytes) * (job.max_prompt + job.max_response / 2)  # pages are taken as it grows
-    return max(1, int(free / row))
-
-
-def _cached(config: Any, size: int) -> int:
-    """Bytes of keys and values of one token in all layers."""
-    heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-    head = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    return 2 * heads * head * size * int(config.num_hidden_layers)
+    token = token_bytes(job, config) * int(config.num_hidden_layers)
+    return max(1, int(free / (token * (job.max_prompt + job.max_response / 2))))  # pages are taken as a row grows
 
 
 def _speed(job: Job, device: Device) -> float:

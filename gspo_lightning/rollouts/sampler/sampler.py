@@ -94,7 +94,8 @@ class GroupedSampler(RolloutSource):
                 progress(entered - len(busy), len(beginnings))
             return False
 
-        self._decode(policy, buffer, [group_size] * len(prompts), sampling, draws, left, book)
+        with in_compute_dtype(policy) as cast:
+            self._decode(cast, buffer, [group_size] * len(prompts), sampling, draws, left, book)
         return [groups[p] for p in range(len(prompts))]
 
     def extend(
@@ -118,7 +119,8 @@ class GroupedSampler(RolloutSource):
         def left(entered: int, busy: set[int]) -> bool:
             return enough is not None and enough([i for i in range(entered) if i not in busy])
 
-        self._decode(policy, buffer, blocks, sampling, draws, left)
+        with in_compute_dtype(policy) as cast:
+            self._decode(cast, buffer, blocks, sampling, draws, left)
         return buffer.rollouts(range(len(beginnings)), version, policy)
 
     def local(self) -> GroupedSampler:
@@ -152,7 +154,7 @@ class GroupedSampler(RolloutSource):
         """Write all responses.
 
         Args:
-            policy: the weights.
+            policy: the weights, in the dtype that they are computed with.
             buffer: is filled in.
             blocks: neighbours in ``buffer.beginnings`` that share a context.
             sampling: temperature and stops.
@@ -161,19 +163,6 @@ class GroupedSampler(RolloutSource):
                 those still in it; True ends the call.
             book: where the experts of a mixture are written down.
         """
-        with in_compute_dtype(policy) as cast:
-            self._step_by_step(cast, buffer, blocks, sampling, draws, left, book)
-
-    def _step_by_step(
-        self,
-        policy: Policy,
-        buffer: ResponseBuffer,
-        blocks: Sequence[int],
-        sampling: SamplingParams,
-        draws: Draws,
-        left: Callable[[int, set[int]], bool],
-        book: RouteBook | None,
-    ) -> None:
         ends = list(accumulate(blocks, initial=0))
         decoder, device = decoder_for(policy, self.decode), policy.device
         if book is not None:
