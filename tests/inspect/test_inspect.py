@@ -27,7 +27,6 @@ inspect_ai = pytest.importorskip("inspect_ai")
 
 from inspect_ai import Task  # noqa: E402
 from inspect_ai._util.error import PrerequisiteError  # noqa: E402
-from inspect_ai._util.registry import registry_lookup  # noqa: E402
 from inspect_ai.dataset import Sample  # noqa: E402
 from inspect_ai.log import EvalLog, read_eval_log  # noqa: E402
 from inspect_ai.model import GenerateConfig, Model, ModelOutput, get_model  # noqa: E402
@@ -261,11 +260,30 @@ def declared() -> importlib.metadata.EntryPoint:
     return importlib.metadata.EntryPoint(name, value, "inspect_ai")
 
 
-def test_the_entry_point_resolves() -> None:
+def installed(folder: Path) -> Path:
+    """A folder for ``sys.path`` with the metadata of an editable install of this checkout."""
+    point, metadata = declared(), folder / "path" / "gspo_lightning-0.1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: gspo_lightning\nVersion: 0.1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[inspect_ai]\n{point.name} = {point.value}\n")
+    (metadata / "direct_url.json").write_text(json.dumps({"url": ROOT.as_uri(), "dir_info": {"editable": True}}))
+    return metadata.parent
+
+
+def test_the_entry_point_resolves(tmp_path: Path) -> None:
+    """In a process of its own: here the checkout's root comes first, where a build leaves metadata without a URL."""
     assert declared().name == "gspo_lightning"  # Inspect loads only this package's for gspo_lightning/reward_scorer
     assert declared().load() is entry
-    assert registry_lookup("scorer", "gspo_lightning/reward_scorer") is not None
-    assert registry_lookup("modelapi", "gspo_lightning/gspo") is not None
+    found = run(
+        "-c",
+        "import sys\nfrom inspect_ai._util.registry import registry_lookup\n"
+        "assert not any(name.startswith('gspo_lightning') for name in sys.modules)\n"
+        "print(registry_lookup('scorer', 'gspo_lightning/reward_scorer').__module__)\n"
+        "print(registry_lookup('modelapi', 'gspo_lightning/gspo') is not None)",
+        path=installed(tmp_path),
+        cwd=tmp_path,
+    )
+    assert found.stdout.split() == ["gspo_lightning.inspect.scorer", "True"], found.stderr
 
 
 def run(*words: object, path: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -287,10 +305,6 @@ def test_without_the_extra_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_command_line_of_inspect(taught: Path, tmp_path: Path) -> None:
-    point, folder = declared(), tmp_path / "path" / "gspo_lightning-0.1.0.dist-info"
-    folder.mkdir(parents=True)
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: gspo_lightning\nVersion: 0.1.0\n")
-    (folder / "entry_points.txt").write_text(f"[inspect_ai]\n{point.name} = {point.value}\n")
     (tmp_path / "some_task.py").write_text(
         "from inspect_ai import Task, task\nfrom inspect_ai.dataset import Sample\n"
         "from gspo_lightning.inspect import reward_scorer\n\n\n@task\ndef one():\n"
@@ -298,13 +312,12 @@ def test_the_command_line_of_inspect(taught: Path, tmp_path: Path) -> None:
     )
     model = f"gspo/{taught / 'checkpoints' / 'last.ckpt'}"
     words = ("eval", "some_task.py", "--model", model, "--temperature", "0", "--max-tokens", "32", "--log-dir", "logs")
-    done = run("-m", "inspect_ai", *words, path=folder.parent, cwd=tmp_path)
+    path = installed(tmp_path)
+    done = run("-m", "inspect_ai", *words, path=path, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (file,) = (tmp_path / "logs").glob("*.eval")
     log = read_eval_log(str(file))
     assert log.status == "success"
-    refused = run(
-        "-m", "inspect_ai", "eval", "some_task.py", "--model", "gspo/absent.ckpt", path=folder.parent, cwd=tmp_path
-    )
+    refused = run("-m", "inspect_ai", "eval", "some_task.py", "--model", "gspo/absent.ckpt", path=path, cwd=tmp_path)
     assert "'absent.ckpt' does not exist" in refused.stdout + refused.stderr
     assert "Traceback" not in refused.stdout + refused.stderr

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ __all__ = [
 
 _NOTHING = object()
 STANDARD = sys.stdlib_module_names
+_PARSER = threading.Lock()  # Python 3.11 counts the depth of a tree once for all threads: two at once raise SystemError
 
 
 class UnsupportedTestError(ValueError):
@@ -56,13 +58,14 @@ class Assertion:
 
 
 def read_python(text: str) -> list[ast.stmt]:
-    """The statements of a text.
+    """The statements of a text; may be called from several threads.
 
     Raises:
         UnsupportedTestError: it is no Python.
     """
     try:
-        return ast.parse(text).body
+        with _PARSER:
+            return ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise UnsupportedTestError(f"the test is not Python: {error}") from error
 
