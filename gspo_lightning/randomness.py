@@ -8,7 +8,7 @@ exact resume, and neither the batching order, row compaction, the number of rank
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import IntEnum, unique
 from typing import overload
 
 import torch
@@ -22,6 +22,7 @@ _MIX2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 
 
+@unique
 class Purpose(IntEnum):
     """What a draw is for; keeps the streams of different uses apart."""
 
@@ -35,16 +36,16 @@ class Purpose(IntEnum):
     """Which groups share a mini-batch."""
     COLD_START = 5
     """Order of the demonstrations of a cold start."""
-    RESAMPLING = 7
-    """Which prompts take the place of dead groups."""
-    MIXTURE = 8
-    """Which place of an iteration a prompt of a source gets."""
-    CURRICULUM = 9
-    """What a curriculum leaves to chance."""
     INITIALISATION = 6
     """Weights of a model that is built from a config."""
+    RESAMPLING = 7
+    """Which prompts take the place of dead groups."""
     COLD_START_HELD_OUT = 8
     """Which demonstrations a cold start only measures."""
+    CURRICULUM = 9
+    """What a curriculum leaves to chance."""
+    MIXTURE = 10
+    """Which place of an iteration a prompt of a source gets."""
 
 
 def _signed(value: int) -> int:
