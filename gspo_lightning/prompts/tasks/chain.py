@@ -19,6 +19,10 @@ __all__ = ["ChainTask"]
 Split = Literal["cold_start", "train", "held_out"]
 _SHARES: dict[Split, range] = {"cold_start": range(0, 4), "train": range(4, 9), "held_out": range(9, 10)}
 
+_MOST = 128
+_ONE_DRAW = 6
+"""Operands that a draw of 64 bits has room for."""
+
 
 class ChainTask(PromptSet):
     """Left-to-right arithmetic mod 10 (quickstart).
@@ -28,7 +32,7 @@ class ChainTask(PromptSet):
     Args:
         split: ``cold_start``, ``train`` or ``held_out``.
         size: number of prompts.
-        operands: digits per expression, 2 to 6.
+        operands: digits per expression, 2 to 128; an answer that shows its steps has 6 tokens for each but the first.
         seed: of the expressions drawn.
         step_share: share of the demonstrations that write their steps down.
     """
@@ -43,8 +47,8 @@ class ChainTask(PromptSet):
     ) -> None:
         if split not in _SHARES:
             raise UserError("ChainTask.split", f"is {split!r}; it must be one of {', '.join(_SHARES)}")
-        if not 2 <= operands <= 6:
-            raise UserError("ChainTask.operands", f"is {operands}; it must lie in 2 to 6")
+        if not 2 <= operands <= _MOST:
+            raise UserError("ChainTask.operands", f"is {operands}; it must lie in 2 to {_MOST}")
         available = 10**operands * 3 ** (operands - 1) * len(_SHARES[split]) // 10
         if not 1 <= size <= available // 2:
             raise UserError("ChainTask.size", f"is {size}; {operands} operands allow 1 to {available // 2} in {split}")
@@ -72,6 +76,8 @@ class ChainTask(PromptSet):
         counter = 0
         while len(seen) < self.size:
             draw = stream(self.seed, 0, counter)
+            for more in range(1, -(-self.operands // _ONE_DRAW)):
+                draw |= stream(self.seed, 0, counter, more) << 64 * more
             counter += 1
             prompt = _expression(draw, self.operands)
             if prompt not in seen and stable_hash(prompt) % 10 in _SHARES[self.split]:

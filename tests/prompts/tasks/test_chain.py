@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 
@@ -100,12 +101,24 @@ def test_records_never_change() -> None:
     assert task.records()[0] == {"prompt": "4+4*9+7:", "answer": "9", "steps": "4+4=8;8*9=2;2+7=9;"}
 
 
+@pytest.mark.parametrize("operands", [7, 12, 13, 34, 128])
+def test_long_chains_use_every_digit_and_operator_in_every_place(operands: int) -> None:
+    prompts = [str(r["prompt"]) for r in ChainTask("train", 2000, operands=operands).records()]
+    assert {len(p) for p in prompts} == {2 * operands}
+    for place in range(2 * operands - 1):
+        seen = Counter(p[place] for p in prompts)
+        kinds = 10 if place % 2 == 0 else 3
+        assert len(seen) == kinds
+        spread = (2000 / kinds * (1 - 1 / kinds)) ** 0.5
+        assert all(abs(count - 2000 / kinds) < 5 * spread for count in seen.values()), (place, seen)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"split": "test"}, "ChainTask.split: is 'test'; it must be one of cold_start, train, held_out"),
-        ({"operands": 1}, "ChainTask.operands: is 1; it must lie in 2 to 6"),
-        ({"operands": 7}, "ChainTask.operands: is 7"),
+        ({"operands": 1}, "ChainTask.operands: is 1; it must lie in 2 to 128"),
+        ({"operands": 129}, "ChainTask.operands: is 129"),
         ({"size": 0}, "ChainTask.size: is 0; 4 operands allow 1 to 67500 in train"),
         ({"operands": 2, "size": 76}, "2 operands allow 1 to 75 in train"),
         ({"step_share": 1.5}, r"ChainTask.step_share: is 1.5; it must lie in [0, 1]"),
