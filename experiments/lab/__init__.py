@@ -1,0 +1,1 @@
+"""The lab: declared grids of small runs that show when a ratio fails, and what helps."""

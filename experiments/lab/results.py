@@ -1,0 +1,106 @@
+"""The runs of a grid that are there, and those that ended with an error."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from experiments.lab.grid import Cell, Grid
+from gspo_lightning.commands.compare.runs import run_once
+from gspo_lightning.errors import UserError
+from gspo_lightning.report.read import read_run
+from gspo_lightning.report.run import Run
+from gspo_lightning.unfinished import beside
+
+__all__ = ["Results", "curve", "is_done", "make", "read"]
+
+USERS_MISTAKE = 2
+"""Exit code of a run that was stopped by what a user can mend, with its reason on stderr."""
+
+
+@dataclass(slots=True)
+class Results:
+    """Of a grid: ``runs[condition][variant][seed]``, why cells ``failed``, names of those that are ``missing``."""
+
+    runs: dict[str, dict[str, dict[int, Run]]] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+    def values(self, condition: str, variant: str, of: Callable[[Run], float | None]) -> dict[int, float]:
+        """Seed -> number, of the runs that have it."""
+        found = {seed: of(run) for seed, run in self.runs.get(condition, {}).get(variant, {}).items()}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+
+def make(cell: Cell, configs: Sequence[Path], root: Path, gspo: Callable[[list[str]], int]) -> None:
+    """Make a run, from the cold start of its condition.
+
+    One that ends with a user's error (such as gradients that are not finite) is finished, too: that it failed is its
+    result.
+    """
+    note, root = _note(root, cell), root.resolve()
+    taught = [f"--model.name_or_path={_cold_start(cell, configs, root, gspo)}", "--model.cold_start=null"]
+    try:
+        run_once(cell.name, cell.name, [*cell.arguments, *taught], configs=configs, output=root, gspo=gspo)
+    except UserError as error:
+        if f"exit code {USERS_MISTAKE}" not in str(error):
+            raise
+        note.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = beside(note)
+        unfinished.write_text(f"{error}\n", encoding="utf-8")
+        os.replace(unfinished, note)
+
+
+def _cold_start(cell: Cell, configs: Sequence[Path], root: Path, gspo: Callable[[list[str]], int]) -> Path:
+    """The folder of the model that all runs of a condition begin with; a run of one iteration makes it."""
+    key = hashlib.sha256("\n".join((*map(str, configs), *cell.of_start)).encode()).hexdigest()[:12]
+    folder = root / "starts" / key
+    if not (there := sorted(folder.glob("cold_start/*/model.safetensors"))):
+        shorter = ("--seed_everything=1", "--trainer.max_epochs=1", "--data.val.size=8")
+        run_once("start", f"cold start of {cell.condition}", [*cell.of_start, *shorter], configs=configs, output=folder,
+                 gspo=gspo)  # fmt: skip
+        there = sorted(folder.glob("cold_start/*/model.safetensors"))
+    return there[0].parent
+
+
+def is_done(cell: Cell, root: Path) -> bool:
+    """Whether a cell has a result."""
+    return _note(root, cell).exists() or _folder(root, cell) is not None
+
+
+def read(grid: Grid, root: Path) -> Results:
+    """What is there."""
+    found = Results({name: {variant: {} for variant in grid.variants} for name in grid.conditions})
+    for cell in grid.cells():
+        if (note := _note(root, cell)).exists():
+            found.failed[cell.name] = note.read_text(encoding="utf-8").splitlines()[0]
+        elif (folder := _folder(root, cell)) is not None:
+            found.runs[cell.condition][cell.variant][cell.seed] = read_run(folder)
+        else:
+            found.missing.append(cell.name)
+    return found
+
+
+def curve(runs: Mapping[int, Run]) -> list[tuple[float, float]]:
+    """(trained tokens so far, mean reward over seeds) of every iteration that all these runs have."""
+    curves = []
+    for run in runs.values():
+        reward, tokens = run.get("reward/mean"), run.get("data/tokens_per_update")
+        if reward is None or tokens is None:
+            continue
+        before = [float(tokens.values[tokens.steps < step].sum()) for step in reward.steps]
+        curves.append(list(zip(before, reward.values.tolist(), strict=True)))
+    together = list(zip(*curves, strict=False))
+    return [(sum(x for x, _ in at) / len(at), sum(y for _, y in at) / len(at)) for at in together]
+
+
+def _note(root: Path, cell: Cell) -> Path:
+    return root / "failed" / f"{cell.name}.txt"
+
+
+def _folder(root: Path, cell: Cell) -> Path | None:
+    found = sorted((root / cell.name).glob("version_*/summary.json"), key=lambda path: path.stat().st_mtime)
+    return found[-1].parent if found else None

@@ -1,0 +1,160 @@
+"""The lab: every declared grid can run, a grid of a moment runs, goes on where it was stopped and is reported."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.lab.__main__ import main
+from experiments.lab.grid import GRIDS, Cell, Grid, names
+from experiments.lab.measures import MEASURES, reward_for_tokens
+from experiments.lab.noise import BFloat16Sampler, NoisySampler
+from experiments.lab.results import read
+from gspo_lightning.cli import main as gspo
+from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.prompts import ChainTask
+from gspo_lightning.prompts.encode import encode_prompts
+from gspo_lightning.randomness import Purpose
+from gspo_lightning.report.run import Run, Series
+from gspo_lightning.rollouts import Draws, GroupedSampler
+from gspo_lightning.types import Rollout, SamplingParams
+
+TINY = """\
+title: Tiny
+about: A grid of a moment.
+configs: [quickstart]
+arguments:
+  - --trainer.enable_progress_bar=false
+  - --trainer.max_epochs=2
+  - --trainer.check_val_every_n_epoch=1
+  - --data.val.size=8
+  - --data.prompts_per_rollout=4
+  - --data.minibatches_per_rollout=2
+  - --model.cold_start.steps=5
+conditions:
+  quiet: {seeds: 2, arguments: []}
+  noisy: {seeds: 1, arguments: [--data.rollouts=experiments.lab.noise.NoisySampler, --data.rollouts.nats=0.5]}
+variants:
+  source: [--model.old_logprobs=source]
+  wrong: [--model.old_logprobs=source, --data.temperature=-1]
+baseline: source
+measures: [accuracy, reward, to_90, clipped, ratio_std, spike, collapsed]
+"""
+
+
+def test_every_grid_is_declared_and_its_cells_have_names_of_their_own() -> None:
+    assert names() == ["advantages", "compute", "group_size", "learning_rate", "length", "mismatch"]
+    for name in names():
+        grid = Grid.read(GRIDS / f"{name}.yaml")
+        assert set(grid.measures) <= set(MEASURES)
+        cells = [cell.name for cell in grid.cells()]
+        assert len(set(cells)) == len(cells)
+
+
+def a_cell_of(name: str) -> list[Cell]:
+    """The last variant of the last condition: what is special stands there."""
+    return list(Grid.read(GRIDS / f"{name}.yaml").cells())[-1:]
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_cell_of_every_grid_is_read(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for cell in a_cell_of(name):
+        assert gspo(["fit", "--config=quickstart", *cell.arguments, "--print_config"]) == 0, cell
+    assert "ChainTask" in capsys.readouterr().out
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", names())
+def test_every_cell_is_read(name: str) -> None:
+    for cell in Grid.read(GRIDS / f"{name}.yaml").cells():
+        if cell.seed == 1:
+            assert gspo(["fit", "--config=quickstart", *cell.arguments, "--print_config"]) == 0, cell
+
+
+def test_a_grid_runs_in_pieces_and_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(TINY)
+    argv = [str(file), "--root", str(tmp_path / "runs"), "--output", str(tmp_path)]
+    assert main([*argv, "--minutes", "0"]) == 0
+    assert "**0 of 6 runs are there.**" in (page := (tmp_path / "tiny.md").read_text())
+    assert "* quiet: 4 runs\n* noisy: 2 runs" in page
+    assert main([*argv, "--minutes", "10"]) == 0
+    page = (tmp_path / "tiny.md").read_text()
+    assert "**6 of 6 runs are there.**" in page
+    assert page.count("ended with exit code 2") == 3  # that a run stopped is its result
+    assert len(list((tmp_path / "runs/tiny/starts").glob("*/cold_start/*/model.safetensors"))) == 1
+    results = read(Grid.read(file), tmp_path / "runs/tiny")
+    assert len(results.failed) == 3
+    quiet = results.values("quiet", "source", MEASURES["ratio_std"].of)
+    noisy = results.values("noisy", "source", MEASURES["ratio_std"].of)
+    assert 0 <= max(quiet.values()) < 1e-2 < noisy[1]
+    reward = results.values("quiet", "source", MEASURES["reward"].of)
+    assert f"| source | {statistics.mean(reward.values()):.3f} (2 seeds) |" in page
+    capsys.readouterr()
+    assert main([*argv, "--minutes", "10"]) == 0  # nothing is made again
+    assert capsys.readouterr().out.strip() == f"written: {tmp_path / 'tiny.md'}"
+
+
+def series(*values: float, every: int = 1) -> Series:
+    return Series(np.arange(len(values)) * every, np.array(values, dtype=np.float64))
+
+
+def test_measures_of_a_curve_that_is_known() -> None:
+    run = Run(
+        Path("x"),
+        {
+            "reward/mean": series(0.2, 0.8, 0.9, 0.3, every=2),
+            "data/tokens_per_update": series(10, 10, 20, 20, 5, 5, 5, 5),
+            "data/mini_batch": series(0, 1, 0, 1, 0, 1, 0, 1),
+            "clip/tokens": series(0, 0.1, 0, 0.3, 0, 0.5, 0, 0.7),
+            "optim/gradient_norm": series(1, 2, 2, 0, 8),
+            "val/accuracy": series(0.2, 0.95, 0.99, every=4),
+        },
+        finished=True,
+    )
+    assert MEASURES["reward"].of(run) == pytest.approx(0.55)
+    assert MEASURES["clipped"].of(run) == pytest.approx(0.4)
+    assert MEASURES["spike"].of(run) == 4  # a norm of 0 (nothing to learn from) is no gradient
+    assert MEASURES["to_90"].of(run) == 4
+    assert MEASURES["collapsed"].of(run) == 1  # .85 was its best over two iterations, .6 its end
+    assert reward_for_tokens(run, 40) == pytest.approx((20 * 0.2 + 20 * 0.8) / 40)
+    assert reward_for_tokens(run, 81) is None
+
+
+def sampled(source: GroupedSampler, iteration: int = 0) -> list[Rollout]:
+    policy = load_policy(ModelSettings("tiny-qwen3", seed=1))
+    prompts = encode_prompts(ChainTask(size=2).records(), policy.tokenizer, max_prompt_tokens=16, field="train")
+    draws = Draws.of(0, Purpose.TRAIN_SAMPLING, iteration)
+    sampling = SamplingParams(200, stop_token_ids=())
+    groups = source.generate(policy, prompts, group_size=2, draws=draws, sampling=sampling, version=iteration)
+    return [rollout for group in groups for rollout in group]
+
+
+def log_odds(rollout: Rollout) -> torch.Tensor:
+    assert rollout.logprobs is not None
+    return torch.logit(rollout.logprobs.double().exp())
+
+
+@pytest.mark.parametrize("kind", ["iid", "position"])
+def test_noise_has_the_size_that_was_asked_for_and_changes_no_token(kind: str) -> None:
+    exact, noisy = sampled(GroupedSampler()), sampled(NoisySampler(0.1, kind))  # type: ignore[arg-type]
+    gaps = []
+    for one, other in zip(exact, noisy, strict=True):
+        assert one.token_ids.equal(other.token_ids)
+        gaps.append(log_odds(other) - log_odds(one))
+    assert all(0.08 < float(gap.std()) < 0.12 for gap in gaps)
+    same = [bool((gaps[0] - gap).abs().max() < 1e-4) for gap in gaps[1:]]
+    assert all(same) if kind == "position" else not any(same)
+    again = sampled(NoisySampler(0.1, kind))  # type: ignore[arg-type]
+    assert all(a.logprobs.equal(b.logprobs) for a, b in zip(noisy, again, strict=True))  # type: ignore[union-attr, arg-type]
+
+
+def test_bfloat16_sampling_reports_other_log_probabilities() -> None:
+    exact, rounded = sampled(GroupedSampler()), sampled(BFloat16Sampler())
+    first = [(a.logprobs[0], b.logprobs[0]) for a, b in zip(exact, rounded, strict=True)]  # type: ignore[index]
+    assert any(1e-5 < abs(float(a - b)) < 0.1 for a, b in first)
