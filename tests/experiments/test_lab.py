@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from experiments.lab.__main__ import main
+from experiments.lab.dro import DRO
 from experiments.lab.grid import GRIDS, Cell, Grid, names
 from experiments.lab.measures import MEASURES, reward_for_tokens
 from experiments.lab.noise import BFloat16Sampler, NoisySampler
@@ -124,6 +125,18 @@ def test_measures_of_a_curve_that_is_known() -> None:
     assert MEASURES["collapsed"].of(run) == 1  # .85 was its best over two iterations, .6 its end
     assert reward_for_tokens(run, 40) == pytest.approx((20 * 0.2 + 20 * 0.8) / 40)
     assert reward_for_tokens(run, 81) is None
+
+
+def test_dro_by_hand() -> None:
+    new = torch.tensor([[-1.0, -2.0], [-0.5, 0.0]], requires_grad=True)
+    old = torch.tensor([[-1.5, -2.0], [-0.5, 0.0]])
+    mask = torch.tensor([[True, True], [True, False]])
+    found = DRO(tau=2.0)(new, old, torch.tensor([3.0, -1.0]), mask)
+    found.loss.backward()
+    # log s = .25 and 0: -(3 * .25 - 1 * .25^2) / 2; (A - tau log s) / length / rows
+    assert float(found.loss) == pytest.approx(-(0.75 - 0.0625) / 2)
+    assert new.grad is not None
+    assert new.grad.tolist() == [[-0.625, -0.625], [0.5, 0.0]]
 
 
 def sampled(source: GroupedSampler, iteration: int = 0) -> list[Rollout]:
