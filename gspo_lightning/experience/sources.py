@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["check_context", "check_rewards", "check_sources", "read_sets", "training_order"]
+
+log = logging.getLogger(__name__)
 
 
 def check_sources(
@@ -93,12 +96,24 @@ def training_order(sets: PromptSets, settings: ExperienceSettings, curriculum: C
     train, parts, uniform = sets.read["train"], sets.parts("train"), isinstance(curriculum, Uniform | None)
     settings.check_prompts(len(train))
     sizes = settings.prompts_per_rollout, settings.minibatches_per_rollout, settings.seed
-    if uniform and len(parts) == 1 and not parts[0].name:
+    if (weights := sets.weights("train")) is not None and weights.min() == weights.max():
+        weights = None
+    if uniform and weights is None and len(parts) == 1 and not parts[0].name:
         return PromptOrder(train, *sizes)
     if not uniform and settings.partial:
         what = "cannot be joined with partial rollouts (data.prompts_in_flight), which take prompts in a fixed order"
         raise UserError("data.curriculum", what, fix="use one of the two")
-    return MixedOrder(train, *sizes, parts, curriculum, None if uniform else sets.difficulty("train"))
+    if weights is not None and not uniform:
+        what = "chooses prompts itself, and records have the column 'weight', which says how often each is drawn"
+        fix = (
+            "use one of the two; to keep the column without its meaning, rename it: data.columns: {own_weight: weight}"
+        )
+        raise UserError("data.curriculum", what, fix=fix)
+    order = MixedOrder(train, *sizes, parts, curriculum, None if uniform else sets.difficulty("train"), weights)
+    if weights is not None:
+        span = f"{weights.min():g} to {weights.max():g}"
+        log.info("data.train: prompts are drawn in proportion to their column 'weight' (%s)", span)
+    return order
 
 
 def has_environment(source: object) -> bool:

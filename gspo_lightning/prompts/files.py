@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,12 +151,16 @@ class _Mapped(OnDemand[Record]):
 
     def __iter__(self) -> Iterator[Record]:
         """In order, which reads a file once from its beginning to its end."""
-        for number, row in enumerate(self._rows, 1):
-            yield _checked(map_columns(row, self._columns), self._where, number)
+        for number, row in enumerate(self._rows):
+            yield _checked(map_columns(row, self._columns), partial(self.place, number))
 
     def at(self, place: int) -> Record:
         """One of them."""
         return map_columns(self._rows[place], self._columns)
+
+    def place(self, number: int) -> str:
+        """How a message names one of them: its file and line, or record."""
+        return place_of(self._rows, number, self._where)
 
 
 def open_prompts(source: PromptSet | str, columns: Columns) -> PromptSet:
@@ -209,7 +214,7 @@ def read_prompts(source: PromptSet) -> Sequence[Record]:
         if not isinstance(record, Mapping):
             raise PluginError.returned(where, f"a {type(record).__name__} as record {i}", rule)
         try:
-            _checked(record, "", i)
+            _checked(record, f"record {i}".__str__)
         except UserError as error:
             raise PluginError.returned(where, error.problem, rule) from None
     return records
@@ -256,18 +261,17 @@ def _shown(names: set[str] | Mapping[str, Any]) -> str:
     return (", ".join(known[:_SHOWN_NAMES]) or "none") + (f" and {more} more" if more > 0 else "")
 
 
-def _checked(record: Mapping[str, Any], file: str, number: int) -> Record:
+def _checked(record: Mapping[str, Any], where: Callable[[], str]) -> Record:
     prompt = record.get("prompt")
     if isinstance(prompt, str) and prompt:
         return record
-    where = f"{file}, record {number}" if file else f"record {number}"
     if prompt is None:
         raise UserError(
             "data.columns",
-            f"{where} has no column 'prompt'; it has {_shown(record)}",
+            f"{where()} has no column 'prompt'; it has {_shown(record)}",
             fix="map it: data.columns: {prompt: <name of the column>}",
         )
     messages = isinstance(prompt, list) and all(isinstance(m, dict) and "role" in m for m in prompt) and prompt
     if not messages:
-        raise UserError("data", f"{where}: 'prompt' must be a non-empty text or a list of chat messages")
+        raise UserError("data", f"{where()}: 'prompt' must be a non-empty text or a list of chat messages")
     return record

@@ -10,7 +10,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -59,7 +59,7 @@ def read_rows(path: str) -> Sequence[Row]:
         raise UserError(name, f"cannot be read: {error.strerror or type(error).__name__}") from error
 
 
-def place_of(rows: Sequence[Row], number: int, name: str) -> str:
+def place_of(rows: Sequence[Mapping[str, Any]], number: int, name: str) -> str:
     """Where a row stands, as messages say it: file and line of JSON lines, file and record of other files."""
     return f"{name}:{rows.line(number)}" if isinstance(rows, JsonLines) else f"{name}, record {number + 1}"
 

@@ -14,7 +14,7 @@ from typing import Any
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.base import Demonstration, PromptSet, Record
 from gspo_lightning.prompts.files import open_prompts, read_prompts
-from gspo_lightning.prompts.on_demand import OnDemand
+from gspo_lightning.prompts.on_demand import OnDemand, place_of
 from gspo_lightning.rewards import Reward
 from gspo_lightning.rewards.by_record import ByRecord, Judge, Rewards, chosen
 
@@ -140,9 +140,10 @@ class _Joined(OnDemand[Record]):
         return {**records[inside], SOURCE: name}
 
     def place(self, number: int) -> str:
-        """How a message calls one of them."""
+        """How a message names one of them."""
         which, inside = self._inside(number)
-        return f"source {self.sources[which][0]}, record {inside + 1}"
+        name, records = self.sources[which]
+        return f"source {name}, {place_of(records, inside)}"
 
     def _inside(self, place: int) -> tuple[int, int]:
         which = bisect_right(self.ends, place)

@@ -68,6 +68,10 @@ class Quotas:
             self._advance()
         return self._quotas
 
+    def share(self, number: int) -> Fraction:
+        """Prompts of an iteration that a source gives on average."""
+        return self._shares[number]
+
     def largest(self) -> list[int]:
         """The largest quota that each source may get."""
         period = lcm(*(share.denominator for share in self._shares))

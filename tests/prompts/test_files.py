@@ -114,7 +114,7 @@ def test_an_empty_table_is_refused(tmp_path: Path) -> None:
 def test_a_missing_prompt_column_lists_what_there_is_and_how_to_map_it(tmp_path: Path) -> None:
     error = refused(jsonl(tmp_path / "p.jsonl", [{"question": "1", "answer": "2"}]))
     assert error.field == "data.columns"
-    assert "record 1 has no column 'prompt'; it has answer, question" in error.problem
+    assert "p.jsonl:1 has no column 'prompt'; it has answer, question" in error.problem
     assert error.fix is not None
     assert "data.columns" in error.fix
 
@@ -122,7 +122,7 @@ def test_a_missing_prompt_column_lists_what_there_is_and_how_to_map_it(tmp_path:
 @pytest.mark.parametrize("prompt", ["", 7, [], [1], ["text"], [{"content": "no role"}], {"role": "user"}])
 def test_a_prompt_must_be_text_or_messages(prompt: object, tmp_path: Path) -> None:
     error = refused(jsonl(tmp_path / "p.jsonl", [{"prompt": "fine"}, {"prompt": prompt}]))
-    assert "record 2: 'prompt' must be a non-empty text or a list of chat messages" in error.problem
+    assert "p.jsonl:2: 'prompt' must be a non-empty text or a list of chat messages" in error.problem
 
 
 def test_a_missing_file_is_refused_before_anything_is_read() -> None:
