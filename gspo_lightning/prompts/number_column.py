@@ -40,11 +40,11 @@ class NumberColumn:
 
     def add(self, prompt: Prompt) -> None:
         """The next prompt; a cell of a table is a text, and an empty one is no value."""
+        self._count += 1
         value = prompt.columns.get(self._column)
         if value is not None and value != "":
-            self._found.extend([self._default] * (self._count - len(self._found)))
+            self._found.extend([self._default] * (self._count - 1 - len(self._found)))
             self._found.append(self._number(prompt.id, value))
-        self._count += 1
 
     def values(self, field_name: str, where: Callable[[int], str]) -> NDArray[np.float64]:
         """[n], the default where a prompt has none.

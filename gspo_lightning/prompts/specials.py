@@ -26,12 +26,13 @@ class Ends:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer, self._prompts, self._twice, self._over = tokenizer, 0, 0, 0
+        self._begin, self._end = tokenizer.bos_token_id, tokenizer.eos_token_id  # slow: computed at every access
 
     def count(self, ids: Sequence[int]) -> None:
         """Look at the token ids of a prompt, one or more."""
-        begin, end = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
+        begin, end = self._begin, self._end
         self._prompts += 1
-        self._twice += begin is not None and list(ids[:2]) == [begin, begin]
+        self._twice += begin is not None and ids[0] == begin and list(ids[:2]) == [begin, begin]
         self._over += end is not None and end != begin and ids[-1] == end
 
     def check(self, field: str) -> None:
