@@ -91,7 +91,7 @@ class Encoder:
 class EncodedPrompts(OnDemand[Prompt]):
     """The prompts that records make, in their order, each encoded when it is asked for.
 
-    All are encoded once before, so that none can surprise a run: too long ones are counted and left out with a
+    All are encoded once before the run, so faults show early. Those that are too long are counted and left out with a
     message, never cut.
 
     Args:
@@ -147,7 +147,7 @@ class EncodedPrompts(OnDemand[Prompt]):
                     fix="use a tokenizer that covers the prompts, or drop the record",
                 )
             if not _is_limit(record.get("max_response_tokens")):
-                what = f"{self.where(i)}: 'max_response_tokens' is no whole number above 0"
+                what = f"{self.where(i)}: 'max_response_tokens' is not a whole number above 0"
                 raise UserError(field, what, fix="write one, or null for data.max_response_tokens")
             if not ids:
                 raise UserError(field, f"{self.where(i)}: the prompt has no tokens")
@@ -187,7 +187,7 @@ def _prompt(number: int, text: str, ids: Sequence[int], record: Record) -> Promp
 
 
 def unknown_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The id that stands for what a tokenizer does not know; None if it has none that says so."""
+    """The id that a tokenizer uses for unknown characters only; None if it has none."""
     unknown: int | None = tokenizer.unk_token_id  # byte-level tokenizers reuse their end token: that one says nothing
     if unknown in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
         return None

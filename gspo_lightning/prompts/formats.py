@@ -1,6 +1,6 @@
 """Files of records: JSON lines, JSON arrays, CSV, TSV and Parquet.
 
-Messages name file and line and never show what stands there: records may be private.
+Messages name file and line and never show the content: records may be private.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def suffix_of(path: str) -> str:
 def read_rows(path: str) -> Sequence[Row]:
     """Every record of a file, in order; JSON lines and Parquet stay in their file and are checked when iterated over.
 
-    Cells of CSV and TSV are texts as they stand there (``042`` stays ``042``, an empty cell is an empty text); other
+    Cells of CSV and TSV are texts and stay as they are (``042`` stays ``042``, an empty cell is an empty text); other
     formats keep the types that they have.
 
     Raises:

@@ -50,9 +50,9 @@ class MixedOrder(PromptOrder):
         mini_batches: that an iteration's groups are cut into.
         seed: of the run.
         parts: the sources.
-        curriculum: chooses among the prompts of a source; None or ``Uniform`` takes them in turn.
+        curriculum: chooses among the prompts of a source; None or ``Uniform`` takes each once a pass.
         difficulty: [n] of all prompts, NaN where a record has none; for a curriculum.
-        weights: [n] of all prompts, how often each is drawn beside the others of its source; None: equally often.
+        weights: [n] of all prompts, how often each is drawn relative to the others of its source; None: equally often.
 
     Raises:
         UserError: a source has fewer prompts than an iteration needs of it, a prompt is so heavy that an iteration
@@ -97,7 +97,7 @@ class MixedOrder(PromptOrder):
     # the order ---------------------------------------------------------------------------------------------------
 
     def spare(self, iteration: int, limit: int) -> list[Prompt]:
-        """At most so many prompts of this rank, of every source, that are in nobody's share: for dead groups."""
+        """At most ``limit`` prompts of every source for this rank, in no rank's share: to replace dead groups."""
         rank, world = rank_and_world()
         taken = set(self._choice(iteration))
         found: list[int] = []
@@ -145,7 +145,7 @@ class MixedOrder(PromptOrder):
         places = [int(i) for i in np.asarray(chosen).ravel()]
         if len(places) != count or len({*places}) != count or not all(0 <= i < len(seen) and free[i] for i in places):
             name = type(curriculum).__name__
-            what = f"returned {len(places)} places for an iteration of {count} prompts, or some twice, or none of these"
+            what = f"returned {len(places)} places for {count} prompts, or one of them twice, or one that is not free"
             raise UserError(f"{name}.choose", what, fix="return count different places that are free")
         return [part.places[i] for i in places]
 
@@ -193,11 +193,11 @@ class MixedOrder(PromptOrder):
 
     @property
     def learns(self) -> bool:
-        """Whether a curriculum wants to know how sampled groups did."""
+        """Whether there is a curriculum, which needs the results of sampled groups."""
         return bool(self._curricula)
 
     def observe(self, iteration: int, rates: Mapping[int, float]) -> None:
-        """Take in the mean accuracy (NaN: nobody knows) of every group that an iteration sampled, by prompt id."""
+        """Take in the mean accuracy (NaN: unknown) of every group that an iteration sampled, by prompt id."""
         if not self._curricula:
             return
         place_of = getattr(self._prompts, "place_of", int)
@@ -214,7 +214,7 @@ class MixedOrder(PromptOrder):
 
     def state_dict(self) -> dict[str, Any]:
         """What curricula remember, of prompts that were asked; tensors and primitives only."""
-        return {
+        return super().state_dict() | {
             "curricula": [
                 _state(seen, curriculum) for seen, curriculum in zip(self._seen, self._curricula, strict=True)
             ]
@@ -222,6 +222,7 @@ class MixedOrder(PromptOrder):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
+        super().load_state_dict(state)
         self._chosen = {}
         for seen, curriculum, saved in zip(self._seen, self._curricula, state.get("curricula", ()), strict=False):
             there = saved["places"] < len(seen)  # all of them, unless a run goes on with other prompts

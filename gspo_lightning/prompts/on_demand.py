@@ -1,4 +1,4 @@
-"""Sequences whose elements are made when somebody asks for them: what a large file costs is its index."""
+"""Sequences whose elements are made on access: in memory is only an index."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class OnDemand(Sequence[T]):
-    """Makes each element anew, the same every time; a slice is a list."""
+    """Makes an element at every access, always the same; a slice is a list."""
 
     @abstractmethod
     def at(self, place: int) -> T:

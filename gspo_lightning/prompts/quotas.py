@@ -61,7 +61,7 @@ class Quotas:
         self._rewind()
 
     def of(self, iteration: int) -> list[Quota]:
-        """What each source gives; earlier iterations are gone through, a few microseconds each."""
+        """What each source gives. Computes all earlier iterations first, a few microseconds each."""
         if iteration < self._next - 1:
             self._rewind()
         while self._next <= iteration:

@@ -43,7 +43,7 @@ class PromptSets:
     """Prompts by name of their set.
 
     Args:
-        sources: name -> prompt set, file or hub id; None where there is none.
+        sources: name -> prompt set, file or hub id; None if there is none.
         columns: our word -> the data's.
         max_prompt_tokens: longer prompts are dropped with a message, never cut.
         system_prompt: put before every prompt; needs a chat template.
@@ -99,13 +99,13 @@ class PromptSets:
         """[n] of a set, NaN where a record has none.
 
         Raises:
-            UserError: a difficulty that is no number.
+            UserError: a difficulty is not a number.
         """
         found, where = self._notes[name].difficulty, self.read[name].where
         return found.values(f"data.{name}", where)
 
     def weights(self, name: str) -> NDArray[np.float64] | None:
-        """[n] of a training set, how often each prompt is drawn beside the others; None where no record says it.
+        """[n] of a training set, how often each prompt is drawn relative to the others; None if no record has a weight.
 
         Raises:
             UserError: a weight that is not a number, or out of range.
@@ -114,7 +114,7 @@ class PromptSets:
         return found.values(f"data.{name}", where) if found.given else None
 
     def source_names(self, name: str) -> list[str]:
-        """What stands in the column ``source`` of a set, where it is from two to a few texts."""
+        """The texts in the column ``source`` of a set, if there are from two to a few."""
         found = self._notes[name].sources if name in self._notes else set()
         return sorted(found) if 1 < len(found) <= MOST_SOURCES else []
 

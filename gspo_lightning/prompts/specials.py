@@ -18,7 +18,7 @@ _ANSWER = "An answer."
 
 
 class Ends:
-    """Counts prompts that begin twice, or that have ended before the policy has said a word.
+    """Counts prompts that begin with two begin tokens, or that end with the end token.
 
     Args:
         tokenizer: of the policy.
@@ -89,7 +89,7 @@ def check_turn_end(tokenizer: PreTrainedTokenizerBase, stops: Sequence[int]) -> 
     messages = [{"role": "user", "content": "A question."}, {"role": "assistant", "content": _ANSWER}]
     try:
         rendered = str(tokenizer.apply_chat_template(messages, tokenize=False))
-    except TemplateError:  # it knows other roles only; prompts say so in their own words
+    except TemplateError:  # it knows other roles only; reading the prompts names the fault
         return
     tail = tokenizer(rendered.rpartition(_ANSWER)[2], add_special_tokens=False)["input_ids"]
     special = next((i for i in tail if i in tokenizer.all_special_ids or i in tokenizer.added_tokens_decoder), None)

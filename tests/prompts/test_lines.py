@@ -95,7 +95,7 @@ def test_a_file_that_was_overwritten_is_refused(
     file = tmp_path / "p.jsonl"
     prompts, _ = encoded(written(file, 50), tokenizer)
     file.write_bytes(content)
-    with pytest.raises(UserError, match=r"^p.jsonl: record 41 is not what it was when this run began.*\n  fix: write "):
+    with pytest.raises(UserError, match=r"^p.jsonl: record 41 has changed since this run began.*\n  fix: write "):
         prompts[40]
 
 

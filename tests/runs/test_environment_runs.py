@@ -126,7 +126,7 @@ def test_the_page_names_what_is_there(monkeypatch: pytest.MonkeyPatch, capsys: p
     [
         (["--data.rollouts=GroupedSampler"], "GroupedSampler talks with none"),
         (["--data.turn_credit=turn"], "GSPO takes one advantage per response"),
-        (['--data.rewards={"correct": "ExactMatch"}', *BY_TURN], "no reward says what a turn earned"),
+        (['--data.rewards={"correct": "ExactMatch"}', *BY_TURN], "no reward scores single turns"),
         (
             ["--data.rollouts.environment=GuessNumbr"],
             "data.rollouts.environment: 'GuessNumbr' is not registered; did you mean GuessNumber",

@@ -76,7 +76,7 @@ def _records(paths: Sequence[Path], columns: Mapping[str, Any] | None, named: st
 
     for path in paths:
         if not suffix_of(str(path)):
-            raise UserError("--input", f"{path.name} is no file of records", fix=f"one of {', '.join(SUFFIXES)}")
+            raise UserError("--input", f"{path.name} is not a file of records", fix=f"one of {', '.join(SUFFIXES)}")
         rows = read_rows(str(path))
         if not rows:
             raise UserError(path.name, "holds no records")
