@@ -124,7 +124,7 @@ def test_the_page_names_what_is_there(monkeypatch: pytest.MonkeyPatch, capsys: p
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--data.rollouts=GroupedSampler"], "GroupedSampler talks with none"),
+        (["--data.rollouts=GroupedSampler"], "GroupedSampler has none"),
         (["--data.turn_credit=turn"], "GSPO takes one advantage per response"),
         (['--data.rewards={"correct": "ExactMatch"}', *BY_TURN], "no reward scores single turns"),
         (
