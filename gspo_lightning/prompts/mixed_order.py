@@ -87,7 +87,10 @@ class MixedOrder(PromptOrder):
             known = np.full(len(prompts), np.nan) if difficulty is None else difficulty
             for part in parts:
                 seen, own = Seen(known[part.places.start : part.places.stop]), copy.deepcopy(curriculum)
-                own.begin(seen)
+                try:
+                    own.begin(seen)
+                except UserError as error:
+                    raise error if not part.name else _of(part.name, error) from None
                 self._curricula.append(own)
                 self._seen.append(seen)
         self._weights = [_unequal(weights, part.places) for part in parts]
@@ -232,6 +235,10 @@ class MixedOrder(PromptOrder):
                 for name, values in saved["per_prompt"].items():
                     curriculum.per_prompt[name][places] = values[there].numpy()
                 curriculum.values.update(saved["values"])
+
+
+def _of(source: str, error: UserError) -> UserError:
+    return UserError(error.field, f"source {source!r}: {error.problem}", fix=error.fix)
 
 
 def _unequal(weights: NDArray[np.float64] | None, places: range) -> NDArray[np.float64] | None:
