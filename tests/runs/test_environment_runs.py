@@ -132,7 +132,7 @@ def test_the_page_names_what_is_there(monkeypatch: pytest.MonkeyPatch, capsys: p
             "data.rollouts.environment: 'GuessNumbr' is not registered; did you mean GuessNumber",
         ),
         (["--data.rollouts.environment.guesses=0"], "GuessNumber.guesses"),
-        (["--data.prompts_in_flight=64"], "data.prompts_in_flight: needs a rollout source that can go on"),
+        (["--data.prompts_in_flight=64"], "data.prompts_in_flight: needs a rollout source that can continue"),
     ],
 )
 def test_mistakes_are_one_message_before_anything_runs(
