@@ -20,6 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from benchmarks.result import add_output, finish
+
 __all__ = ["measure"]
 
 LENGTH, REMEMBERED = 200, 50_000
@@ -82,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.dedup", description=__doc__)
     parser.add_argument("--prompts", type=int, default=1_000_000)
     parser.add_argument("--template", action="store_true", help="the worst case instead")
-    parser.add_argument("--output", type=Path, help="JSON")
+    add_output(parser)
     options = parser.parse_args(argv)
     make = template if options.template else mixed
     with tempfile.TemporaryDirectory() as folder:
@@ -92,11 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "python": platform.python_version()
     }
     words = f"--prompts {options.prompts}{' --template' if options.template else ''}"
-    found["command"] = f"python -m benchmarks.dedup {words}"
-    text = json.dumps(found, indent=2) + "\n"
-    print(text)
-    if options.output is not None:
-        options.output.write_text(text)
+    finish(found, f"python -m benchmarks.dedup {words}", options.output)
 
 
 def _processor() -> str:

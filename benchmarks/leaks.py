@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.result import add_output, finish
 from gspo_lightning.commands.data import main as data
 
 __all__ = ["KINDS", "measure"]
@@ -169,18 +170,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=500)
     parser.add_argument("--clean", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, help="JSON")
+    add_output(parser)
     options = parser.parse_args(argv)
     found: dict[str, Any] = {}
     for name, varied in VARIED.items():
         with tempfile.TemporaryDirectory() as folder:
             found[name] = measure(options.prompts, options.clean, varied, options.seed, Path(folder))
     words = f"--prompts {options.prompts} --clean {options.clean} --seed {options.seed}"
-    found["command"] = f"python -m benchmarks.leaks {words}"
-    text = json.dumps(found, indent=2) + "\n"
-    print(text)
-    if options.output is not None:
-        options.output.write_text(text)
+    finish(found, f"python -m benchmarks.leaks {words}", options.output)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a run cost and where it came to, from its recorded responses and its curves."""
+"""What a run cost and what it reached, from its recorded responses and its curves."""
 
 from __future__ import annotations
 

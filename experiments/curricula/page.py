@@ -29,20 +29,20 @@ def page(results: Results, variants: Mapping[str, str], iterations: int) -> str:
     lines = [
         "# Curricula beside dead-group resampling",
         "",
-        "The quickstart's task with expressions of 3, 4 and 6 operands in one file (2,048 + 4,096 + 4,096 prompts), of "
-        f"which the column `difficulty` tells; one cold start for all, {iterations} iterations of 32 prompts x 8, "
-        "everything else as in the quickstart. `python -m experiments.curricula` makes the runs with `gspo compare` "
-        "(those that are there already stay) and writes this page. Nothing was tuned for it, but it changed one default"
-        ": `Informative` was made with sharpness 4 and has sharpness 1 since its first two seeds, so that these two "
-        "are no independent evidence for it.",
+        "The quickstart's task with expressions of 3, 4 and 6 operands in one file (2,048 + 4,096 + 4,096 prompts) and "
+        f"the number of operands in the column `difficulty`. All runs begin with one cold start and have {iterations} "
+        "iterations of 32 prompts x 8 responses; everything else is as in the quickstart. "
+        "`python -m experiments.curricula` makes the runs with `gspo compare` and writes this page; finished runs are "
+        "not repeated. No setting was tuned on these runs but one: `Informative` had sharpness 4 by default until its "
+        "first two seeds, and has 1 since. So seeds 1 and 2 are not independent evidence for it.",
         "",
         "![held-out accuracy against responses sampled](curricula.png)",
         "",
         *(f"* {name}: `{arguments}`" for name, arguments in variants.items()),
         "",
-        f"A useful group is one whose rewards are not all equal. Accuracy is greedy, over 64 held-out prompts of each "
-        f"difficulty, every second iteration; a run that never reached {GOAL:.0%} has a dash and takes no part in that "
-        "row's mean and difference.",
+        "A useful group is one whose rewards are not all equal. Accuracy is that of greedy answers to 64 held-out "
+        f"prompts of each difficulty, every second iteration. A run that never reached {GOAL:.0%} has a dash and does "
+        "not count in that row's mean and difference, which therefore flatter a variant with dashes.",
         "",
     ]
     for title, (form, of) in MEASURES.items():
@@ -58,8 +58,9 @@ def page(results: Results, variants: Mapping[str, str], iterations: int) -> str:
         lines.append("")
     found = ", ".join(f"{k} {v}" for k, v in versions().items())
     lines += [
-        "Differences are paired by seed, mean [95% interval of a bootstrap over seeds], as `gspo compare` computes "
-        f"them; fewer than {SEEDS_FOR_A_CLAIM} seeds support no claim.",
+        "Differences are paired by seed: mean [95% interval of a bootstrap over seeds], as `gspo compare` computes "
+        f"them. Fewer than {SEEDS_FOR_A_CLAIM} seeds support no claim. The intervals are not corrected for the number "
+        f"of comparisons on this page, {len(MEASURES) * (len(results) - 1)}: one that ends near 0 may be chance.",
         "",
         f"Versions: {found}. One CPU thread.",
         "",

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gspo_lightning.cli import main as gspo
 from gspo_lightning.prompts import ChainTask
 
-__all__ = ["RUNS", "VARIANTS", "make_files", "run_all"]
+__all__ = ["CONFIG", "RUNS", "VARIANTS", "make_files", "run_all"]
 
 CONFIG = Path(__file__).with_name("config.yaml")
 VARIANTS = {
@@ -44,29 +44,36 @@ def make_files(folder: Path) -> None:
         (folder / name).write_text("\n".join(lines) + "\n")
 
 
-def run_all(folder: Path, seeds: Sequence[int], iterations: int) -> None:
-    """Every variant with every seed; what is there already stays."""
+def run_all(folder: Path, config: Path, variants: Mapping[str, str], seeds: Sequence[int], iterations: int) -> int:
+    """Every variant with every seed: finished runs stay. Returns the exit code of ``gspo``."""
     folder.mkdir(parents=True, exist_ok=True)
     make_files(folder)
-    (folder / "curricula.yaml").write_text(CONFIG.read_text())
+    (folder / "curricula.yaml").write_text(config.read_text())
     before = Path.cwd()
     os.chdir(folder)
     try:
-        taught = _cold_start()
+        if code := _make_cold_start():
+            return code
         argv = ["compare", "--config", "curricula.yaml", "--output", RUNS, "--seeds", ",".join(map(str, seeds))]
-        for name, arguments in VARIANTS.items():
+        for name, arguments in variants.items():
             argv += ["--variant", f"{name}: {arguments}"]
-        shared = [f"--model.name_or_path={taught}", "--model.cold_start=null", f"--trainer.max_epochs={iterations}"]
-        assert gspo([*argv, *shared]) == 0
+        shared = [
+            f"--model.name_or_path={_cold_starts()[0].resolve()}",
+            "--model.cold_start=null",
+            f"--trainer.max_epochs={iterations}",
+        ]
+        return gspo([*argv, *shared])
     finally:
         os.chdir(before)
 
 
-def _cold_start() -> Path:
-    """The folder of the taught model; an iteration makes it where it is missing."""
-    there = sorted(Path("first/cold_start").glob("*/model.safetensors"))
-    if not there:
-        argv = ["fit", "--config=curricula.yaml", f"--seed_everything={COLD_START_SEED}", "--trainer.max_epochs=1"]
-        assert gspo([*argv, "--trainer.default_root_dir=first"]) == 0
-        there = sorted(Path("first/cold_start").glob("*/model.safetensors"))
-    return there[0].parent.resolve()
+def _cold_starts() -> list[Path]:
+    return sorted(file.parent for file in Path("first/cold_start").glob("*/model.safetensors"))
+
+
+def _make_cold_start() -> int:
+    """One iteration makes the taught model, if it is missing."""
+    if _cold_starts():
+        return 0
+    argv = ["fit", "--config=curricula.yaml", f"--seed_everything={COLD_START_SEED}", "--trainer.max_epochs=1"]
+    return gspo([*argv, "--trainer.default_root_dir=first"])

@@ -7,7 +7,7 @@ import json
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,17 @@ from gspo_lightning.corpus.lines import parse_line
 from gspo_lightning.corpus.text import prompt_text
 from gspo_lightning.errors import UserError, did_you_mean
 
-__all__ = ["FORMATS", "LONGEST_PROMPT", "Inputs", "Record", "as_json", "format_of", "prompt_of", "sha256"]
+__all__ = [
+    "FORMATS",
+    "LONGEST_PROMPT",
+    "Inputs",
+    "Record",
+    "as_json",
+    "checked_prompt",
+    "format_of",
+    "prompt_of",
+    "sha256",
+]
 
 FORMATS = (".jsonl", ".parquet")
 LONGEST_PROMPT = 1_000_000
@@ -165,22 +175,37 @@ def prompt_of(inputs: Inputs, record: Record, column: str, option: str = "--colu
     """The text of a record's prompt.
 
     Raises:
-        UserError: there is none, it is no prompt, or it is too long; names file and line.
+        UserError: as :func:`checked_prompt`; names file and line.
     """
-    value = record.values.get(column)
+    return checked_prompt(record.values, column, lambda: inputs.name(record.file, record.number), option)
+
+
+def checked_prompt(
+    values: Mapping[str, Any], column: str, where: Callable[[], str], option: str = "--column NAME"
+) -> str:
+    """The text of the prompt in a column.
+
+    Raises:
+        UserError: the column is missing, or its prompt is empty, of another type or too long; begins with ``where()``.
+    """
+    repair = f"{option}, or repair the record"
+    if column not in values:
+        names = ", ".join(sorted(map(str, values))[:_SHOWN_NAMES]) or "nothing"
+        near = did_you_mean(column, values).partition("?")[0]
+        hint = f" ({near}?)" if near.startswith("did you mean") else ""
+        raise UserError(
+            where(), f"has no column {column!r}{hint}; it has {names}", fix=f"{option}, or repair the record"
+        )
+    value = values[column]
     text = prompt_text(value)
-    if text is None or not text:
-        where = inputs.name(record.file, record.number)
-        if value is None or value == "":
-            names = ", ".join(sorted(map(str, record.values))[:_SHOWN_NAMES]) or "nothing"
-            near = did_you_mean(column, record.values).partition("?")[0]
-            hint = f" ({near}?)" if near.startswith("did you mean") else ""
-            said = "has no prompt in" if column in record.values else "has no column"
-            raise UserError(where, f"{said} {column!r}{hint}; it has {names}", fix=f"{option}, or repair the record")
-        raise UserError(where, f"its {column!r} is a {type(value).__name__}, not a text or a list of chat messages")
+    if text is None and value is not None and value != []:
+        kind = type(value).__name__
+        raise UserError(where(), f"its {column!r} is of type {kind}, not a text or a list of chat messages")
+    if not text:
+        raise UserError(where(), f"its {column!r} is empty", fix=repair)
     if len(text) > LONGEST_PROMPT:
         raise UserError(
-            inputs.name(record.file, record.number),
+            where(),
             f"its {column!r} has {len(text):,} characters, more than {LONGEST_PROMPT:,}",
             fix="is a line break missing? Leave the record out otherwise",
         )

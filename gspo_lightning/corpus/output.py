@@ -199,8 +199,8 @@ def _dropped_line(inputs: Inputs, index: int, record: Record, why: Mapping[str, 
     identifier = {"id": record.values["id"]} if "id" in record.values else {}
     head = json.dumps({**identifier, **inputs.place(index), **why}, ensure_ascii=False, default=str)
     raw = record.raw.strip().removeprefix(b"\xef\xbb\xbf")
-    body = raw or as_json(record.values).encode("utf-8", "surrogatepass")
-    return head[:-1].encode("utf-8", "surrogatepass") + b', "record": ' + body + b"}\n"
+    body = raw or as_json(record.values).encode("utf-8", "backslashreplace")
+    return head[:-1].encode("utf-8", "backslashreplace") + b', "record": ' + body + b"}\n"
 
 
 def same_format(inputs: Inputs, outputs: Sequence[Path]) -> None:

@@ -37,7 +37,7 @@ class Experience:
 
         Args:
             to_come: the mini-batches that will be trained on.
-            begun: an update has been made, with which the examples and distributions were logged.
+            begun: an update was made, which logged the examples and distributions.
         """
         batches = enumerate(self.mini_batches)
         return {

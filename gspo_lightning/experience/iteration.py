@@ -63,7 +63,7 @@ class Iteration:
         respond: samples and scores.
         budget: tokens of a micro-batch, as much as memory has room for now.
         partial: cuts responses that go on in the next iteration; None waits for all.
-        prefetcher: samples ahead of training; None samples and trains in turn.
+        prefetcher: samples ahead of training; None alternates between sampling and training.
         folder: where rollouts are recorded.
         distributions: keep what is measured of single responses.
         accuracy_reward: says which responses are correct, for a curriculum.
@@ -170,7 +170,7 @@ class Iteration:
         return measure_sources(groups, names, lambda g: is_dead(g, shaping), self.learner.device) if names else {}
 
     def _observe(self, number: int, sampled: Sequence[Rollout]) -> None:
-        """Tell whoever chooses prompts how all sampled groups did, those of other ranks and dead ones included."""
+        """Report the results of all sampled groups to the prompt order, those of other ranks and dead ones included."""
         if not self.prompts.learns:
             return
         parts: dict[int, list[float]] = {}

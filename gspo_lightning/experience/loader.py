@@ -28,7 +28,7 @@ class PromptLoader:
 
 
 class ExperienceLoader:
-    """A sized, stateful iterable: hands out the mini-batches of an iteration and rolls out when its buffer is spent.
+    """A sized, stateful iterable: yields the mini-batches of an iteration and rolls out when its buffer is spent.
 
     Its own counters decide where it stands, not Lightning's: ``trained`` moves only after an optimizer step, so a
     checkpoint at any moment continues with exactly the mini-batches that were not trained on yet.
@@ -45,7 +45,7 @@ class ExperienceLoader:
 
     def __iter__(self) -> Iterator[MiniBatch]:
         if self.spent:
-            self.experience = Experience([], {})  # free the memory; an interrupted rollout still counts as not begun
+            self.experience = Experience([], {})  # free the memory; an interrupted rollout still counts as not started
             experience = self._roll_out(self.iteration + 1)
             self.iteration, self.trained, self.experience = self.iteration + 1, 0, experience
         for position in range(self.trained, len(self)):
@@ -70,7 +70,7 @@ class ExperienceLoader:
         return self.trained >= len(self.experience.mini_batches) * self._epochs
 
     def mark_trained(self) -> None:
-        """One more mini-batch has gone through the optimizer."""
+        """The optimizer has used one more mini-batch."""
         self.trained += 1
 
     def position(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Scorer(Protocol):
 
 @dataclass(slots=True)
 class Responder:
-    """A rollout source with whoever judges what it says, asked one question at a time.
+    """A rollout source and the scorer of its responses, called one at a time.
 
     Args:
         source: answers.
@@ -53,7 +53,7 @@ class Responder:
         purpose: of the draws: the same iteration draws other numbers for an evaluation than for training.
         context: entered once around each rollout (autocast).
         lock: shared by those who share the source.
-        total_steps: optimizer steps that the run will have, -1 where nobody knows.
+        total_steps: optimizer steps that the run will have, -1 if unknown.
     """
 
     source: Generator
@@ -153,7 +153,7 @@ def respond(
 def _judge(
     groups: Groups, begun: Sequence[tuple[Sequence[Rollout], Pending]], rewards: Scorer, total_steps: int
 ) -> None:
-    """Wait for the verdicts that have begun, ask for the others, and fill all of them in."""
+    """Wait for the verdicts that are under way, request the others, and store all of them."""
     if isinstance(rewards, RewardRunner):
         early = {id(r) for group, _ in begun for r in group}
         late = [r for r in _known(r for g in groups for r in g) if id(r) not in early]
@@ -188,7 +188,7 @@ def _sample(rollout: Rollout, total_steps: int) -> Sample:
 
 
 def _known(rollouts: Iterable[Rollout]) -> list[Rollout]:
-    """What can be scored: not a conversation whose environment failed, nor what brought its verdict with it."""
+    """What can be scored: neither a conversation whose environment failed nor a response that came with its verdict."""
     return [r for r in rollouts if not r.lost and not r.reward_statuses]
 
 

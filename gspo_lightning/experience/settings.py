@@ -19,7 +19,7 @@ class ExperienceSettings:
     """The settings of ``data`` that an iteration reads (``gspo_lightning.PromptDataModule`` explains each).
 
     Raises:
-        UserError: a value outside its range, or two that cannot be joined; names field, value and rule.
+        UserError: a value outside its range, or two that cannot be combined; names field, value and rule.
 
     >>> ExperienceSettings(group_size=1)
     Traceback (most recent call last):
@@ -165,8 +165,8 @@ class ExperienceSettings:
         others = {"resample_dead_groups": self.resample_dead_groups, "max_staleness": self.max_staleness}
         for name, value in others.items():
             if self.partial and value:
-                raise UserError(f"data.{name}", "cannot be joined with partial rollouts (data.prompts_in_flight)")
+                raise UserError(f"data.{name}", "cannot be combined with partial rollouts (data.prompts_in_flight)")
         if self.max_staleness and self.resample_dead_groups:
             raise UserError(
-                "data.resample_dead_groups", "cannot be joined with asynchronous rollouts (data.max_staleness)"
+                "data.resample_dead_groups", "cannot be combined with asynchronous rollouts (data.max_staleness)"
             )

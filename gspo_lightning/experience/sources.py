@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -16,11 +17,15 @@ from gspo_lightning.rewards import EnvironmentReward, RewardRunner
 from gspo_lightning.rewards.by_record import Judge, Judges
 from gspo_lightning.rewards.canned import examined
 from gspo_lightning.rollouts import RolloutSource
+from gspo_lightning.rollouts.partial import PartialRollouts
+from gspo_lightning.rollouts.retrying import RetryingSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["check_context", "check_rewards", "check_sources", "read_sets", "training_order"]
+__all__ = ["check_context", "check_rewards", "check_sources", "partial_rollouts", "read_sets", "training_order"]
+
+log = logging.getLogger(__name__)
 
 
 def check_sources(
@@ -30,7 +35,7 @@ def check_sources(
     weights: Iterable[str],
     turn_credit: TurnCredit,
 ) -> None:
-    """Source, rewards and settings go together.
+    """Check that source, rewards and settings fit together.
 
     Raises:
         UserError: they do not.
@@ -38,25 +43,25 @@ def check_sources(
     if settings.partial and type(rollouts).extend is RolloutSource.extend:
         raise UserError(
             "data.prompts_in_flight",
-            f"needs a rollout source that can go on with a response; {type(rollouts).__name__} cannot",
+            f"needs a rollout source that can continue a response; {type(rollouts).__name__} cannot",
             fix="use GroupedSampler or VLLMServer, or 0 for no partial rollouts",
         )
     if not rewards:
         raise UserError("data.rewards", "is empty", fix="name at least one, for example rewards: {correct: ExactMatch}")
     for name in weights:
         if name not in rewards:
-            raise UserError("data.reward_weights", f"{name!r} is no reward; {did_you_mean(name, rewards)}")
+            raise UserError("data.reward_weights", f"{name!r} is not a reward; {did_you_mean(name, rewards)}")
     paid = [name for name, reward in Judges(rewards).single.items() if isinstance(reward, EnvironmentReward)]
     if paid and not has_environment(rollouts):
         raise UserError(
             f"data.rewards.{paid[0]}",
-            f"is what an environment pays, but {type(rollouts).__name__} talks with none",
+            f"takes the reward of an environment, but {type(rollouts).__name__} has none",
             fix="set data.rollouts: {class_path: EnvironmentRollouts, init_args: {environment: ...}}",
         )
     if turn_credit == "turn" and not paid:
         raise UserError(
             "data.turn_credit",
-            "is 'turn', but no reward says what a turn earned",
+            "is 'turn', but no reward scores single turns",
             fix="add EnvironmentReward to data.rewards, or set turn_credit: conversation",
         )
 
@@ -85,7 +90,7 @@ def check_rewards(runner: RewardRunner, sets: PromptSets, rollouts: RolloutSourc
 
 
 def training_order(sets: PromptSets, settings: ExperienceSettings, curriculum: Curriculum | None) -> PromptOrder:
-    """The order of the training prompts: by turns, in the shares of several sources, or as a curriculum chooses.
+    """The order of the training prompts: each once a pass, by weight, by the shares of sources, or by a curriculum.
 
     Raises:
         UserError: there are too few prompts, or the curriculum cannot work with these settings.
@@ -93,12 +98,36 @@ def training_order(sets: PromptSets, settings: ExperienceSettings, curriculum: C
     train, parts, uniform = sets.read["train"], sets.parts("train"), isinstance(curriculum, Uniform | None)
     settings.check_prompts(len(train))
     sizes = settings.prompts_per_rollout, settings.minibatches_per_rollout, settings.seed
-    if uniform and len(parts) == 1 and not parts[0].name:
+    if (weights := sets.weights("train")) is not None and weights.min() == weights.max():
+        weights = None
+    if uniform and weights is None and len(parts) == 1 and not parts[0].name:
         return PromptOrder(train, *sizes)
     if not uniform and settings.partial:
-        what = "cannot be joined with partial rollouts (data.prompts_in_flight), which take prompts in a fixed order"
+        what = "cannot be combined with partial rollouts (data.prompts_in_flight), which take prompts in a fixed order"
         raise UserError("data.curriculum", what, fix="use one of the two")
-    return MixedOrder(train, *sizes, parts, curriculum, None if uniform else sets.difficulty("train"))
+    if weights is not None and not uniform:
+        what = "chooses prompts itself, and records have the column 'weight', which says how often each is drawn"
+        fix = (
+            "use one of the two; to keep the column without its meaning, rename it: data.columns: {own_weight: weight}"
+        )
+        raise UserError("data.curriculum", what, fix=fix)
+    order = MixedOrder(train, *sizes, parts, curriculum, None if uniform else sets.difficulty("train"), weights)
+    if weights is not None:
+        span = f"{weights.min():g} to {weights.max():g}"
+        log.info("data.train: prompts are drawn in proportion to their column 'weight' (%s)", span)
+    return order
+
+
+def partial_rollouts(
+    source: RolloutSource | RetryingSource, order: PromptOrder, settings: ExperienceSettings, ranks: int
+) -> PartialRollouts | None:
+    """Rollouts that continue over iterations, if the settings ask for them."""
+    if not settings.partial:
+        return None
+    return PartialRollouts(
+        source, order.at, in_flight=settings.prompts_in_flight // ranks, groups=settings.prompts_per_rollout // ranks,
+        max_carry=settings.max_carry,
+    )  # fmt: skip
 
 
 def has_environment(source: object) -> bool:

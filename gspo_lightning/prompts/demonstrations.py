@@ -49,7 +49,7 @@ def read_demonstrations(records: Iterable[Mapping[str, Any]], where: Callable[[i
         where: number of a record, from 0 -> its place in words.
 
     Raises:
-        UserError: a record that is no demonstration; names its place and the column.
+        UserError: a record is not a demonstration; names its place and the column.
     """
     pairs: list[Demonstration] = []
     for number, record in enumerate(records):

@@ -78,7 +78,7 @@ class Dialogue:
     def demonstration(self, completion: Completion) -> tuple[list[int], list[bool]]:
         """Token ids of a text or conversation to learn from, and which of them the policy is to say itself.
 
-        Every turn of the policy ends with the end token; what it is told in between is tokenised as in a rollout.
+        Every turn of the policy ends with the end token; the messages in between are tokenised as in a rollout.
         """
         if isinstance(completion, str):
             completion = [{"role": "assistant", "content": completion}]

@@ -8,6 +8,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jinja2 import TemplateError
@@ -15,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError, first_line
 from gspo_lightning.prompts.base import Record
-from gspo_lightning.prompts.on_demand import OnDemand
+from gspo_lightning.prompts.on_demand import OnDemand, place_of
 from gspo_lightning.prompts.specials import Ends
 from gspo_lightning.types import Prompt
 
@@ -65,9 +66,9 @@ class Encoder:
         Raises:
             UserError: a prompt that the tokenizer or its template does not take, with the number of its record.
         """
-        numbered, where = enumerate(records), getattr(records, "place", _place)
+        numbered = enumerate(records)
         while some := list(itertools.islice(numbered, _AT_A_TIME)):
-            texts = [self._texts(where(i), record) for i, record in some]
+            texts = [self._texts(partial(place_of, records, i), record) for i, record in some]
             special = self.tokenizer.chat_template is None
             encoded = self.tokenizer([read for _, read in texts], add_special_tokens=special)["input_ids"]
             for (i, record), (shown, _), ids in zip(some, texts, encoded, strict=True):
@@ -79,18 +80,18 @@ class Encoder:
         text, ids = encode_prompt(prompt, self.tokenizer, self.system_prompt, kwargs, self.field)
         return _prompt(number, text, ids, record)
 
-    def _texts(self, where: str, record: Record) -> tuple[str, str]:
+    def _texts(self, where: Callable[[], str], record: Record) -> tuple[str, str]:
         try:
             return _texts(record["prompt"], self.tokenizer, self.system_prompt, self.template_kwargs, self.field)
         except TemplateError as error:
-            what = f"{where}: the chat template refuses the prompt: {first_line(error)[:200]}"
+            what = f"{where()}: the chat template refuses the prompt: {first_line(error)[:200]}"
             raise UserError(self.field, what, fix="write messages as the model's template wants them") from error
 
 
 class EncodedPrompts(OnDemand[Prompt]):
     """The prompts that records make, in their order, each encoded when it is asked for.
 
-    All are encoded once before, so that none can surprise a run: too long ones are counted and left out with a
+    All are encoded once before the run, so faults show early. Those that are too long are counted and left out with a
     message, never cut.
 
     Args:
@@ -126,6 +127,10 @@ class EncodedPrompts(OnDemand[Prompt]):
         """Where the prompt with this id stands."""
         return bisect_left(self._numbers, number)
 
+    def where(self, number: int) -> str:
+        """How a message names the record of the prompt with this id."""
+        return place_of(self._records, number)
+
     def by_id(self, number: int) -> Prompt:
         """The prompt with this id, which is the place of its record."""
         return self._encoder.one(number, self._records[number])
@@ -134,19 +139,18 @@ class EncodedPrompts(OnDemand[Prompt]):
         """The numbers of the records that make a prompt."""
         field, tokenizer = self._encoder.field, self._encoder.tokenizer
         unknown, ends, kept = unknown_token(tokenizer), Ends(tokenizer), array("q")
-        where = getattr(self._records, "place", _place)
         for i, text, ids, record in self._encoder.many(self._records):
             if unknown is not None and unknown in ids:
                 raise UserError(
                     field,
-                    f"{where(i)}: the tokenizer does not know every character of the prompt",
+                    f"{self.where(i)}: the tokenizer does not know every character of the prompt",
                     fix="use a tokenizer that covers the prompts, or drop the record",
                 )
             if not _is_limit(record.get("max_response_tokens")):
-                what = f"{where(i)}: 'max_response_tokens' is no whole number above 0"
+                what = f"{self.where(i)}: 'max_response_tokens' is not a whole number above 0"
                 raise UserError(field, what, fix="write one, or null for data.max_response_tokens")
             if not ids:
-                raise UserError(field, f"{where(i)}: the prompt has no tokens")
+                raise UserError(field, f"{self.where(i)}: the prompt has no tokens")
             if len(ids) <= longest:
                 kept.append(i)
                 ends.count(ids)
@@ -169,11 +173,6 @@ class EncodedPrompts(OnDemand[Prompt]):
         return kept if too_long else range(count)
 
 
-def _place(number: int) -> str:
-    """How a message calls a record, where the records do not say it."""
-    return f"record {number + 1}"
-
-
 def _is_limit(value: object) -> bool:
     """Whether it may stand in the column ``max_response_tokens``; the cells of a table are texts."""
     if isinstance(value, str):
@@ -188,7 +187,7 @@ def _prompt(number: int, text: str, ids: Sequence[int], record: Record) -> Promp
 
 
 def unknown_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The id that stands for what a tokenizer does not know; None if it has none that says so."""
+    """The id that a tokenizer uses for unknown characters only; None if it has none."""
     unknown: int | None = tokenizer.unk_token_id  # byte-level tokenizers reuse their end token: that one says nothing
     if unknown in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
         return None

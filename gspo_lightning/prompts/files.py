@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ _SHOWN_NAMES, _SHOWN_CHARACTERS = 20, 60
 class PromptFile(PromptSet):
     """Records of a file: ``.jsonl``, ``.json`` (an array of objects), ``.csv``, ``.tsv`` or ``.parquet``.
 
-    The first line of a table names its columns. Its cells are texts, exactly as they stand there: an answer ``042`` is
-    ``"042"``, not 42, and an empty cell is an empty text. Rewards get them so; write JSON lines where a column must
-    be a number. Nothing of a record ever stands in a message.
+    The first line of a table names its columns. Its cells are texts and stay as they are: an answer ``042`` is
+    ``"042"``, not 42, and an empty cell is an empty text. Rewards get these texts; write JSON lines if a column must
+    be a number. Messages never show the content of a record.
 
     Args:
         path: the file.
@@ -42,13 +43,13 @@ class PromptFile(PromptSet):
             hint = f"; {near.partition('?')[0]}?" if near.startswith("did you mean") else ""
             raise UserError("data", f"the prompt file {name!r} does not exist{hint}", fix="give the whole path")
         if not suffix_of(path):
-            raise UserError("data", f"{name!r} is no file of records", fix=f"give {_READABLE}")
+            raise UserError("data", f"{name!r} is not a file of records", fix=f"give {_READABLE}")
 
     def records(self, *, checked: bool = True) -> Sequence[Record]:
         """Every record of the file, all of them checked; JSON lines and Parquet are read again when one is asked for.
 
         Args:
-            checked: False leaves it to who iterates over them, which a large file should go through once and not twice.
+            checked: False leaves the check to the caller's first iteration: a large file is then read once.
 
         Raises:
             UserError: a malformed line, with its number, an empty file, or a column that is not there.
@@ -59,7 +60,7 @@ class PromptFile(PromptSet):
         """Every record as a demonstration for a cold start: ``prompt`` and ``completion``, or ``messages``.
 
         Raises:
-            UserError: as :meth:`records`; a record that is no demonstration, with its line.
+            UserError: as :meth:`records`; or a record is not a demonstration, with its line.
         """
         rows, name = self._rows(), Path(self.path).name
         _check_columns(rows, self.columns, name)
@@ -100,7 +101,7 @@ class HubPrompts(PromptSet):
         """Every record of the split as a demonstration for a cold start, as of a :class:`PromptFile`.
 
         Raises:
-            UserError: as :meth:`records`; a record that is no demonstration.
+            UserError: as :meth:`records`; or a record is not a demonstration.
         """
         rows = self._rows()
         _check_columns(rows, self.columns, self._where)
@@ -126,7 +127,7 @@ class HubPrompts(PromptSet):
             cause = first_line(error)
             raise UserError(
                 "data",
-                f"{self.path!r} is no file here, and cannot be loaded as a data set: {cause}",
+                f"{self.path!r} is not a file here, and cannot be loaded as a data set: {cause}",
                 fix="give a file of records, a hub id you can reach, or a prompt set such as ChainTask",
             ) from error
         return [dict(row) for row in rows]
@@ -150,12 +151,16 @@ class _Mapped(OnDemand[Record]):
 
     def __iter__(self) -> Iterator[Record]:
         """In order, which reads a file once from its beginning to its end."""
-        for number, row in enumerate(self._rows, 1):
-            yield _checked(map_columns(row, self._columns), self._where, number)
+        for number, row in enumerate(self._rows):
+            yield _checked(map_columns(row, self._columns), partial(self.place, number))
 
     def at(self, place: int) -> Record:
         """One of them."""
         return map_columns(self._rows[place], self._columns)
+
+    def place(self, number: int) -> str:
+        """How a message names one of them: its file and line, or record."""
+        return place_of(self._rows, number, self._where)
 
 
 def open_prompts(source: PromptSet | str, columns: Columns) -> PromptSet:
@@ -172,7 +177,7 @@ def open_prompts(source: PromptSet | str, columns: Columns) -> PromptSet:
         raise UserError("data", f"{source!r} is neither a file nor a registered prompt set; {near}")
     if _is_file(source, folder=True):
         return _folder(Path(source), columns)
-    if not _HUB_ID.fullmatch(source):  # whatever it is, it is not asked for elsewhere, nor shown
+    if not _HUB_ID.fullmatch(source):  # neither looked up elsewhere nor shown
         raise UserError(
             "data",
             f"a text of {len(source)} characters is neither a file, nor a hub id, nor a prompt set",
@@ -192,10 +197,10 @@ def _folder(folder: Path, columns: Columns) -> PromptFile:
 
 
 def read_prompts(source: PromptSet) -> Sequence[Record]:
-    """The records of a set; those of a plug-in are checked, those of a file are when somebody iterates over them.
+    """The records of a set; those of a plug-in are checked, those of a file are checked by iterating over them.
 
     Raises:
-        PluginError: they are no records; names the method, file and line.
+        PluginError: they are not records; names the method, file and line.
         UserError: a record without a prompt, or what a built-in set refuses.
     """
     if is_own(type(source)):
@@ -209,7 +214,7 @@ def read_prompts(source: PromptSet) -> Sequence[Record]:
         if not isinstance(record, Mapping):
             raise PluginError.returned(where, f"a {type(record).__name__} as record {i}", rule)
         try:
-            _checked(record, "", i)
+            _checked(record, f"record {i}".__str__)
         except UserError as error:
             raise PluginError.returned(where, error.problem, rule) from None
     return records
@@ -242,32 +247,31 @@ def _check_columns(rows: Sequence[Mapping[str, Any]], columns: Columns, where: s
         hint = f" ({near}?)" if near.startswith("did you mean") else ""
         raise UserError(
             f"data.columns.{ours}",
-            f"is {theirs!r}, which is no column of {where}{hint}; it has {_shown(names)}",
+            f"is {theirs!r}, which is not a column of {where}{hint}; it has {_shown(names)}",
             fix=f"data.columns: {{{ours}: <one of them>}}; PromptFile gives a file columns of its own",
         )
 
 
 def _shown(names: set[str] | Mapping[str, Any]) -> str:
-    """Names of columns. A table without a first line of names would show a record: what is no name is not shown."""
+    """Names of columns. In a table without a line of names they are a record, so only what looks like a name shows."""
     known = sorted(str(name) for name in names)
     if any(len(name) > _SHOWN_CHARACTERS or "\n" in name for name in known):
-        return f"{len(known)} columns whose names are no names: is the first line of the file missing?"
+        return f"{len(known)} columns whose names do not look like names: is the first line of the file missing?"
     more = len(known) - _SHOWN_NAMES
     return (", ".join(known[:_SHOWN_NAMES]) or "none") + (f" and {more} more" if more > 0 else "")
 
 
-def _checked(record: Mapping[str, Any], file: str, number: int) -> Record:
+def _checked(record: Mapping[str, Any], where: Callable[[], str]) -> Record:
     prompt = record.get("prompt")
     if isinstance(prompt, str) and prompt:
         return record
-    where = f"{file}, record {number}" if file else f"record {number}"
     if prompt is None:
         raise UserError(
             "data.columns",
-            f"{where} has no column 'prompt'; it has {_shown(record)}",
+            f"{where()} has no column 'prompt'; it has {_shown(record)}",
             fix="map it: data.columns: {prompt: <name of the column>}",
         )
     messages = isinstance(prompt, list) and all(isinstance(m, dict) and "role" in m for m in prompt) and prompt
     if not messages:
-        raise UserError("data", f"{where}: 'prompt' must be a non-empty text or a list of chat messages")
+        raise UserError("data", f"{where()}: 'prompt' must be a non-empty text or a list of chat messages")
     return record

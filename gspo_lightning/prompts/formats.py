@@ -1,6 +1,6 @@
 """Files of records: JSON lines, JSON arrays, CSV, TSV and Parquet.
 
-Messages name file and line and never show what stands there: records may be private.
+Messages name file and line and never show the content: records may be private.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,7 +41,7 @@ def suffix_of(path: str) -> str:
 def read_rows(path: str) -> Sequence[Row]:
     """Every record of a file, in order; JSON lines and Parquet stay in their file and are checked when iterated over.
 
-    Cells of CSV and TSV are texts as they stand there (``042`` stays ``042``, an empty cell is an empty text); other
+    Cells of CSV and TSV are texts and stay as they are (``042`` stays ``042``, an empty cell is an empty text); other
     formats keep the types that they have.
 
     Raises:
@@ -59,7 +59,7 @@ def read_rows(path: str) -> Sequence[Row]:
         raise UserError(name, f"cannot be read: {error.strerror or type(error).__name__}") from error
 
 
-def place_of(rows: Sequence[Row], number: int, name: str) -> str:
+def place_of(rows: Sequence[Mapping[str, Any]], number: int, name: str) -> str:
     """Where a row stands, as messages say it: file and line of JSON lines, file and record of other files."""
     return f"{name}:{rows.line(number)}" if isinstance(rows, JsonLines) else f"{name}, record {number + 1}"
 

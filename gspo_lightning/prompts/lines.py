@@ -23,8 +23,8 @@ _BLOCK = 1 << 20
 class JsonLines(OnDemand[Row]):
     """The rows of a JSON-lines file, for 12 bytes of memory each: where it begins, and a checksum.
 
-    The file is kept open, so a run goes on with what it has begun with where another one takes the file's place, or
-    rows are added to it. Iterating reads the file from its beginning to its end and is how rows are checked.
+    The file is kept open, so a run keeps its rows if the file is replaced or extended. Iterating reads the file
+    from its beginning to its end and is how rows are checked.
 
     Args:
         path: a file that is not packed.
@@ -73,8 +73,8 @@ class JsonLines(OnDemand[Row]):
         begin, end = self._begins[place], self._begins[place + 1]
         text = self._read(end - begin, begin).strip()
         if zlib.crc32(text) != self._checksums[place]:
-            problem = f"record {place + 1} is not what it was when this run began: the file was overwritten"
-            raise UserError(self._name, problem, fix="write other records into a file of their own, and start again")
+            problem = f"record {place + 1} has changed since this run began: the file was overwritten"
+            raise UserError(self._name, problem, fix="write other records to a new file, and start again")
         return parse_line(text, f"{self._name}, record {place + 1}")
 
     def line(self, place: int) -> int:
@@ -82,7 +82,7 @@ class JsonLines(OnDemand[Row]):
         return 1 + self._read_all(self._begins[place]).count(b"\n")
 
     def _lines(self) -> Iterator[bytes]:
-        """Every line with its end, however many read at the same time."""
+        """Every line with its end; several readers may do so at the same time."""
         place, rest = 0, b""
         while block := self._read(_BLOCK, place):
             place += len(block)

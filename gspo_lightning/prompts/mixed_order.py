@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.curricula import Curriculum, Seen, Uniform
 from gspo_lightning.prompts.order import PromptOrder
 from gspo_lightning.prompts.quotas import Quota, Quotas
+from gspo_lightning.prompts.weighted import WeightedTurns, weighted_sample
 from gspo_lightning.randomness import Purpose, Shuffle, permutation, stream, uniforms
 from gspo_lightning.types import Prompt
 
@@ -36,7 +38,7 @@ class Part:
 
 
 class MixedOrder(PromptOrder):
-    """Every source gives its quota to an iteration, by a shuffle of its own or as a curriculum chooses.
+    """Every source gives its quota to an iteration: by a shuffle of its own, by weight, or as a curriculum chooses.
 
     Without a curriculum any iteration is computed from its number alone, and what is left of a pass over a source that
     does not hold the next quota is skipped. With one, the choice for an iteration depends on what was observed before
@@ -48,11 +50,13 @@ class MixedOrder(PromptOrder):
         mini_batches: that an iteration's groups are cut into.
         seed: of the run.
         parts: the sources.
-        curriculum: chooses among the prompts of a source; None or ``Uniform`` takes them in turn.
-        difficulty: [n] of all prompts, NaN where nobody says; for a curriculum.
+        curriculum: chooses among the prompts of a source; None or ``Uniform`` takes each once a pass.
+        difficulty: [n] of all prompts, NaN where a record has none; for a curriculum.
+        weights: [n] of all prompts, how often each is drawn relative to the others of its source; None: equally often.
 
     Raises:
-        UserError: a source has fewer prompts than an iteration needs of it, or the curriculum cannot work with them.
+        UserError: a source has fewer prompts than an iteration needs of it, a prompt is so heavy that an iteration
+            would need it twice, or the curriculum cannot work with the prompts.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class MixedOrder(PromptOrder):
         parts: Sequence[Part],
         curriculum: Curriculum | None = None,
         difficulty: NDArray[np.float64] | None = None,
+        weights: NDArray[np.float64] | None = None,
     ) -> None:
         super().__init__(prompts, per_iteration, mini_batches, seed)
         self.sources = tuple(part.name for part in parts if part.name)
@@ -82,15 +87,20 @@ class MixedOrder(PromptOrder):
             known = np.full(len(prompts), np.nan) if difficulty is None else difficulty
             for part in parts:
                 seen, own = Seen(known[part.places.start : part.places.stop]), copy.deepcopy(curriculum)
-                own.begin(seen)
+                try:
+                    own.begin(seen)
+                except UserError as error:
+                    raise error if not part.name else _of(part.name, error) from None
                 self._curricula.append(own)
                 self._seen.append(seen)
+        self._weights = [_unequal(weights, part.places) for part in parts]
+        self._turns = [self._weighted(number) for number in range(len(parts))]
         self._chosen: dict[int, list[int]] = {}
 
     # the order ---------------------------------------------------------------------------------------------------
 
     def spare(self, iteration: int, limit: int) -> list[Prompt]:
-        """At most so many prompts of this rank, of every source, that are in nobody's share: for dead groups."""
+        """At most ``limit`` prompts of every source for this rank, in no rank's share: to replace dead groups."""
         rank, world = rank_and_world()
         taken = set(self._choice(iteration))
         found: list[int] = []
@@ -115,10 +125,12 @@ class MixedOrder(PromptOrder):
         quotas = enumerate(self._quotas.of(iteration))
         if self._curricula:
             return [self._best(iteration, number, quota.count, set()) for number, quota in quotas]
-        return [self._next(number, quota) for number, quota in quotas]
+        return [self._next(iteration, number, quota) for number, quota in quotas]
 
-    def _next(self, number: int, quota: Quota) -> list[int]:
+    def _next(self, iteration: int, number: int, quota: Quota) -> list[int]:
         places = self._parts[number].places
+        if (turns := self._turns[number]) is not None:
+            return [places[i] for i in turns.of(iteration)]
         order = Shuffle(stream(self._seed, Purpose.PROMPT_ORDER, number, quota.number), len(places))
         return [places[i] for i in order[quota.offset : quota.offset + quota.count]]
 
@@ -136,7 +148,7 @@ class MixedOrder(PromptOrder):
         places = [int(i) for i in np.asarray(chosen).ravel()]
         if len(places) != count or len({*places}) != count or not all(0 <= i < len(seen) and free[i] for i in places):
             name = type(curriculum).__name__
-            what = f"returned {len(places)} places for an iteration of {count} prompts, or some twice, or none of these"
+            what = f"returned {len(places)} places for {count} prompts, or one of them twice, or one that is not free"
             raise UserError(f"{name}.choose", what, fix="return count different places that are free")
         return [part.places[i] for i in places]
 
@@ -144,11 +156,28 @@ class MixedOrder(PromptOrder):
         """Prompts of a source that are not taken."""
         if self._curricula:
             return self._best(iteration, number, count, taken)
-        places = self._parts[number].places
-        order = Shuffle(stream(self._seed, Purpose.RESAMPLING, iteration, number), len(places))
-        return list(
-            itertools.islice((i for place in range(len(places)) if (i := places[order[place]]) not in taken), count)
-        )
+        places, weights = self._parts[number].places, self._weights[number]
+        base = stream(self._seed, Purpose.RESAMPLING, iteration, number)
+        order: Sequence[int] | NDArray[np.int64] = Shuffle(base, len(places))
+        if weights is not None:
+            order = weighted_sample(weights, uniforms(base, torch.arange(len(places))).numpy())
+        others = (i for place in range(len(places)) if (i := places[int(order[place])]) not in taken)
+        return list(itertools.islice(others, count))
+
+    def _weighted(self, number: int) -> WeightedTurns | None:
+        """The order of a source whose prompts have different weights."""
+        part, weights = self._parts[number], self._weights[number]
+        if weights is None:
+            return None
+        share, heaviest = self._quotas.share(number), int(weights.argmax())
+        total = math.fsum(weights)
+        if weights[heaviest] * share > total * (1 + 1e-9):
+            where = getattr(self._prompts, "where", str)(self._prompts[part.places[heaviest]].id)
+            what = f"is {weights[heaviest]:g} of {total:g} in all, and an iteration takes {float(share):g} prompts"
+            fix = "lower it, or data.prompts_per_rollout: no iteration takes a prompt twice"
+            raise UserError("data.train", f"{where}: 'weight' {what}", fix=fix)
+        base = stream(self._seed, Purpose.PROMPT_ORDER, number)
+        return WeightedTurns(weights, base, lambda iteration: self._quotas.of(iteration)[number].count)
 
     def _arranged(self, iteration: int, picked: Sequence[Sequence[int]]) -> list[int]:
         """Every mini-batch has its share of every source; within it chance decides."""
@@ -167,11 +196,11 @@ class MixedOrder(PromptOrder):
 
     @property
     def learns(self) -> bool:
-        """Whether a curriculum wants to know how sampled groups did."""
+        """Whether there is a curriculum, which needs the results of sampled groups."""
         return bool(self._curricula)
 
     def observe(self, iteration: int, rates: Mapping[int, float]) -> None:
-        """Take in the mean accuracy (NaN: nobody knows) of every group that an iteration sampled, by prompt id."""
+        """Take in the mean accuracy (NaN: unknown) of every group that an iteration sampled, by prompt id."""
         if not self._curricula:
             return
         place_of = getattr(self._prompts, "place_of", int)
@@ -188,7 +217,7 @@ class MixedOrder(PromptOrder):
 
     def state_dict(self) -> dict[str, Any]:
         """What curricula remember, of prompts that were asked; tensors and primitives only."""
-        return {
+        return super().state_dict() | {
             "curricula": [
                 _state(seen, curriculum) for seen, curriculum in zip(self._seen, self._curricula, strict=True)
             ]
@@ -196,6 +225,7 @@ class MixedOrder(PromptOrder):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
+        super().load_state_dict(state)
         self._chosen = {}
         for seen, curriculum, saved in zip(self._seen, self._curricula, state.get("curricula", ()), strict=False):
             there = saved["places"] < len(seen)  # all of them, unless a run goes on with other prompts
@@ -205,6 +235,16 @@ class MixedOrder(PromptOrder):
                 for name, values in saved["per_prompt"].items():
                     curriculum.per_prompt[name][places] = values[there].numpy()
                 curriculum.values.update(saved["values"])
+
+
+def _of(source: str, error: UserError) -> UserError:
+    return UserError(error.field, f"source {source!r}: {error.problem}", fix=error.fix)
+
+
+def _unequal(weights: NDArray[np.float64] | None, places: range) -> NDArray[np.float64] | None:
+    """The weights of a source, where they differ."""
+    own = None if weights is None else weights[places.start : places.stop]
+    return None if own is None or own.min() == own.max() else own
 
 
 def _state(seen: Seen, curriculum: Curriculum) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.base import Demonstration, PromptSet, Record
 from gspo_lightning.prompts.files import open_prompts, read_prompts
-from gspo_lightning.prompts.on_demand import OnDemand
+from gspo_lightning.prompts.on_demand import OnDemand, place_of
 from gspo_lightning.rewards import Reward
 from gspo_lightning.rewards.by_record import ByRecord, Judge, Rewards, chosen
 
@@ -31,9 +31,9 @@ class MixtureSource:
     """One source of a mixture."""
 
     train: PromptSet | str
-    """Its prompts: whatever ``data.train`` takes, but a mixture."""
+    """Its prompts: anything that ``data.train`` takes except a mixture."""
     weight: float = 1.0
-    """Its share of every iteration, beside those of the others."""
+    """Its share of every iteration, relative to the other sources."""
     columns: dict[str, str | list[str]] | None = None
     """Our word -> its own; None takes ``data.columns``."""
     rewards: Rewards | None = None
@@ -54,8 +54,8 @@ class MixtureSource:
 class Mixture(PromptSet):
     """Records of several sources. Each says in its column ``source`` which one it is from.
 
-    Every iteration has as many prompts of a source as its weight says, to the nearest whole one; what rounding leaves
-    over is made good in the iterations that follow. Metrics of each are logged under ``source/<name>/``.
+    Every iteration has as many prompts of a source as its weight says, to the nearest whole one; later iterations
+    make up for the rounding. Metrics of each are logged under ``source/<name>/``.
 
     Args:
         sources: what is mixed.
@@ -140,9 +140,10 @@ class _Joined(OnDemand[Record]):
         return {**records[inside], SOURCE: name}
 
     def place(self, number: int) -> str:
-        """How a message calls one of them."""
+        """How a message names one of them."""
         which, inside = self._inside(number)
-        return f"source {self.sources[which][0]}, record {inside + 1}"
+        name, records = self.sources[which]
+        return f"source {name}, {place_of(records, inside)}"
 
     def _inside(self, place: int) -> tuple[int, int]:
         which = bisect_right(self.ends, place)
@@ -154,7 +155,7 @@ def all_rewards(given: Mapping[str, Any], *sets: object) -> dict[str, Judge]:
 
     Args:
         given: ``data.rewards``.
-        sets: the prompt sets of the run; what is no mixture brings nothing.
+        sets: the prompt sets of the run; only mixtures bring rewards.
 
     Raises:
         UserError: a source chooses by a column itself, or brings what ``data.rewards`` chooses by another column.

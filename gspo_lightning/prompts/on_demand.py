@@ -1,18 +1,18 @@
-"""Sequences whose elements are made when somebody asks for them: what a large file costs is its index."""
+"""Sequences whose elements are made on access: in memory is only an index."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import TypeVar, overload
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar, overload
 
-__all__ = ["OnDemand"]
+__all__ = ["OnDemand", "place_of"]
 
 T = TypeVar("T")
 
 
 class OnDemand(Sequence[T]):
-    """Makes each element anew, the same every time; a slice is a list."""
+    """Makes an element at every access, always the same; a slice is a list."""
 
     @abstractmethod
     def at(self, place: int) -> T:
@@ -28,3 +28,13 @@ class OnDemand(Sequence[T]):
         """As of a list."""
         places = range(len(self))[place]  # an index out of range is refused here
         return self.at(places) if isinstance(places, int) else [self.at(i) for i in places]
+
+
+def place_of(records: Iterable[Any], number: int) -> str:
+    """How a message names a record, from 0: by file and line where ``records`` know them.
+
+    >>> place_of(["a", "b"], 1)
+    'record 2'
+    """
+    place = getattr(records, "place", None)
+    return f"record {number + 1}" if place is None else str(place(number))

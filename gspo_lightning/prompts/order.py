@@ -44,25 +44,26 @@ class PromptOrder:
         return [self.at(place) for place in range(iteration * mine, (iteration + 1) * mine)]
 
     def spare(self, iteration: int, limit: int) -> list[Prompt]:
-        """At most so many prompts of this rank, of every source, that are in nobody's share: for dead groups."""
+        """At most ``limit`` prompts of every source for this rank, in no rank's share: to replace dead groups."""
         rank, world = rank_and_world()
         mine = itertools.islice(self._spare(iteration), rank, None, world)
         return [self._prompts[i] for i in itertools.islice(mine, limit)]
 
     @property
     def learns(self) -> bool:
-        """Whether :meth:`observe` is to be told how sampled groups did."""
+        """Whether :meth:`observe` needs the results of sampled groups."""
         return False
 
     def observe(self, iteration: int, rates: Mapping[int, float]) -> None:
-        """Take in the mean accuracy (NaN: nobody knows) of every group that an iteration sampled, by prompt."""
+        """Take in the mean accuracy (NaN: unknown) of every group that an iteration sampled, by prompt id."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers: nothing."""
-        return {}
+        """Its version; there is nothing else to remember."""
+        return {"order": self.version}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
+        self.version = int(state.get("order", 1))  # older code saved none
 
     def at(self, place: int) -> Prompt:
         """This rank's prompt at a place of its training order, counted over iterations.
@@ -87,7 +88,7 @@ class PromptOrder:
         return (i for i in (order[place] for place in range(len(self._prompts))) if i not in taken)
 
     def _order(self, purpose: Purpose, number: int) -> Sequence[int]:
-        """A permutation of the set; the last one is kept, for who asks for places one by one."""
+        """A permutation of the set; the last one is kept for callers that read it place by place."""
         wanted = (self.version, purpose, number)
         if self._shuffled[0] != wanted:
             base, size = stream(self._seed, purpose, number), len(self._prompts)

@@ -28,7 +28,7 @@ class ParquetRows(OnDemand[Row]):
         path: the file, which is kept open.
 
     Raises:
-        UserError: it is no Parquet file.
+        UserError: it is not a Parquet file.
     """
 
     def __init__(self, path: str) -> None:
@@ -75,7 +75,7 @@ class ParquetRows(OnDemand[Row]):
 
 
 class _Readable:
-    """What cannot be read says so, without a word of the file."""
+    """Turns errors of reading into one message that shows nothing of the file."""
 
     def __init__(self, name: str) -> None:
         self._name = name

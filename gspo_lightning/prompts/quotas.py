@@ -61,12 +61,16 @@ class Quotas:
         self._rewind()
 
     def of(self, iteration: int) -> list[Quota]:
-        """What each source gives; earlier iterations are gone through, a few microseconds each."""
+        """What each source gives. Computes all earlier iterations first, a few microseconds each."""
         if iteration < self._next - 1:
             self._rewind()
         while self._next <= iteration:
             self._advance()
         return self._quotas
+
+    def share(self, number: int) -> Fraction:
+        """Prompts of an iteration that a source gives on average."""
+        return self._shares[number]
 
     def largest(self) -> list[int]:
         """The largest quota that each source may get."""

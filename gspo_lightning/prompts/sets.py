@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -21,9 +20,11 @@ from gspo_lightning.prompts.encode import EncodedPrompts, Encoder
 from gspo_lightning.prompts.files import open_prompts, read_prompts
 from gspo_lightning.prompts.mixed_order import Part
 from gspo_lightning.prompts.mixture import SOURCE, Mixture
+from gspo_lightning.prompts.number_column import NumberColumn
 from gspo_lightning.prompts.on_demand import OnDemand
 from gspo_lightning.prompts.quotas import largest_remainder
 from gspo_lightning.prompts.survey import Survey, file_of
+from gspo_lightning.prompts.weighted import LEAST, MOST, WEIGHT
 from gspo_lightning.resume import Fingerprint
 from gspo_lightning.types import Prompt
 
@@ -42,7 +43,7 @@ class PromptSets:
     """Prompts by name of their set.
 
     Args:
-        sources: name -> prompt set, file or hub id; None where there is none.
+        sources: name -> prompt set, file or hub id; None if there is none.
         columns: our word -> the data's.
         max_prompt_tokens: longer prompts are dropped with a message, never cut.
         system_prompt: put before every prompt; needs a chat template.
@@ -71,7 +72,7 @@ class PromptSets:
         if isinstance(source, Mixture):
             source.columns = self.columns
         encoder = Encoder(tokenizer, self.system_prompt, self.chat_template_kwargs, f"data.{name}")
-        notes, survey, file = Notes(), Survey(), file_of(source) if name == "train" else None
+        notes, survey, file = Notes(name == "train"), Survey(), file_of(source) if name == "train" else None
 
         def see(prompt: Prompt) -> None:
             notes.add(prompt)
@@ -98,12 +99,22 @@ class PromptSets:
         """[n] of a set, NaN where a record has none.
 
         Raises:
-            UserError: a difficulty that is no number.
+            UserError: a difficulty is not a number.
         """
-        return self._notes[name].difficulty(f"data.{name}")
+        found, where = self._notes[name].difficulty, self.read[name].where
+        return found.values(f"data.{name}", where)
+
+    def weights(self, name: str) -> NDArray[np.float64] | None:
+        """[n] of a training set, how often each prompt is drawn relative to the others; None if no record has a weight.
+
+        Raises:
+            UserError: a weight that is not a number, or out of range.
+        """
+        found, where = self._notes[name].weight, self.read[name].where
+        return found.values(f"data.{name}", where) if found.given else None
 
     def source_names(self, name: str) -> list[str]:
-        """What stands in the column ``source`` of a set, where it is from two to a few texts."""
+        """The texts in the column ``source`` of a set, if there are from two to a few."""
         found = self._notes[name].sources if name in self._notes else set()
         return sorted(found) if 1 < len(found) <= MOST_SOURCES else []
 
@@ -163,13 +174,18 @@ def _parts(source: PromptSet | str, records: Sequence[Record], prompts: EncodedP
 
 
 class Notes:
-    """What is remembered of the prompts of a set from the one time that all of them were read."""
+    """What is kept of the prompts of a set from the one time that all of them were read.
 
-    def __init__(self) -> None:
+    Args:
+        train: whether the set is trained on, where the column ``weight`` means something.
+    """
+
+    def __init__(self, train: bool) -> None:
         self.fingerprint = Fingerprint()
         self.sources: set[str] = set()
-        self._difficulty = array("d")
-        self._wrong: tuple[int, object] | None = None
+        self.difficulty = NumberColumn("difficulty", math.nan, -math.inf, math.inf, "the larger the harder")
+        self.weight = NumberColumn(WEIGHT, 1.0, LEAST, MOST, "twice as large is drawn twice as often")
+        self._columns = (self.difficulty, self.weight) if train else (self.difficulty,)
 
     def add(self, prompt: Prompt) -> None:
         """The next prompt."""
@@ -177,22 +193,5 @@ class Notes:
         columns = prompt.columns
         if SOURCE in columns and len(self.sources) <= MOST_SOURCES and isinstance(columns[SOURCE], str):
             self.sources.add(columns[SOURCE])
-        self._difficulty.append(self._number(prompt) if "difficulty" in columns else math.nan)
-
-    def difficulty(self, field_name: str) -> NDArray[np.float64]:
-        """[n], NaN where a record has none."""
-        if self._wrong is not None:
-            number, value = self._wrong
-            what = f"record {number + 1}: 'difficulty' is {str(value)[:40]!r}, which is not a number"
-            raise UserError(field_name, what, fix="write numbers, the larger the harder, or map another column to it")
-        return np.frombuffer(self._difficulty, dtype=np.float64)
-
-    def _number(self, prompt: Prompt) -> float:
-        value = prompt.columns.get("difficulty")
-        try:
-            number = math.nan if value is None else float(value)
-        except (TypeError, ValueError):
-            number = math.inf
-        if math.isinf(number):
-            self._wrong = self._wrong or (prompt.id, value)
-        return number
+        for column in self._columns:
+            column.add(prompt)

@@ -18,7 +18,7 @@ _ANSWER = "An answer."
 
 
 class Ends:
-    """Counts prompts that begin twice, or that have ended before the policy has said a word.
+    """Counts prompts that begin with two begin tokens, or that end with the end token.
 
     Args:
         tokenizer: of the policy.
@@ -26,12 +26,13 @@ class Ends:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer, self._prompts, self._twice, self._over = tokenizer, 0, 0, 0
+        self._begin, self._end = tokenizer.bos_token_id, tokenizer.eos_token_id  # slow: computed at every access
 
     def count(self, ids: Sequence[int]) -> None:
         """Look at the token ids of a prompt, one or more."""
-        begin, end = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
+        begin, end = self._begin, self._end
         self._prompts += 1
-        self._twice += begin is not None and list(ids[:2]) == [begin, begin]
+        self._twice += begin is not None and ids[0] == begin and list(ids[:2]) == [begin, begin]
         self._over += end is not None and end != begin and ids[-1] == end
 
     def check(self, field: str) -> None:
@@ -88,7 +89,7 @@ def check_turn_end(tokenizer: PreTrainedTokenizerBase, stops: Sequence[int]) -> 
     messages = [{"role": "user", "content": "A question."}, {"role": "assistant", "content": _ANSWER}]
     try:
         rendered = str(tokenizer.apply_chat_template(messages, tokenize=False))
-    except TemplateError:  # it knows other roles only; prompts say so in their own words
+    except TemplateError:  # it knows other roles only; reading the prompts names the fault
         return
     tail = tokenizer(rendered.rpartition(_ANSWER)[2], add_special_tokens=False)["input_ids"]
     special = next((i for i in tail if i in tokenizer.all_special_ids or i in tokenizer.added_tokens_decoder), None)

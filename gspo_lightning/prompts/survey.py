@@ -1,4 +1,4 @@
-"""What is said of a file of prompts before a run: lengths, repeated prompts, and its certificate."""
+"""Three lines about a file of prompts before a run: lengths, repeated prompts, and its certificate."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Survey:
         """Three lines at most; ``gspo data report`` says the rest.
 
         Raises:
-            UserError: the certificate beside the file cannot be read.
+            UserError: the certificate of the file cannot be read.
         """
         lengths, hashes = np.frombuffer(self._lengths, np.uint32), np.frombuffer(self._hashes, np.int64)
         low, median, high = (int(x) for x in np.percentile(lengths, [0, 50, 100]))
         yield f"{file.name}: {len(lengths):,} prompts of {low:,} to {high:,} tokens, median {median:,}"
         if repeated := len(hashes) - len(np.unique(hashes)):
-            yield f"{file.name}: {repeated:,} prompts repeat another one word by word (gspo data dedup)"
+            yield f"{file.name}: {repeated:,} prompts repeat another one exactly (gspo data dedup)"
         said = about(file)
         if said is None:
-            yield f"{file.name}: no certificate says that benchmarks do not leak into it (gspo data decontaminate)"
+            yield f"{file.name}: not checked for leaks from benchmarks (gspo data decontaminate)"
         else:
             yield said[0] if said[1] else f"warning: {said[0]}"
 

@@ -99,7 +99,7 @@ def _as_rollouts(
     where: Callable[[int], str],
     field: str,
 ) -> Iterator[tuple[int, Taught]]:
-    """Those whose completion is written as the policy would write it, whatever the template makes of it later."""
+    """Those whose completion is written as the policy would write it, without the template's later changes."""
     mine = [i for i, (prompt, completion) in enumerate(pairs) if isinstance(prompt, str) or isinstance(completion, str)]
     encoder = Encoder(tokenizer, asking.system_prompt, asking.chat_template_kwargs, field)
     dialogue = Dialogue(tokenizer, asking.system_prompt, asking.chat_template_kwargs, field)

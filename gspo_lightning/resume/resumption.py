@@ -188,11 +188,12 @@ class Fingerprint:
 
     def __init__(self) -> None:
         self._digest, self._count = hashlib.sha256(), 0
+        self._json = json.JSONEncoder(sort_keys=True, default=str)
 
     def add(self, prompt: Any) -> None:
         """The next prompt."""
         fields = [prompt.id, prompt.text, list(prompt.token_ids), dict(prompt.columns)]
-        self._digest.update(json.dumps(fields, sort_keys=True, default=str).encode())
+        self._digest.update(self._json.encode(fields).encode())
         self._count += 1
 
     def value(self) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.distributed import gather_objects, rank_and_world
 from gspo_lightning.evaluation.settings import Evaluation
 from gspo_lightning.evaluation.suites import SuiteEvaluations
+from gspo_lightning.experience import sources
 from gspo_lightning.experience.collect import Experience
 from gspo_lightning.experience.iteration import Iteration, Sampled
 from gspo_lightning.experience.learner import Learner
 from gspo_lightning.experience.loader import ExperienceLoader, PromptLoader, part_of
 from gspo_lightning.experience.respond import Responder, total_steps
 from gspo_lightning.experience.settings import ExperienceSettings
-from gspo_lightning.experience.sources import check_context, check_rewards, check_sources, read_sets, training_order
 from gspo_lightning.packing.memory import MemoryLimit
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts import Curriculum, Mixture, PromptSet
@@ -47,68 +47,69 @@ __all__ = ["PromptDataModule"]
 
 
 class PromptDataModule(LightningDataModule):
-    """Rolls out, scores and cuts; one Lightning epoch is one iteration, one batch is one mini-batch.
+    """Samples and scores responses and cuts them into mini-batches. A Lightning epoch is an iteration.
 
     Args:
         train: prompts to train on: a prompt set such as ``ChainTask``, a file (``.jsonl``, ``.json``, ``.csv``,
             ``.tsv``, ``.parquet``), a hub id (``id``, ``id:name`` or ``id:name:split``), or a ``Mixture`` of these.
-        val: held-out prompts, evaluated at first and every ``trainer.check_val_every_n_epoch`` iterations.
+        val: held-out prompts, evaluated before training and every ``trainer.check_val_every_n_epoch`` iterations.
         test: prompts of ``gspo test``; None takes ``val``.
         predict: prompts of ``gspo predict``; None takes ``val``.
-        columns: our word -> the data's (``{prompt: question, answer: solution}``). A dot reaches into a column
-            (``reward_model.ground_truth``), a list takes several as one mapping.
-        rewards: name -> reward, or ``{by: <column>, <value>: <reward>, ...}`` where a column of the record says which
-            one judges; the total is their weighted sum. Sources of a ``Mixture`` may bring their own.
-        reward_weights: name -> weight, 1 where not given; or a list of all weights in the order of the rewards.
-        reward_workers: worker processes for rewards; None leaves one core to the trainer.
+        columns: our name -> the data's (``{prompt: question, answer: solution}``). A dot reaches into a column
+            (``reward_model.ground_truth``), a list combines several into one mapping.
+        rewards: name -> reward, or ``{by: <column>, <value>: <reward>, ...}`` to choose one by a column of the record;
+            the total is their weighted sum. Sources of a ``Mixture`` may have their own.
+        reward_weights: name -> weight, by default 1; or a list of all weights in the order of the rewards.
+        reward_workers: worker processes for rewards; None: all cores but one.
         reward_deadline_s: seconds of CPU time one sample may take in a reward.
         rollouts: where responses come from.
-        rollout_retries: how often a rollout source that failed (a server that restarts) is asked again; the draws are
-            the same, so the responses are, too.
-        rollout_retry_s: seconds before the first such attempt; four times longer before each further one.
-        record_rollouts: write every response that is sampled for training to ``rollouts/`` in the run folder, a file an
-            iteration; ``Recorded`` replays it.
-        advantages: what a reward is worth within its group.
-        combine_rewards: ``weighted_sum``, or ``normalised_separately`` (each reward compared within the group on its
-            own scale, then added and standardised over the batch: GDPO, arXiv 2601.05242; penalties for truncation and
-            KL are subtracted after that, in reward units, each less its mean over the group).
-        turn_credit: ``conversation`` (all turns share one advantage), or ``turn``: each turn of a conversation is
-            judged by what was earned from it on, beside the same turn of the group's others. Needs
-            ``EnvironmentReward`` and an objective with an advantage per token (``GSPOToken``).
-        truncated_responses: ``keep``, ``mask`` (no part in statistics, loss and denominator) or ``penalise``.
+        rollout_retries: how often to retry a rollout source that failed (a server that restarts); the random draws, and
+            so the responses, stay the same.
+        rollout_retry_s: seconds before the first retry; four times as long before each further one.
+        record_rollouts: write every training response to ``rollouts/`` in the run folder, a file per iteration, for
+            ``Recorded`` to replay.
+        advantages: how a reward is compared with its group.
+        combine_rewards: ``weighted_sum``, or ``normalised_separately`` (each reward is compared within the group on
+            its own scale, then the sum is standardised over the batch: GDPO, arXiv 2601.05242; penalties for truncation
+            and KL are subtracted after that, in reward units, each less its mean over the group).
+        turn_credit: ``conversation`` (all turns share one advantage), or ``turn``: a turn counts by the rewards from it
+            on, compared with the same turn of the group's other conversations. Needs ``EnvironmentReward`` and an
+            objective with an advantage per token (``GSPOToken``).
+        truncated_responses: ``keep``, ``mask`` (excluded from statistics, loss and denominator) or ``penalise``.
         truncation_penalty: subtracted from the reward of a truncated response with ``penalise``; reward units.
-        resample_dead_groups: prompts that may be sampled in place of those whose responses all earned the same, per
-            iteration and rank (DAPO's dynamic sampling with a budget); 0 keeps every group.
+        resample_dead_groups: additional prompts per iteration and rank that may replace those whose responses all
+            earned the same reward (DAPO's dynamic sampling with a budget); 0 keeps every group.
         kl_in_reward: weight of a KL penalty to the initial policy that is subtracted from the reward, per nat of the
             whole response, between the trainer's own log-probabilities (one more forward pass); groups whose rewards
             are equal stay dead. 0 needs no reference. As a loss term instead: model.objective.kl_coef.
         group_size: responses per prompt (G).
         prompts_per_rollout: prompts per iteration over all ranks (P).
-        prompts_in_flight: prompts that are sampled at the same time, over all ranks; above prompts_per_rollout
-            responses are cut as soon as prompts_per_rollout groups are complete, and go on in the next iteration
+        prompts_in_flight: prompts sampled at the same time, over all ranks. If above prompts_per_rollout, sampling
+            stops when prompts_per_rollout groups are complete, and the other responses continue in the next iteration
             (partial rollouts). 0 samples every group to its end.
-        max_carry: iterations through which a group may be carried in partial rollouts.
-        max_staleness: iterations that sampling runs ahead of training, in a thread of its own and with a copy of the
-            weights; 0 samples and trains in turn. Only then does a resumed run repeat the interrupted one exactly.
+        max_carry: iterations over which an unfinished group may be carried (partial rollouts).
+        max_staleness: iterations that sampling runs ahead of training, in its own thread with a copy of the weights.
+            With 0 the two alternate, and only then does a resumed run repeat the interrupted one exactly.
         minibatches_per_rollout: optimizer steps per pass over a rollout batch; the GSPO paper uses 4.
         epochs_per_rollout: passes over each rollout batch.
-        max_tokens_per_micro_batch: tokens, padding included, in one forward; memory only, never results.
+        max_tokens_per_micro_batch: tokens, padding included, in one forward pass; changes memory, not results.
         max_prompt_tokens: longer prompts are dropped with a message, never cut.
         max_response_tokens: longer responses are cut and count as truncated.
         temperature: of training rollouts, > 0; every log-probability uses it.
-        stop_strings: texts that end a response, too. Special tokens are not part of a text: give stop_token_ids.
-        stop_token_ids: token ids that end a response, next to the end-of-sequence tokens.
-        system_prompt: system message put before every prompt; needs a chat template.
+        stop_strings: further texts that end a response. For special tokens use stop_token_ids.
+        stop_token_ids: token ids that end a response, besides the end-of-sequence tokens.
+        system_prompt: system message before every prompt; needs a chat template.
         chat_template_kwargs: passed to the chat template (for example ``{enable_thinking: false}``).
         evaluation: how held-out prompts are answered.
-        suites: benchmarks that every evaluation answers, too, by the names that ``gspo evaluate`` knows.
-        curriculum: which prompts an iteration takes, by what earlier ones have shown; None takes them by turns.
-        seed: of prompt order and sampling; the command line sets it from ``seed_everything``.
+        suites: benchmarks that every evaluation includes, by their names in ``gspo evaluate``.
+        curriculum: chooses an iteration's prompts by earlier results; None: each once a pass, or by the column
+            ``weight``.
+        seed: of prompt order and sampling; the command line takes it from ``seed_everything``.
         plugins: plug-ins that reward workers import; the command line sets it.
     """
 
     respond_held_out: Responder
-    """Answers held-out prompts, once there is somebody who learns (:meth:`bind`)."""
+    """Answers held-out prompts, after :meth:`bind`."""
 
     def __init__(
         self,
@@ -155,8 +156,8 @@ class PromptDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         val = train.held_out() if val is None and isinstance(train, Mixture) else val
-        sources = {"train": train, "val": val, "test": test or val, "predict": predict or val}
-        judges = all_rewards(rewards or {}, *sources.values())
+        given = {"train": train, "val": val, "test": test or val, "predict": predict or val}
+        judges = all_rewards(rewards or {}, *given.values())
         weights = weights_by_name(judges, reward_weights)
         self.val, self.evaluation, self.rewards = val, evaluation, judges
         self.curriculum, self.turn_credit = curriculum, turn_credit
@@ -183,7 +184,7 @@ class PromptDataModule(LightningDataModule):
             max_staleness=max_staleness, record_rollouts=record_rollouts, shaping=shaping,
             advantages=advantages if advantages is not None else GroupNormalised(),
         )  # fmt: skip
-        check_sources(self.settings, self.rollouts, judges, weights, turn_credit)
+        sources.check_sources(self.settings, self.rollouts, judges, weights, turn_credit)
         evaluation.check(judges)
         if isinstance(self.rollouts, EnvironmentRollouts):
             self.rollouts.system_prompt, self.rollouts.chat_template_kwargs = system_prompt, chat_template_kwargs or {}
@@ -192,16 +193,16 @@ class PromptDataModule(LightningDataModule):
         self.partial: PartialRollouts | None = None
         self._order: PromptOrder | None = None
         self.iteration: Iteration | None = None
-        """What makes the next rollout batch, once there is somebody who learns (:meth:`bind`)."""
+        """Makes the next rollout batch, after :meth:`bind`."""
         self._prefetcher = RolloutPrefetcher[Sampled](max_staleness) if max_staleness else None
         self._asking = threading.Lock()  # a source answers one question at a time
         self._runner: RewardRunner | None = None
-        self.sets = PromptSets(sources, columns or {}, max_prompt_tokens, system_prompt, chat_template_kwargs or {})
+        self.sets = PromptSets(given, columns or {}, max_prompt_tokens, system_prompt, chat_template_kwargs or {})
 
     # before a run ------------------------------------------------------------------------------------------------
 
     def prepare(self, stage: str, tokenizer: PreTrainedTokenizerBase, context: int | None, world: int) -> None:
-        """Read the prompts, start the reward workers, and check everything that can be checked without the model.
+        """Read the prompts, start the reward workers, and check all that needs no model.
 
         Args:
             stage: ``fit``, ``validate``, ``test`` or ``predict``.
@@ -210,30 +211,26 @@ class PromptDataModule(LightningDataModule):
             world: processes of this run.
 
         Raises:
-            UserError: prompts, rewards or rollouts that cannot serve, and why.
+            UserError: prompts, rewards or rollouts cannot be used, and why.
         """
         check_stop_strings(self.settings.stop_strings, tokenizer)
-        read_sets(self.sets, stage, tokenizer, self.evaluation.limit, world)
-        check_context(self.longest, context)
+        sources.read_sets(self.sets, stage, tokenizer, self.evaluation.limit, world)
+        sources.check_context(self.longest, context)
         self.suites.prepare()
         if stage == "fit":
-            self._order = training_order(self.sets, s := self.settings, self.curriculum)
-            if s.partial:
-                self.partial = PartialRollouts(
-                    self._retrying(self.rollouts), self._order.at, in_flight=s.prompts_in_flight // world,
-                    groups=s.prompts_per_rollout // world, max_carry=s.max_carry,
-                )  # fmt: skip
+            self._order = sources.training_order(self.sets, self.settings, self.curriculum)
+            self.partial = sources.partial_rollouts(self._retrying(self.rollouts), self._order, self.settings, world)
         (self.rollouts if stage == "fit" else self.rollouts.for_evaluation()).open(self.longest)
         if self._runner is None:  # the workers start now: their import time hides behind the model's
-            check_rewards(self.runner, self.sets, self.rollouts)
+            sources.check_rewards(self.runner, self.sets, self.rollouts)
 
     def bind(self, learner: Learner, folder: Path, *, distributions: bool = True) -> None:
-        """Roll out for this learner from now on.
+        """From now on, roll out for this learner.
 
         Args:
             learner: has the policy.
             folder: of the run.
-            distributions: keep what is measured of single responses.
+            distributions: keep measurements of single responses.
         """
         settings, context = self.settings, learner.forward_context
         responder = partial(Responder, total_steps=partial(total_steps, learner, settings.updates_per_iteration))
@@ -291,11 +288,11 @@ class PromptDataModule(LightningDataModule):
         return batch.to(device) if isinstance(batch, MiniBatch) else batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Positions of all ranks and what they still need of their buffers, on rank 0, which writes it; the order."""
+        """Positions and remaining buffers of all ranks, on rank 0, which writes them; the order of the prompts."""
         position = self.loader.position()
         if self.partial is not None:
             position["partial"] = self.partial.state_dict()
-        order = {"order": self._order.version, **self._order.state_dict()} if self._order else {"order": ORDER}
+        order = {"order": ORDER} if self._order is None else self._order.state_dict()
         return {"ranks": gather_objects(position), **order}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -306,7 +303,6 @@ class PromptDataModule(LightningDataModule):
         """
         mine = part_of(state_dict["ranks"], *rank_and_world())
         if self._order is not None:
-            self._order.version = int(state_dict.get("order", 1))  # older code wrote none
             self._order.load_state_dict(state_dict)
         self.loader.go_to(mine)
         if self.partial is not None and "partial" in mine:
@@ -344,7 +340,7 @@ class PromptDataModule(LightningDataModule):
 
     def _roll_out(self, number: int) -> Experience:
         if self.iteration is None:
-            raise RuntimeError("nobody learns from these rollouts yet: bind() was not called")
+            raise RuntimeError("no learner: call bind() before the first rollout")
         return self.iteration.run(number)
 
     def _held_out(self, name: str) -> PromptLoader:

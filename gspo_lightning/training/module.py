@@ -2,7 +2,7 @@
 
 Automatic optimization; one Lightning epoch is one RL iteration, one batch is one mini-batch is one optimizer step. So
 ``global_step``, clipping, schedulers, precision and checkpoints keep their plain meaning, and no checkpoint can fall
-between the micro-batches of an update. What happens between two iterations is told in
+between the micro-batches of an update. What happens between two iterations is in
 :mod:`gspo_lightning.experience.iteration`, which sees this module as a ``Learner``.
 """
 
@@ -66,13 +66,13 @@ class GSPOModule(PolicyModule):
             ``tiny-qwen3-moe``).
         objective: turns log-probabilities and advantages into a loss.
         old_policy: how the frozen snapshot is kept.
-        old_logprobs: ``auto`` takes those of the rollout source where their measured noise is below a tenth of the clip
-            range and else recomputes them in the training layout; ``source`` and ``recompute`` always do one of it.
+        old_logprobs: ``auto`` takes those of the rollout source if their measured noise is below a tenth of the clip
+            range, and else recomputes them in the training layout; ``source`` and ``recompute`` force one of the two.
         optimizer: built from the policy's trainable parameters.
         lr_scheduler: stepped once per optimizer step (``ReduceLROnPlateau`` of ``lightning.pytorch.cli``: once per
             iteration, or per evaluation where it monitors one); None keeps the learning rate constant.
         cold_start: supervised steps before reinforcement learning, made once and cached; None starts from the model.
-        dtype: of the weights. float32 with ``trainer.precision: bf16-mixed`` is the rule.
+        dtype: of the weights. float32 with ``trainer.precision: bf16-mixed`` is usual.
         attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2`` ...; None lets transformers choose.
         gradient_checkpointing: recompute activations in the backward pass.
         layout: ``packed`` (a prompt once for all its responses, no padding), ``padded``, or ``auto``: packed where the
@@ -80,8 +80,8 @@ class GSPOModule(PolicyModule):
         trust_remote_code: run Python code that a model repository ships.
         revision: branch, tag or commit of a hub id.
         config_overrides: fields of the model's config to change before it is built.
-        experts_implementation: ``grouped_mm``, ``batched_mm`` or ``eager``, for mixtures of experts; None takes what
-            transformers chooses, ``grouped_mm`` where the model can.
+        experts_implementation: ``grouped_mm``, ``batched_mm`` or ``eager``, for mixtures of experts; None leaves the
+            choice to transformers: ``grouped_mm`` if the model supports it.
         lora: train low-rank adapters and keep the weights as they are (``{r: 16}``); None trains all weights.
         segment_delimiters: texts that end a segment, for ``Segment`` with ``by: given`` (for example a line feed).
         allow_unusual_clip: accept a clip range of the wrong scale for the objective's level.

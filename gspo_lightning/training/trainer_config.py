@@ -39,11 +39,11 @@ class GSPOConfig:
     right_clip_range: float = 4e-4
     """The ratio of a sequence is clipped above 1 + this where its advantage is positive, >= 0. The paper's."""
     group_size: int = 4
-    """Responses per query, at least 2: a response is worth what it is better than its group. More means less noise."""
+    """Responses per query, at least 2, since each is compared with its group. More means less noise."""
     max_response_tokens: int = 256
-    """Longer responses are cut, and rewarded as they are."""
+    """Longer responses are cut and rewarded like the others."""
     max_prompt_tokens: int | None = None
-    """Longer queries are refused, chat template included, never cut. None: what the model's context leaves."""
+    """Longer queries are refused, chat template included, never cut. None: the rest of the model's context."""
     temperature: float = 1.0
     """Of sampling and of every log-probability, > 0. At 1 the model itself is trained."""
     minibatches: int = 1
@@ -54,17 +54,17 @@ class GSPOConfig:
     gradient_clip: float | None = 1.0
     """Largest gradient norm, > 0; None switches clipping off."""
     weight_decay: float = 0.0
-    """Of AdamW, >= 0. 0: decay would pull on the policy also where the reward says nothing."""
+    """Of AdamW, >= 0. 0: decay would change the policy even where rewards are equal."""
     max_tokens_per_micro_batch: int = 16384
-    """Tokens, padding included, that go through the model at once while training; memory only, never results."""
+    """Tokens, padding included, in one forward pass of training; changes memory, not results."""
     max_rows: int = 512
-    """Responses that are generated at the same time; memory only, never results."""
+    """Responses that are generated at the same time; changes memory, not results."""
     seed: int = 0
-    """Of everything that is drawn."""
+    """Of all random draws."""
     device: str | torch.device | None = None
-    """Where to train; None: where the model is."""
+    """To train on; None: the model's device."""
     use_chat_template: bool = True
-    """Queries become user messages if the tokenizer has a chat template; False: they are read as they are."""
+    """Queries become user messages if the tokenizer has a chat template; False: they are encoded as they are."""
 
     def __post_init__(self) -> None:
         names = ("group_size", "max_response_tokens", "minibatches", "epochs", "max_tokens_per_micro_batch", "max_rows")

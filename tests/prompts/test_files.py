@@ -114,7 +114,7 @@ def test_an_empty_table_is_refused(tmp_path: Path) -> None:
 def test_a_missing_prompt_column_lists_what_there_is_and_how_to_map_it(tmp_path: Path) -> None:
     error = refused(jsonl(tmp_path / "p.jsonl", [{"question": "1", "answer": "2"}]))
     assert error.field == "data.columns"
-    assert "record 1 has no column 'prompt'; it has answer, question" in error.problem
+    assert "p.jsonl:1 has no column 'prompt'; it has answer, question" in error.problem
     assert error.fix is not None
     assert "data.columns" in error.fix
 
@@ -122,7 +122,7 @@ def test_a_missing_prompt_column_lists_what_there_is_and_how_to_map_it(tmp_path:
 @pytest.mark.parametrize("prompt", ["", 7, [], [1], ["text"], [{"content": "no role"}], {"role": "user"}])
 def test_a_prompt_must_be_text_or_messages(prompt: object, tmp_path: Path) -> None:
     error = refused(jsonl(tmp_path / "p.jsonl", [{"prompt": "fine"}, {"prompt": prompt}]))
-    assert "record 2: 'prompt' must be a non-empty text or a list of chat messages" in error.problem
+    assert "p.jsonl:2: 'prompt' must be a non-empty text or a list of chat messages" in error.problem
 
 
 def test_a_missing_file_is_refused_before_anything_is_read() -> None:
@@ -138,7 +138,7 @@ def test_a_missing_file_names_its_neighbour(tmp_path: Path) -> None:
 
 def test_an_unknown_suffix_is_refused(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("prompt\n1\n")
-    with pytest.raises(UserError, match=r"'p\.txt' is no file of records\n  fix: give \.jsonl, \.json, \.csv, "):
+    with pytest.raises(UserError, match=r"'p\.txt' is not a file of records\n  fix: give \.jsonl, \.json, \.csv, "):
         PromptFile(str(tmp_path / "p.txt"))
 
 
@@ -186,10 +186,13 @@ def test_a_folder_means_its_training_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "expected"),
     [
-        ({"prompt": "question"}, "columns.prompt: is 'question', which is no column of p.jsonl; it has gold, meta, q"),
-        ({"prompt": "q", "answer": "glod"}, "is 'glod', which is no column of p.jsonl (did you mean gold?)"),
-        ({"prompt": "q", "answer": "meta.gold"}, "data.columns.answer: is 'meta.gold', which is no column"),
-        ({"prompt": "q", "answer": ["gold", "kind"]}, "data.columns.answer: is 'kind', which is no column"),
+        (
+            {"prompt": "question"},
+            "columns.prompt: is 'question', which is not a column of p.jsonl; it has gold, meta, q",
+        ),
+        ({"prompt": "q", "answer": "glod"}, "is 'glod', which is not a column of p.jsonl (did you mean gold?)"),
+        ({"prompt": "q", "answer": "meta.gold"}, "data.columns.answer: is 'meta.gold', which is not a column"),
+        ({"prompt": "q", "answer": ["gold", "kind"]}, "data.columns.answer: is 'kind', which is not a column"),
     ],
 )
 def test_a_mapped_column_that_is_not_there_is_named(columns: Any, expected: str, tmp_path: Path) -> None:
@@ -227,6 +230,6 @@ def test_what_is_wrong_with_a_data_set_is_one_message(data_set: str) -> None:
         HubPrompts(data_set).records()
     with pytest.raises(UserError, match=r"cannot be loaded as a data set: .*validation"):
         HubPrompts(data_set, split="validation").records()
-    with pytest.raises(UserError, match="is no file here, and cannot be loaded as a data set") as caught:
+    with pytest.raises(UserError, match="is not a file here, and cannot be loaded as a data set") as caught:
         HubPrompts("nobody/no-such-data").records()  # no network in the tests
     assert len(str(caught.value).splitlines()) == 2

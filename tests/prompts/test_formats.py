@@ -63,7 +63,7 @@ MALFORMED: dict[str, tuple[str, bytes, str]] = {
     "names only": ("a.csv", b"prompt,answer\n", "holds no records"),
     "nothing": ("a.csv", b"\n\n", "holds no records"),
     "another separator": ("a.csv", b"prompt;answer\n" + S + b";1\n", "no column 'prompt'; it has prompt;answer"),
-    "no names": ("a.csv", (S * 9) + b",1\n" + S + b",2\n", "2 columns whose names are no names"),
+    "no names": ("a.csv", (S * 9) + b",1\n" + S + b",2\n", "2 columns whose names do not look like names"),
     "lines": ("a.jsonl", b'{"prompt": "a"}\n{"prompt": "' + S + b'}\n', "a.jsonl:2: is not JSON"),
     "an array of texts": ("a.json", b'[{"prompt": "a"}, "' + S + b'"]', "a.json, record 2: is a JSON str"),
     "no array": ("a.json", b'{"data": "' + S + b'"}', "a.json: is a JSON dict, not an array"),

@@ -95,7 +95,7 @@ def test_a_file_that_was_overwritten_is_refused(
     file = tmp_path / "p.jsonl"
     prompts, _ = encoded(written(file, 50), tokenizer)
     file.write_bytes(content)
-    with pytest.raises(UserError, match=r"^p.jsonl: record 41 is not what it was when this run began.*\n  fix: write "):
+    with pytest.raises(UserError, match=r"^p.jsonl: record 41 has changed since this run began.*\n  fix: write "):
         prompts[40]
 
 
@@ -119,5 +119,5 @@ def test_a_run_parses_every_row_once_before_it_begins(
     assert loaded[7].text == "7+1:"
     assert len(parsed) == 51
     (tmp_path / "bad.jsonl").write_text('{"prompt": "1+1:"}\n{"prompt": ""}\n')
-    with pytest.raises(UserError, match=r"data.val: bad.jsonl, record 2: 'prompt' must be a non-empty text"):
+    with pytest.raises(UserError, match=r"data.val: bad.jsonl:2: 'prompt' must be a non-empty text"):
         PromptSets({"val": str(tmp_path / "bad.jsonl")}, {}, 9, None, {}).load("val", tokenizer)

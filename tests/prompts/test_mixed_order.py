@@ -21,8 +21,20 @@ DIFFICULTY = np.array([i % 20 for i in range(50)], dtype=float)
 
 
 def made(curriculum: Curriculum | None = None, **changed: Any) -> MixedOrder:
-    options: dict[str, Any] = {"per_iteration": 8, "mini_batches": 2, "seed": 1, "parts": PARTS}
-    return MixedOrder(PROMPTS, curriculum=curriculum, difficulty=DIFFICULTY, **(options | changed))
+    options: dict[str, Any] = {
+        "per_iteration": 8,
+        "mini_batches": 2,
+        "seed": 1,
+        "parts": PARTS,
+        "difficulty": DIFFICULTY,
+    }
+    return MixedOrder(PROMPTS, curriculum=curriculum, **(options | changed))
+
+
+def test_a_source_that_a_curriculum_cannot_use_is_named() -> None:
+    unknown = np.where(np.arange(50) < 20, DIFFICULTY, np.nan)
+    with pytest.raises(UserError, match=r"^data.curriculum: source 'b': TargetRate needs .* none of 30 prompts has"):
+        made(TargetRate(), difficulty=unknown)
 
 
 def ids(prompts: list[Prompt]) -> list[int]:

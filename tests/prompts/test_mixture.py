@@ -100,5 +100,5 @@ def test_a_difficulty_that_is_no_number_is_named(tmp_path: Path, tokenizer: obje
     )
     sets = PromptSets({"train": path}, {}, 9, None, {})
     sets.load("train", tokenizer)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"data.train: record 2: 'difficulty' is 'Level 5', which is not a number"):
+    with pytest.raises(UserError, match=r"data.train: a.jsonl:2: 'difficulty' is 'Level 5', which is not a number"):
         sets.difficulty("train")

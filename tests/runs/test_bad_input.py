@@ -117,7 +117,7 @@ def test_mistake_is_named_before_anything_is_written(
         ('["1:"]\n', ["prompts.jsonl:1", "not an object"]),
         ("", ["holds no records"]),
         ('{"question": "1:", "answer": "1"}\n', ["no column 'prompt'", "question", "data.columns"]),
-        ('{"prompt": "é", "answer": "1"}\n', ["record 1", "does not know every character"]),
+        ('{"prompt": "é", "answer": "1"}\n', ["prompts.jsonl:1", "does not know every character"]),
         ('{"prompt": "1111111111111111111:", "answer": "1"}\n', ["no prompt is left", "max_prompt_tokens"]),
     ],
 )

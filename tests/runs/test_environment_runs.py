@@ -124,15 +124,15 @@ def test_the_page_names_what_is_there(monkeypatch: pytest.MonkeyPatch, capsys: p
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--data.rollouts=GroupedSampler"], "GroupedSampler talks with none"),
+        (["--data.rollouts=GroupedSampler"], "GroupedSampler has none"),
         (["--data.turn_credit=turn"], "GSPO takes one advantage per response"),
-        (['--data.rewards={"correct": "ExactMatch"}', *BY_TURN], "no reward says what a turn earned"),
+        (['--data.rewards={"correct": "ExactMatch"}', *BY_TURN], "no reward scores single turns"),
         (
             ["--data.rollouts.environment=GuessNumbr"],
             "data.rollouts.environment: 'GuessNumbr' is not registered; did you mean GuessNumber",
         ),
         (["--data.rollouts.environment.guesses=0"], "GuessNumber.guesses"),
-        (["--data.prompts_in_flight=64"], "data.prompts_in_flight: needs a rollout source that can go on"),
+        (["--data.prompts_in_flight=64"], "data.prompts_in_flight: needs a rollout source that can continue"),
     ],
 )
 def test_mistakes_are_one_message_before_anything_runs(

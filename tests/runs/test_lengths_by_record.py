@@ -44,4 +44,4 @@ def test_a_limit_that_is_no_number_of_tokens_is_named(
 ) -> None:
     path = write(tmp_path / "p.jsonl", max_response_tokens=value)
     assert main(["fit", f"--config={runs.QUICKSTART}", *runs.UNTAUGHT, f"--data.train={path}"]) == 2
-    assert "record 1: 'max_response_tokens' is no whole number above 0" in capsys.readouterr().err
+    assert "p.jsonl:1: 'max_response_tokens' is not a whole number above 0" in capsys.readouterr().err

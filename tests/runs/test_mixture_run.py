@@ -216,7 +216,7 @@ def test_partial_rollouts_take_sources_in_their_order_and_no_curriculum(
     curves = runs.scalars(run(path, tmp_path))
     assert sum(v for tag in ("source/math/groups", "source/code/groups") for _, v in curves[tag]) == 8 * PROMPTS
     run(path, tmp_path, "--data.curriculum=Informative", code=2)
-    assert "data.curriculum: cannot be joined with partial rollouts" in capsys.readouterr().err
+    assert "data.curriculum: cannot be combined with partial rollouts" in capsys.readouterr().err
 
 
 def test_a_column_of_one_file_chooses_rewards_and_sources_of_the_evaluation(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_generated_set_can_be_a_source(tmp_path: Path) -> None:
             "data.rewards.correct: chooses by a column, within a source",
         ),
         ({"name": "code"}, "is 'code', as another source is called"),
-        ({"columns": {"prompt": "question"}}, "source 'math': is 'question', which is no column of math.jsonl"),
+        ({"columns": {"prompt": "question"}}, "source 'math': is 'question', which is not a column of math.jsonl"),
         ({"rewards": None}, "no reward applies to a record with source = 'math'"),
     ],
 )

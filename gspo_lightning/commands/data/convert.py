@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from gspo_lightning.corpus.files import format_of
+from gspo_lightning.corpus.files import checked_prompt, format_of
 from gspo_lightning.corpus.known_sets import KNOWN_SETS, recognised
 from gspo_lightning.corpus.output import Outputs
 from gspo_lightning.errors import UserError, did_you_mean
@@ -18,7 +19,8 @@ from gspo_lightning.errors import UserError, did_you_mean
 __all__ = ["DESCRIPTION", "add_arguments", "run"]
 
 DESCRIPTION = "Write records with the columns of ours (prompt, answer ...) from a file of a public set, or of your own."
-_ROWS = 8192
+Row = tuple[Callable[[], str], Any]
+"""How messages name a record, and the record."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,13 +72,13 @@ def _columns(text: str) -> Mapping[str, Any]:
     return dict(found)
 
 
-def _records(paths: Sequence[Path], columns: Mapping[str, Any] | None, named: str | None) -> Iterator[tuple[str, Any]]:
+def _records(paths: Sequence[Path], columns: Mapping[str, Any] | None, named: str | None) -> Iterator[Row]:
     from gspo_lightning.prompts.base import absent_columns, map_columns  # torch
-    from gspo_lightning.prompts.formats import SUFFIXES, read_rows, suffix_of
+    from gspo_lightning.prompts.formats import SUFFIXES, place_of, read_rows, suffix_of
 
     for path in paths:
         if not suffix_of(str(path)):
-            raise UserError("--input", f"{path.name} is no file of records", fix=f"one of {', '.join(SUFFIXES)}")
+            raise UserError("--input", f"{path.name} is not a file of records", fix=f"one of {', '.join(SUFFIXES)}")
         rows = read_rows(str(path))
         if not rows:
             raise UserError(path.name, "holds no records")
@@ -86,11 +88,10 @@ def _records(paths: Sequence[Path], columns: Mapping[str, Any] | None, named: st
             near = did_you_mean(theirs, names).partition("?")[0]
             hint = f" ({near}?)" if near.startswith("did you mean") else ""
             raise UserError(path.name, f"no record has the column {theirs!r} for {word!r}{hint}", fix="--columns JSON")
-        for number, row in enumerate(rows, 1):
-            record = map_columns(row, ours)
-            if not record.get("prompt"):
-                raise UserError(f"{path.name}, record {number}", "has no prompt")
-            yield f"{path.name}, record {number}", record
+        for number, row in enumerate(rows):
+            record, where = map_columns(row, ours), partial(place_of, rows, number, path.name)
+            checked_prompt(record, "prompt", where, "--columns JSON")
+            yield where, record
 
 
 def _set_of(path: Path, names: Sequence[str]) -> str:
@@ -102,11 +103,11 @@ def _set_of(path: Path, names: Sequence[str]) -> str:
     return found
 
 
-def _write(path: Path, kind: str, records: Iterator[tuple[str, Any]]) -> int:
+def _write(path: Path, kind: str, records: Iterator[Row]) -> int:
     count = 0
     with tqdm(desc="convert", unit=" records", unit_scale=True) as bar:
         if kind == ".jsonl":
-            with open(path, "w", encoding="utf-8", errors="surrogatepass") as file:
+            with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
                 for where, record in records:
                     file.write(_line(record, where) + "\n")
                     bar.update(1)
@@ -125,8 +126,8 @@ def _write(path: Path, kind: str, records: Iterator[tuple[str, Any]]) -> int:
         return len(table)
 
 
-def _line(record: Any, where: str) -> str:
+def _line(record: Any, where: Callable[[], str]) -> str:
     try:
         return json.dumps(record, ensure_ascii=False, default=str, allow_nan=False)
     except ValueError as error:
-        raise UserError(where, "holds NaN or an infinity, which are not JSON", fix="write null instead") from error
+        raise UserError(where(), "holds NaN or an infinity, which are not JSON", fix="write null instead") from error

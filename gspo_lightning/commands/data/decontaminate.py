@@ -10,17 +10,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from gspo_lightning.commands.data.drop import Found, drop
 from gspo_lightning.commands.data.progress import reading
-from gspo_lightning.commands.data.table import dropped_table
 from gspo_lightning.commands.data.words import add_column, add_files, add_threshold, check_threshold
 from gspo_lightning.corpus.answers import short_answer
 from gspo_lightning.corpus.certificate import Benchmark, Certificate, certificate_file
 from gspo_lightning.corpus.files import Inputs, prompt_of
 from gspo_lightning.corpus.identifiers import Identifiers
 from gspo_lightning.corpus.leaks import LONG, SHARE, SHORT, BenchmarkPrompt, LeakSearch, Rule, comparable, rare_below
-from gspo_lightning.corpus.output import Outputs, copy, dropped_file, same_format
+from gspo_lightning.corpus.output import Outputs
 from gspo_lightning.corpus.words import words
 from gspo_lightning.errors import UserError
 
@@ -50,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(slots=True)
 class _Answers:
-    """Who has an answer of a benchmark; it is said, and drops nothing."""
+    """Records with an answer of a benchmark, which are counted but not dropped."""
 
     known: set[str]
     equal: set[int] = field(default_factory=set)
@@ -70,21 +68,16 @@ def run(options: argparse.Namespace) -> None:
         UserError: an option or a record is wrong.
     """
     check_threshold(options.threshold)
-    inputs, dropped = Inputs(options.input), dropped_file(options.output)
-    same_format(inputs, [options.output])
-    benchmarks = [Inputs([path], "--against") for path in options.against]
-    for number, path in enumerate(options.against):
-        if any(path.samefile(other) for other in options.against[:number]):
-            raise UserError("--against", f"{path} is given twice", fix="name each file once")
-        if any(path.samefile(other) for other in options.input):
-            raise UserError("--against", f"{path} is also an --input: everything would be a leak", fix="name one role")
-    targets = [dropped, certificate_file(options.output), options.output]
-    with Outputs(targets, [*options.input, *options.against]) as outputs:
+    benchmarks = _benchmarks(options)
+    same_answer: set[int] = set()
+
+    def find(inputs: Inputs, outputs: Outputs) -> Found:
         prompts = _benchmark_prompts(benchmarks, options.against_column or options.column)
-        search = LeakSearch(prompts, options.threshold)
         answers = _Answers({one.answer for one in prompts if one.answer is not None})
+        search = LeakSearch(prompts, options.threshold)
         _search(inputs, options.column, search, answers)
         leaks = search.leaks
+        same_answer.update(answers.equal - leaks.keys())
 
         def why(index: int) -> Mapping[str, Any]:
             leak, prompt = leaks[index], prompts[leaks[index].prompt]
@@ -97,21 +90,27 @@ def run(options: argparse.Namespace) -> None:
                 "same_answer": same,
             }
 
-        with tqdm(desc="write", total=len(inputs), unit=" records", unit_scale=True) as bar:
-            copy(
-                inputs, outputs, [options.output], lambda i: -1 if i in leaks else 0, dropped, why, bar.update
-            )  # fmt: skip
         counts = Counter(leak.rule for leak in leaks.values())
         against = tuple(Benchmark(b.paths[0].name, b.sha256[0], len(b)) for b in benchmarks)
         by_rule = {rule: counts[rule] for rule in _REASONS}
         certificate = Certificate("", against, _rules(options.threshold, len(inputs)), by_rule, _version())
-        outputs.write_certificate(certificate, options.output)
-    by_reason = {_REASONS[rule]: count for rule, count in by_rule.items()}
-    dropped_table("decontaminate", len(inputs), by_reason, options.output)
+        by_reason = {_REASONS[rule]: count for rule, count in by_rule.items()}
+        return Found(lambda i: i not in leaks, why, by_reason, certificate)
+
+    drop("decontaminate", options, find, against=options.against, certifies=True)
     print(f"written: {certificate_file(options.output)}")
-    print(
-        f"{len(answers.equal - leaks.keys()):,} kept records have an answer of the benchmarks, which alone is no leak"
-    )
+    print(f"{len(same_answer):,} kept records have an answer of the benchmarks, which alone is no leak")
+
+
+def _benchmarks(options: argparse.Namespace) -> list[Inputs]:
+    """The files of ``--against``, each a benchmark."""
+    benchmarks = [Inputs([path], "--against") for path in options.against]
+    for number, path in enumerate(options.against):
+        if any(path.samefile(other) for other in options.against[:number]):
+            raise UserError("--against", f"{path} is given twice", fix="name each file once")
+        if any(other.exists() and path.samefile(other) for other in options.input):
+            raise UserError("--against", f"{path} is also an --input: everything would be a leak", fix="name one role")
+    return benchmarks
 
 
 def _rules(threshold: float, records: int) -> dict[str, Any]:

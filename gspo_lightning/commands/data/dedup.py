@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from gspo_lightning.commands.data.drop import Found, drop
 from gspo_lightning.commands.data.read import read_prompts
-from gspo_lightning.commands.data.table import dropped_table
 from gspo_lightning.commands.data.words import add_column, add_files, add_threshold, check_threshold
-from gspo_lightning.corpus.certificate import certificate_file, inherited
 from gspo_lightning.corpus.duplicates import Kind, NearDuplicates, Repeats, equal_texts
 from gspo_lightning.corpus.files import Inputs
-from gspo_lightning.corpus.output import Outputs, copy, dropped_file, same_format
+from gspo_lightning.corpus.output import Outputs
 
 __all__ = ["DESCRIPTION", "add_arguments", "run"]
 
@@ -42,20 +41,14 @@ def run(options: argparse.Namespace) -> None:
         UserError: an option or a record is wrong.
     """
     check_threshold(options.threshold)
-    inputs, dropped = Inputs(options.input), dropped_file(options.output)
-    same_format(inputs, [options.output])
-    certificate = inherited(inputs.paths)
-    targets = [dropped, *([certificate_file(options.output)] if certificate else []), options.output]
-    with Outputs(targets, inputs.paths) as outputs:
+
+    def find(inputs: Inputs, outputs: Outputs) -> Found:
         found = find_repeats(inputs, options.column, options.threshold, outputs)
-        with tqdm(desc="write", total=len(inputs), unit=" records", unit_scale=True) as bar:
-            copy(
-                inputs, outputs, [options.output], lambda i: 0 if found.of[i] < 0 else -1, dropped,
-                lambda i: _why(inputs, found, i), bar.update,
-            )  # fmt: skip
-        outputs.write_certificate(certificate, options.output)
-    counts = Counter(_REASONS[Kind(kind)] for kind in found.kind.tolist() if kind)
-    dropped_table("dedup", len(inputs), {reason: counts[reason] for reason in _REASONS.values()}, options.output)
+        counts = Counter(_REASONS[Kind(kind)] for kind in found.kind.tolist() if kind)
+        by_reason = {reason: counts[reason] for reason in _REASONS.values()}
+        return Found(lambda i: bool(found.of[i] < 0), lambda i: _why(inputs, found, i), by_reason)
+
+    drop("dedup", options, find)
 
 
 def find_repeats(inputs: Inputs, column: str, threshold: float, outputs: Outputs) -> Repeats:

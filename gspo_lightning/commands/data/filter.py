@@ -7,15 +7,12 @@ import math
 from collections import Counter
 from typing import Any
 
-from tqdm import tqdm
-
+from gspo_lightning.commands.data.drop import Found, drop
 from gspo_lightning.commands.data.progress import reading
-from gspo_lightning.commands.data.table import dropped_table
 from gspo_lightning.commands.data.words import add_files
-from gspo_lightning.corpus.certificate import certificate_file, inherited
 from gspo_lightning.corpus.files import Inputs, Record
 from gspo_lightning.corpus.identifiers import Identifiers
-from gspo_lightning.corpus.output import Outputs, copy, dropped_file, same_format
+from gspo_lightning.corpus.output import Outputs
 from gspo_lightning.errors import UserError
 
 __all__ = ["DESCRIPTION", "add_arguments", "run"]
@@ -41,27 +38,22 @@ def run(options: argparse.Namespace) -> None:
     low, high = options.pass_rate
     if not 0 <= low <= high <= 1:
         raise UserError("--pass_rate", f"is {low:g} {high:g}; write two shares from 0 to 1, the lower one first")
-    inputs, dropped = Inputs(options.input), dropped_file(options.output)
-    same_format(inputs, [options.output])
-    certificate = inherited(inputs.paths)
-    targets = [dropped, *([certificate_file(options.output)] if certificate else []), options.output]
-    with Outputs(targets, inputs.paths) as outputs:
+
+    def find(inputs: Inputs, outputs: Outputs) -> Found:
         rates, identifiers = [], Identifiers(inputs)
         with reading(inputs, "read") as step:
             for record in inputs.records([COLUMN, "id"]):
                 identifiers.add(record)
                 rates.append(_rate(inputs, record))
                 step(record)
-        with tqdm(desc="write", total=len(inputs), unit=" records", unit_scale=True) as bar:
-            copy(
-                inputs, outputs, [options.output], lambda i: 0 if low <= rates[i] <= high else -1, dropped,
-                lambda i: {"reason": _reason(rates[i], low), COLUMN: rates[i] if rates[i] >= 0 else None}, bar.update,
-            )  # fmt: skip
-        outputs.write_certificate(certificate, options.output)
-    counts = Counter(_reason(rate, low) for rate in rates if not low <= rate <= high)
-    dropped_table(
-        "filter", len(inputs), {name: counts[name] for name in ("too hard", "too easy", UNKNOWN)}, options.output
-    )
+        counts = Counter(_reason(rate, low) for rate in rates if not low <= rate <= high)
+        return Found(
+            lambda i: low <= rates[i] <= high,
+            lambda i: {"reason": _reason(rates[i], low), COLUMN: rates[i] if rates[i] >= 0 else None},
+            {name: counts[name] for name in ("too hard", "too easy", UNKNOWN)},
+        )
+
+    drop("filter", options, find)
 
 
 def _reason(rate: float, low: float) -> str:

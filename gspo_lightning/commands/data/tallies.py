@@ -63,7 +63,7 @@ def _lines(inputs: Inputs, path: Path, tallies: Sequence[Tally | None]) -> Itera
 def _line(record: Record, added: dict[str, Any]) -> bytes:
     """The line with the columns at its end; a record that has them already gets new values."""
     if any(name in record.values for name in added) or not record.values:
-        return json.dumps({**record.values, **added}, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        return json.dumps({**record.values, **added}, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
     text = whole_line(record.raw).rstrip()
     return text[:-1].rstrip() + b", " + json.dumps(added).encode()[1:] + b"\n"
 

@@ -35,7 +35,7 @@ def lines(configs: Sequence[str], checkpoint: str | None, suites: Sequence[str],
         return
     said = about(train)
     if said is None:
-        yield f"trained on {train.name}: no certificate says that these benchmarks do not leak into it"
+        yield f"trained on {train.name}: not checked for leaks from these benchmarks"
         return
     yield f"trained on {said[0]}" if said[1] else f"warning: trained on {said[0]}"
     certificate = read_certificate(train)

@@ -15,7 +15,7 @@ __all__ = ["Curriculum", "Seen", "first_of"]
 class Seen:
     """What is known of the n prompts of a set (or of one source of a mixture), in their order.
 
-    ``difficulty`` [n] float64 is what stands in the column of that name, NaN where nothing does. ``rate`` [n] float64
+    ``difficulty`` [n] float64 is the column of that name, NaN where it is empty. ``rate`` [n] float64
     is the mean of the accuracy reward, from 0 to 1, over the latest group of responses, NaN before the first.
     ``asked`` [n] int64 is the latest iteration that sampled a prompt, -1 before the first. ``iteration`` is the one
     that is chosen for, or that was just sampled.
@@ -35,10 +35,10 @@ class Seen:
 
 
 class Curriculum(ABC):
-    """Chooses the prompts of an iteration. Defining a subclass registers it under its name.
+    """Chooses the prompts of an iteration. Defining a subclass registers it by its name.
 
     Each source of a mixture has a curriculum of its own, a copy of the configured one. All ranks see the same and must
-    choose the same: nothing but what is given may decide, and chance comes from ``draws``.
+    choose the same: decide by the arguments alone, and take random numbers from ``draws``.
     """
 
     def begin(self, seen: Seen) -> None:
@@ -50,7 +50,7 @@ class Curriculum(ABC):
         self.per_prompt: dict[str, NDArray[np.float64]] = {}
         """Name -> [n], what it keeps of every prompt that was sampled; saved with checkpoints."""
         self.values: dict[str, float] = {}
-        """Name -> number, whatever else it keeps; saved, too."""
+        """Name -> number, other state; saved with checkpoints, too."""
 
     @abstractmethod
     def choose(self, seen: Seen, free: NDArray[np.bool_], count: int, draws: NDArray[np.float64]) -> NDArray[np.int64]:

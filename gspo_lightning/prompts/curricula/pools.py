@@ -37,7 +37,9 @@ class DifficultyPools(Curriculum):
 
     def __init__(self, easy: float = 0.8, hard: float = 0.2, quotas: dict[str, float] | None = None) -> None:
         if not 0 <= hard < easy <= 1:
-            raise UserError("DifficultyPools.hard", f"is {hard} beside easy = {easy}; 0 <= hard < easy <= 1 is needed")
+            raise UserError(
+                "DifficultyPools.hard", f"is {hard} and easy is {easy}; they must satisfy 0 <= hard < easy <= 1"
+            )
         self.easy, self.hard = easy, hard
         self.quotas = {EASY: 1, MEDIUM: 6, HARD: 1} if quotas is None else dict(quotas)
         unknown = [name for name in self.quotas if name not in _NEXT]

@@ -25,7 +25,7 @@ class TargetRate(Curriculum):
         rate: mean accuracy to aim at (beta in the paper).
         sensitivity: how sharply T answers to a difference (alpha).
         step: largest move of T, in units of the range of difficulties (eta: 50 of 100 in the paper).
-        start: T at first, from 0 (the easiest) to 1 (the hardest).
+        start: initial T, from 0 (the easiest) to 1 (the hardest).
         width: prompts that take turns, in units of an iteration's.
     """
 

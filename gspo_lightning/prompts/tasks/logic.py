@@ -51,7 +51,7 @@ class LogicTask(PromptSet):
         step_share: float = 0.3,
     ) -> None:
         if family not in FAMILIES:
-            raise UserError("LogicTask.family", f"{family!r} is no family; {did_you_mean(family, FAMILIES)}")
+            raise UserError("LogicTask.family", f"{family!r} is not a family; {did_you_mean(family, FAMILIES)}")
         if split not in _SHARES:
             raise UserError("LogicTask.split", f"is {split!r}; it must be one of {', '.join(_SHARES)}")
         if size < 1:

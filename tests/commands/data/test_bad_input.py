@@ -21,8 +21,8 @@ CONTENTS: dict[str, tuple[bytes, str]] = {
     "latin-1": (GOOD.encode() + '{"prompt": "\u00e9"}\n'.encode("latin-1"), "bad.jsonl:2: is not UTF-8"),
     "utf-16": (GOOD.encode("utf-16"), "bad.jsonl:1: is not UTF-8"),
     "no column": (GOOD.encode() * 2 + b'{"promt": "x"}\n', "bad.jsonl:3: has no column 'prompt' (did you mean promt?)"),
-    "null": (GOOD.encode() + b'{"prompt": null}\n', "bad.jsonl:2: has no prompt in 'prompt'"),
-    "a number": (b'{"prompt": 7}\n', "bad.jsonl:1: its 'prompt' is a int"),
+    "null": (GOOD.encode() + b'{"prompt": null}\n', "bad.jsonl:2: its 'prompt' is empty\n"),
+    "a number": (b'{"prompt": 7}\n', "bad.jsonl:1: its 'prompt' is of type int"),
     "ten megabytes": (
         GOOD.encode() + b'{"prompt": "' + b"x" * 10_000_000 + b'"}\n',
         "bad.jsonl:2: its 'prompt' has 10,000,000 characters",
@@ -52,6 +52,42 @@ def test_what_is_wrong_with_a_file_is_one_line(
     assert "Traceback" not in errors
     assert Path("bad.jsonl").read_bytes() == content
     assert {f.name for f in tmp_path.iterdir()} == {"bad.jsonl", "bench.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            b'\n{"prompt": "a"}\n\n{"prompt": 7}\n',
+            "bad.jsonl:4: its 'prompt' is of type int, not a text or a list of chat",
+        ),
+        (b'{"prompt": [{"role": "user"}]}\n', "bad.jsonl:1: its 'prompt' is empty"),
+        (b'\n{"prompt": "a"}\n{"prompt": ""}\n', "bad.jsonl:3: its 'prompt' is empty"),
+        (b'\n{"prompt": "a"}\n{"promt": "b"}\n', "bad.jsonl:3: has no column 'prompt'"),
+        (b'\n{"prompt": "a", "x": NaN}\n', "bad.jsonl:2: holds NaN"),
+    ],
+)
+def test_convert_refuses_a_prompt_that_no_verb_takes_by_its_line(
+    content: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.jsonl").write_bytes(content)
+    data("convert", "--input", tmp_path / "bad.jsonl", "--output", tmp_path / "out.jsonl", code=2)
+    assert f"error: {said}" in capsys.readouterr().err
+    assert {f.name for f in tmp_path.iterdir()} == {"bad.jsonl"}
+
+
+def test_half_a_surrogate_pair_stays_an_escape_in_what_is_written(tmp_path: Path) -> None:
+    r"""JSON may hold ``\ud800`` alone, UTF-8 may not: outputs must be files that can be read again."""
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"prompt": "\\ud800 one", "pass_rate": 0.5}\n{"prompt": "\u00e9 two"}\n', encoding="utf-8")
+    wanted = ["\ud800 one", "\u00e9 two"]
+    data("convert", "--input", source, "--output", tmp_path / "b.jsonl")
+    assert [record["prompt"] for record in read(tmp_path / "b.jsonl")] == wanted
+    rollout = {"prompt": "\u00e9 two", "reward": 1.0, "reward_parts": {"correct": 1.0}}
+    write(tmp_path / "rollouts.jsonl", [rollout, rollout | {"prompt": "\ud800 one"}])
+    out = tmp_path / "c.jsonl"
+    data("difficulty", "--input", source, "--recorded", tmp_path / "rollouts.jsonl", "--output", out)
+    assert [record["prompt"] for record in read(out)] == wanted
 
 
 @pytest.mark.parametrize(

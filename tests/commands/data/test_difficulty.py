@@ -130,8 +130,8 @@ def test_fit_says_what_its_file_is(chain: Path, tmp_path: Path, capfd: Any) -> N
 
     assert said(chain) == [
         f"{PROMPTS + 2} prompts of 8 to 8 tokens, median 8",
-        "1 prompts repeat another one word by word (gspo data dedup)",
-        "no certificate says that benchmarks do not leak into it (gspo data decontaminate)",
+        "1 prompts repeat another one exactly (gspo data dedup)",
+        "not checked for leaks from benchmarks (gspo data decontaminate)",
     ]
     assert said(clean)[2] == "decontaminated against bench.jsonl (1 prompts)"
     with clean.open("a") as file:

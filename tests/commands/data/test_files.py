@@ -191,7 +191,7 @@ def test_convert_changes_formats_and_takes_columns(tmp_path: Path) -> None:
 def test_convert_names_what_neither_format_can_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "x", "y": 1}\n{"prompt": "\\ud800", "y": NaN}\n')
     data("convert", "--input", tmp_path / "a.jsonl", "--output", tmp_path / "b.jsonl", code=2)
-    assert "error: a.jsonl, record 2: holds NaN" in capsys.readouterr().err
+    assert "error: a.jsonl:2: holds NaN" in capsys.readouterr().err
     data("convert", "--input", tmp_path / "a.jsonl", "--output", tmp_path / "b.parquet", code=2)
     assert "error: --output: a column cannot have one type in Parquet" in capsys.readouterr().err
 

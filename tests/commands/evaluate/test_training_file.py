@@ -46,7 +46,7 @@ def test_a_file_that_was_changed_or_never_checked_is_said(folder: Path) -> None:
     assert said.startswith("warning: trained on train.jsonl is not the file that train.jsonl.decontaminated.json")
     (folder / "train.jsonl.decontaminated.json").unlink()
     (said,) = lines([config], None, ["aime2024"], folder / "data")
-    assert said == "trained on train.jsonl: no certificate says that these benchmarks do not leak into it"
+    assert said == "trained on train.jsonl: not checked for leaks from these benchmarks"
 
 
 def test_nothing_is_said_where_the_file_is_not_known(folder: Path) -> None:
