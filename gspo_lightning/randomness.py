@@ -45,6 +45,10 @@ class Purpose(IntEnum):
     """Weights of a model that is built from a config."""
     COLD_START_HELD_OUT = 8
     """Which demonstrations a cold start only measures."""
+    PAIR_ORDER = 10
+    """Order of preference pairs in an epoch of a reward model."""
+    PAIRS_HELD_OUT = 11
+    """Which prompts' preference pairs a reward model is only judged on."""
 
 
 def _signed(value: int) -> int:
