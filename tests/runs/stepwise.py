@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gspo_lightning.rewards import Sample, StepReward
 
 
-class ShortSteps(StepReward):
+class BriefSteps(StepReward):
     """0.9 for a step of one character, 0.8 for one of two ..."""
 
     def score_steps(self, steps: Sequence[str], sample: Sample) -> Sequence[float]:

@@ -13,7 +13,7 @@ from gspo_lightning.rewards.steps import split_steps
 from gspo_lightning.types import MicroBatch
 from tests.runs import runs
 
-REWARD = {"steps": {"class_path": "ShortSteps", "init_args": {"marker": "x"}}}
+REWARD = {"steps": {"class_path": "BriefSteps", "init_args": {"marker": "x"}}}
 STEPS = [
     "--model.cold_start=null", f"--plugins={Path(__file__).with_name('stepwise.py')}",
     f"--data.rewards={json.dumps(REWARD)}", "--data.advantages=GroupMean", "--trainer.max_epochs=1",

@@ -155,10 +155,8 @@ def check_trainer(chosen: Any) -> None:
     if chosen.get("barebones") or chosen.get("fast_dev_run"):
         name = "barebones" if chosen.get("barebones") else "fast_dev_run"
         raise UserError(f"trainer.{name}", "forbids the logger and checkpoints that every run has", fix="leave it out")
+    strategy = chosen.strategy.get("class_path") if hasattr(chosen.strategy, "get") else chosen.strategy
+    if isinstance(strategy, str) and (strategy.startswith("fsdp") or strategy.endswith("FSDPStrategy")):
+        problem = f"is {strategy}, but reward models are sharded by FSDP2 only"
+        raise UserError("trainer.strategy", problem, fix="use --config fsdp2, or strategy: ddp")
     check_strategy(chosen.strategy)
-    if type(chosen.strategy).__name__ == "FSDPStrategy" or "FSDPStrategy" in str(_class_path(chosen.strategy)):
-        raise UserError("trainer.strategy", "FSDP1 does not train reward models", fix="use --config fsdp2")
-
-
-def _class_path(strategy: Any) -> Any:
-    return strategy.get("class_path", "") if hasattr(strategy, "get") else strategy
