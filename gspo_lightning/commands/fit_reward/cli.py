@@ -155,6 +155,10 @@ def check_trainer(chosen: Any) -> None:
     if chosen.get("barebones") or chosen.get("fast_dev_run"):
         name = "barebones" if chosen.get("barebones") else "fast_dev_run"
         raise UserError(f"trainer.{name}", "forbids the logger and checkpoints that every run has", fix="leave it out")
+    for name in ("limit_train_batches", "overfit_batches"):
+        if (value := chosen.get(name)) not in (None, 0.0) and value != 1.0:
+            problem = f"is {value}, but counts micro-batches and would end an epoch within an optimizer step"
+            raise UserError(f"trainer.{name}", problem, fix="use trainer.max_steps, which counts optimizer steps")
     strategy = chosen.strategy.get("class_path") if hasattr(chosen.strategy, "get") else chosen.strategy
     if isinstance(strategy, str) and (strategy.startswith("fsdp") or strategy.endswith("FSDPStrategy")):
         problem = f"is {strategy}, but reward models are sharded by FSDP2 only"
