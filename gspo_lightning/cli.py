@@ -25,6 +25,7 @@ TRAINING = {
     "predict": "answer prompts and write predictions.jsonl",
 }
 COMMANDS = {
+    "fit-reward": "train a reward model on preference pairs",
     "init": "write a project: a commented config, a reward with its test, example records",
     "list": "what is registered: objectives, advantages, rewards, rollouts, environments, prompts",
     "plan": "memory, batch arithmetic and compute of a config, before you pay for a GPU",
@@ -45,11 +46,11 @@ OPTIONS = {
     "--traceback": "with any command: show where in the code an error was raised",
     "--version": "of this package",
 }
-CONFIGURED = (*TRAINING, "plan", "compare", "evaluate", "data")
+CONFIGURED = (*TRAINING, "fit-reward", "plan", "compare", "evaluate", "data")
 """Commands that take ``--config``: a file, or the name of a config that ships."""
 
 
-@outlives_its_reader((*TRAINING, "compare", "score", "data"))
+@outlives_its_reader((*TRAINING, "fit-reward", "compare", "score", "data"))
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code.
 
@@ -153,7 +154,7 @@ def _dispatch(arguments: list[str]) -> int:
 
         return compare(arguments[1:], main)
     if name in COMMANDS:
-        module = importlib.import_module(f"gspo_lightning.commands.{name}")
+        module = importlib.import_module(f"gspo_lightning.commands.{name.replace('-', '_')}")
         return int(module.main(arguments[1:]))
     raise UserError("gspo", f"{name!r} is not a command; {did_you_mean(name, [*TRAINING, *COMMANDS])}")
 

@@ -44,7 +44,11 @@ class Purpose(IntEnum):
     """Which demonstrations a cold start only measures."""
     CURRICULUM = 9
     """What a curriculum leaves to chance."""
-    MIXTURE = 10
+    PAIR_ORDER = 10
+    """Order of preference pairs in an epoch of a reward model."""
+    PAIRS_HELD_OUT = 11
+    """Which prompts' preference pairs a reward model is only judged on."""
+    MIXTURE = 12
     """Which place of an iteration a prompt of a source gets."""
 
 

@@ -127,8 +127,9 @@ class Rollout:
 
     Of a conversation ``text`` is what the policy said and ``messages`` is all of it; ``turn_ends`` are the places in
     ``token_ids`` after each turn of the policy, ``turn_rewards`` what the environment paid for it.
-    ``token_advantages`` [T] float32 take the place of ``advantage`` where turns are judged on their own. ``lost`` says
-    why there can be no reward: its environment failed; ``missing`` why rewards have given none.
+    ``token_advantages`` [T] float32 take the place of ``advantage`` where turns or steps are judged on their own;
+    ``steps`` are (end, score) of each step by the name of the reward, ``end`` a place in ``token_ids``, rising.
+    ``lost`` says why there can be no reward: its environment failed; ``missing`` why rewards have given none.
     """
 
     prompt: Prompt
@@ -152,6 +153,7 @@ class Rollout:
     turn_ends: tuple[int, ...] = ()
     turn_rewards: tuple[float, ...] = ()
     token_advantages: Tensor | None = None
+    steps: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     lost: str = ""
     missing: str = ""
     versions: Tensor | None = None
@@ -210,7 +212,8 @@ class MicroBatch:
     [N, T] bool marks: pieces of partial rollouts that an earlier version sampled. Rows with the same ``prompt_index``
     [N] int64 have the same prompt (None: nobody said so). ``routes`` [N, S - 1, L, k], small
     integers: the k experts that the rollout or the old policy sent each token to, in L layers.
-    ``sources`` [N, S] bool: which of S sources of a mixture each row is from.
+    ``sources`` [N, S] bool: which of S sources of a mixture each row is from. ``segments`` [N, T] int64 numbers the
+    steps of responses whose steps were scored.
     ``weight`` is 1, or 0 for a filler that only keeps ranks in step. ``host`` has lengths and ``prompt_index`` as they
     were before the batch moved to a device: what is planned from them does not wait for it.
     """
@@ -229,6 +232,7 @@ class MicroBatch:
     old_from_source: bool = False
     routes: Tensor | None = None
     sources: Tensor | None = None
+    segments: Tensor | None = None
     host: tuple[Tensor, Tensor, Tensor | None] | None = None
 
     def __post_init__(self) -> None:

@@ -33,6 +33,7 @@ FLOORS = [
     "inspect",
     "commands",
     "callbacks",
+    "reward_models",
     "training",
     "evaluation",
     "experience",

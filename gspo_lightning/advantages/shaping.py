@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.advantages.base import Advantages, dead_groups
+from gspo_lightning.advantages.steps import add_steps, equal_steps, step_rewards
 from gspo_lightning.advantages.within_groups import GroupMean
 from gspo_lightning.distributed import all_names, gather_rows, largest, rank_and_world
 from gspo_lightning.errors import UserError
@@ -65,7 +66,7 @@ class Shaping:
         NaN where a sample takes no part; in one row alone where that reward does not apply.
         """
         if self.combine == "weighted_sum":
-            rows: list[list[float | None]] = [[r.reward for r in rollouts]]
+            rows: list[list[float | None]] = [[self._of_whole(r) for r in rollouts]]
         else:
             rows = [[r.reward_parts.get(name) for r in rollouts] for name in names]
         rows.append([self.truncation_penalty * (self.truncated == "penalise" and r.truncated) for r in rollouts])
@@ -73,6 +74,13 @@ class Shaping:
         absent, nan = [r.reward is None or r.masked for r in rollouts], float("nan")
         values = [[nan if gone or v is None else v for v, gone in zip(row, absent, strict=True)] for row in rows]
         return torch.tensor(values, dtype=torch.float64)
+
+    def _of_whole(self, rollout: Rollout) -> float | None:
+        """The weighted sum of what judges the whole response: rewards that score its steps are compared apart."""
+        if not rollout.steps or rollout.reward is None:
+            return rollout.reward
+        parts = {name: part for name, part in rollout.reward_parts.items() if name not in rollout.steps}
+        return self.share(rollout) * sum(self.weight(name) * part for name, part in parts.items() if part is not None)
 
     def later_columns(self, rollouts: Sequence[Rollout], names: Sequence[str], turn: int) -> Tensor:
         """:meth:`columns` as they look at the beginning of a turn (counted from 0): without what was earned before.
@@ -121,7 +129,7 @@ def mask_truncated(rollouts: Sequence[Rollout], shaping: Shaping) -> None:
 def is_dead(group: Sequence[Rollout], shaping: Shaping) -> bool:
     """Whether a group teaches nothing: its rewards, less what truncation costs, are constant over what takes part."""
     rows = (row[~row.isnan()] for row in shaping.judged(shaping.columns(group, shaping.compared(group))))
-    return all(bool((present == present[:1]).all()) for present in rows)
+    return all(bool((present == present[:1]).all()) for present in rows) and equal_steps(group)
 
 
 def assign_advantages(
@@ -140,6 +148,10 @@ def assign_advantages(
     values, dead = _compare(shaping.columns(rollouts, names), names, groups, advantages, shaping, device)
     for rollout, value in zip(rollouts, values, strict=True):
         rollout.advantage = value
+    if scored := step_rewards(rollouts):
+        add_steps(groups, scored, shaping.weights, advantages, device)
+        whole = torch.tensor([float(is_dead(group, shaping)) for group in groups], dtype=torch.float64, device=device)
+        dead = float(gather_rows(whole).mean())
     if shaping.turn_reward is not None:
         _assign_turns(groups, names, advantages, shaping, device)
     return dead

@@ -33,7 +33,7 @@ from gspo_lightning.resume import (
 from gspo_lightning.training.module import GSPOModule
 from gspo_lightning.unfinished import beside, remove, sweep
 
-__all__ = ["AtomicCheckpointIO", "LastCheckpoint"]
+__all__ = ["AtomicCheckpointIO", "LastCheckpoint", "link_last"]
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class LastCheckpoint(Checkpoint):
         trainer.save_checkpoint(path, weights_only=False, storage_options={"score": score})
         self._saved = trainer.global_step
         if trainer.is_global_zero:
-            _link(path)
+            link_last(path)
             self._prune(trainer)
         return path
 
@@ -185,7 +185,8 @@ class LastCheckpoint(Checkpoint):
                 trainer.strategy.remove_checkpoint(path)
 
 
-def _link(path: Path) -> None:
+def link_last(path: Path) -> None:
+    """Let ``last.ckpt`` beside a checkpoint stand for it."""
     last = path.with_name("last.ckpt")
     link = beside(last)
     link.unlink(missing_ok=True)

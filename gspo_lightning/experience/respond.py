@@ -9,7 +9,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from transformers import PreTrainedTokenizerBase
+
 from gspo_lightning.experience.learner import Learner
+from gspo_lightning.experience.steps import token_steps
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards import RewardRunner, Sample, SampleScore, ScoreStatus
@@ -146,12 +149,16 @@ def respond(
         source.on_group = None
         policy.train(training)
     generated = time.perf_counter()
-    _judge(groups, begun, rewards, total_steps)
+    _judge(groups, begun, rewards, total_steps, policy.tokenizer)
     return groups, {"time/rollout_s": generated - start, "time/reward_s": time.perf_counter() - generated}
 
 
 def _judge(
-    groups: Groups, begun: Sequence[tuple[Sequence[Rollout], Pending]], rewards: Scorer, total_steps: int
+    groups: Groups,
+    begun: Sequence[tuple[Sequence[Rollout], Pending]],
+    rewards: Scorer,
+    total_steps: int,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     """Wait for the verdicts that are under way, request the others, and store all of them."""
     if isinstance(rewards, RewardRunner):
@@ -165,6 +172,8 @@ def _judge(
         scores = list(rewards.score([_sample(r, total_steps) for r in scored]))
     for rollout, score in zip(scored, scores, strict=True):
         _fill(rollout, score)
+        found = {name: token_steps(rollout, part.steps, tokenizer) for name, part in score.parts.items() if part.steps}
+        rollout.steps = {name: steps for name, steps in found.items() if steps}
 
 
 def _answering(source: Generator) -> object | None:

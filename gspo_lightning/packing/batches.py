@@ -231,7 +231,7 @@ def make_micro_batch(
     return MicroBatch(
         input_ids, prompts, responses, mask, advantages,
         behaviour_logprobs=behaviour, prompt_index=index, stale=stale, routes=_routes(rollouts, width - 1),
-        sources=source_rows(rollouts, sources),
+        sources=source_rows(rollouts, sources), segments=_segments(rollouts, steps),
     )  # fmt: skip
 
 
@@ -245,6 +245,17 @@ def _routes(rollouts: Sequence[Rollout], width: int) -> Tensor | None:
     for row, own in zip(routes, known, strict=True):
         row[: own.shape[0]] = own
     return routes
+
+
+def _segments(rollouts: Sequence[Rollout], width: int) -> Tensor | None:
+    """[N, width] which step a token is in, a new one wherever any reward ends one; None where no steps were scored."""
+    if not any(rollout.steps for rollout in rollouts):
+        return None
+    segments = torch.zeros(len(rollouts), width, dtype=torch.int64)
+    for row, rollout in zip(segments, rollouts, strict=True):
+        for end in {end for steps in rollout.steps.values() for end, _ in steps}:
+            row[end : len(rollout.token_ids)] += 1
+    return segments.clamp(max=max(width - 1, 0))
 
 
 def _advantages(rollouts: Sequence[Rollout], steps: int) -> Tensor:

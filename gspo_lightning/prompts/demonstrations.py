@@ -11,7 +11,7 @@ from gspo_lightning.prompts.base import Completion, Demonstration
 from gspo_lightning.prompts.on_demand import OnDemand
 from gspo_lightning.types import Message
 
-__all__ = ["Demonstrations", "read_demonstrations"]
+__all__ = ["Demonstrations", "MalformedError", "messages_of", "read_demonstrations"]
 
 _MAP = "map it: demonstrations: {class_path: PromptFile, init_args: {path: ..., columns: {completion: <its name>}}}"
 _TEXT_OR_MESSAGES = 'must be a non-empty text, or a list of messages such as {"role": "user", "content": "1+1?"}'
@@ -55,12 +55,14 @@ def read_demonstrations(records: Iterable[Mapping[str, Any]], where: Callable[[i
     for number, record in enumerate(records):
         try:
             pairs.append(_pair(record))
-        except _MalformedError as error:
+        except MalformedError as error:
             raise UserError(where(number), str(error), fix=error.fix) from None
     return Demonstrations(pairs, where)
 
 
-class _MalformedError(ValueError):
+class MalformedError(ValueError):
+    """A record that is not what it is read as; ``fix`` says what to write instead."""
+
     def __init__(self, problem: str, fix: str | None = None) -> None:
         super().__init__(problem)
         self.fix = fix
@@ -68,40 +70,44 @@ class _MalformedError(ValueError):
 
 def _pair(record: Mapping[str, Any]) -> Demonstration:
     if record.get("completion") is not None:
-        prompt = _text_or_messages(record.get("prompt"), "prompt")
-        return prompt, _answered(_text_or_messages(record["completion"], "completion"))
+        prompt = _text_ormessages_of(record.get("prompt"), "prompt")
+        return prompt, _answered(_text_ormessages_of(record["completion"], "completion"))
     if record.get("messages") is not None:
-        said = _messages(record["messages"], "messages")
+        said = messages_of(record["messages"], "messages")
         first = next((i for i, message in enumerate(said) if message["role"] == "assistant"), len(said))
         if not 0 < first < len(said) or said[-1]["role"] != "assistant":
-            raise _MalformedError("'messages' must begin with a question and end with a turn of the assistant")
+            raise MalformedError("'messages' must begin with a question and end with a turn of the assistant")
         return said[:first], said[first:]
     there = [name for name, value in record.items() if value is not None]
     known = ", ".join(sorted(str(name)[:60] for name in there)[:20]) or "no columns"
-    raise _MalformedError(f"has neither 'prompt' and 'completion' nor 'messages'; it has {known}", _MAP)
+    raise MalformedError(f"has neither 'prompt' and 'completion' nor 'messages'; it has {known}", _MAP)
 
 
 def _answered(completion: Completion) -> Completion:
     if not isinstance(completion, str) and (completion[0]["role"], completion[-1]["role"]) != ("assistant",) * 2:
-        raise _MalformedError("'completion' must begin and end with a turn of the assistant")
+        raise MalformedError("'completion' must begin and end with a turn of the assistant")
     return completion
 
 
-def _text_or_messages(value: Any, column: str) -> str | list[Message]:
+def _text_ormessages_of(value: Any, column: str) -> str | list[Message]:
     if isinstance(value, str) and value:
         return value
     if isinstance(value, list) and value:
-        return _messages(value, column)
-    raise _MalformedError(f"{column!r} {_TEXT_OR_MESSAGES}")
+        return messages_of(value, column)
+    raise MalformedError(f"{column!r} {_TEXT_OR_MESSAGES}")
 
 
-def _messages(value: Any, column: str) -> list[Message]:
-    """Messages without the fields that are null: a table has every field of any message in all of them."""
+def messages_of(value: Any, column: str) -> list[Message]:
+    """Messages without the fields that are null: a table has every field of any message in all of them.
+
+    Raises:
+        MalformedError: no list of messages.
+    """
     if not isinstance(value, list) or not value:
-        raise _MalformedError(f"{column!r} must be a list of messages")
+        raise MalformedError(f"{column!r} must be a list of messages")
     for number, message in enumerate(value, 1):
         if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            raise _MalformedError(f"{column!r}, message {number}: must have a text as 'role' and one as 'content'")
+            raise MalformedError(f"{column!r}, message {number}: must have a text as 'role' and one as 'content'")
         if message["role"] == "assistant" and not message["content"]:
-            raise _MalformedError(f"{column!r}, message {number}: a turn of the assistant is empty")
+            raise MalformedError(f"{column!r}, message {number}: a turn of the assistant is empty")
     return [{k: v for k, v in message.items() if v is not None} for message in value]

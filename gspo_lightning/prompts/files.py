@@ -14,6 +14,7 @@ from gspo_lightning.prompts.base import Columns, PromptSet, Record, absent_colum
 from gspo_lightning.prompts.demonstrations import Demonstrations, read_demonstrations
 from gspo_lightning.prompts.formats import SUFFIXES, place_of, read_rows, suffix_of
 from gspo_lightning.prompts.on_demand import OnDemand
+from gspo_lightning.prompts.preferences import Preferences, read_preferences
 from gspo_lightning.registry import components
 
 __all__ = ["HubPrompts", "PromptFile", "open_prompts", "read_prompts"]
@@ -67,6 +68,17 @@ class PromptFile(PromptSet):
         records = (map_columns(row, self.columns) for row in rows)
         return read_demonstrations(records, lambda number: place_of(rows, number, name))
 
+    def preferences(self) -> Preferences:
+        """Every record as a preference pair: ``chosen``, ``rejected``, and where they are apart ``prompt``.
+
+        Raises:
+            UserError: as :meth:`records`; a record that is no pair, with its line.
+        """
+        rows, name = self._rows(), Path(self.path).name
+        _check_columns(rows, self.columns, name)
+        records = (map_columns(row, self.columns) for row in rows)
+        return read_preferences(records, lambda number: place_of(rows, number, name))
+
     def _rows(self) -> Sequence[dict[str, Any]]:
         rows = read_rows(self.path)
         if not rows:
@@ -107,6 +119,17 @@ class HubPrompts(PromptSet):
         _check_columns(rows, self.columns, self._where)
         records = (map_columns(row, self.columns) for row in rows)
         return read_demonstrations(records, lambda number: f"{self._where}, record {number + 1}")
+
+    def preferences(self) -> Preferences:
+        """Every record of the split as a preference pair, as of a :class:`PromptFile`.
+
+        Raises:
+            UserError: as :meth:`records`; a record that is no pair.
+        """
+        rows = self._rows()
+        _check_columns(rows, self.columns, self._where)
+        records = (map_columns(row, self.columns) for row in rows)
+        return read_preferences(records, lambda number: f"{self._where}, record {number + 1}")
 
     @property
     def _where(self) -> str:

@@ -17,6 +17,7 @@ from gspo_lightning.rewards.instructions.verifier import IFVerifier
 from gspo_lightning.rewards.judge.judge import LLMJudge
 from gspo_lightning.rewards.logic.puzzle import LogicPuzzle
 from gspo_lightning.rewards.math.verifier import MathVerifier
+from gspo_lightning.rewards.steps import StepReward
 from gspo_lightning.rewards.types import Sample, SampleScore, Score, ScoreStatus, TrainerState
 from gspo_lightning.rewards.workers.runner import Pending, RewardRunner
 
@@ -39,5 +40,6 @@ __all__ = [
     "Score",
     "ScoreStatus",
     "SequenceClassificationReward",
+    "StepReward",
     "TrainerState",
 ]

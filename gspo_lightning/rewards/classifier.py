@@ -10,6 +10,7 @@ from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.policy.hub import check_no_kernel
 from gspo_lightning.policy.loading_lock import LOADING
 from gspo_lightning.rewards.base import Reward
+from gspo_lightning.rewards.chat import completion_messages, prompt_messages
 from gspo_lightning.rewards.types import Sample, Score
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class SequenceClassificationReward(Reward):
 
     def _encode(self, sample: Sample, tokenizer: PreTrainedTokenizerBase) -> BatchEncoding:
         if self.text == "chat":
-            messages = [{"role": "user", "content": sample.prompt}, {"role": "assistant", "content": sample.completion}]
+            messages = [*prompt_messages(sample), *completion_messages(sample)]
             rendered = tokenizer.apply_chat_template(messages, tokenize=False)
             return tokenizer(rendered, add_special_tokens=False)  # the template writes its own
         if self.text == "pair":
@@ -152,6 +153,13 @@ class SequenceClassificationReward(Reward):
         if self.text == "chat" and tokenizer.chat_template is None:
             raise UserError(
                 "SequenceClassificationReward.text", "'chat' needs a chat template; this tokenizer has none"
+            )
+        trained = getattr(model.config, "gspo_reads", None)  # of a model that gspo fit-reward has exported
+        if trained is not None and trained != self.text:
+            raise UserError(
+                "SequenceClassificationReward.text",
+                f"is {self.text!r}, but this reward model was trained to read {trained!r}",
+                fix=f"set text: {trained}",
             )
         return model, tokenizer
 

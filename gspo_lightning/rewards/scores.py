@@ -31,6 +31,7 @@ def to_score(value: object, reward: str, sample_id: str) -> Score:
         if value.reward is None:
             known = value.status is ScoreStatus.NOT_APPLICABLE
             return value if known else replace(value, status=ScoreStatus.MISSING)
+        _check_steps(value.steps, reward, sample_id)
         return replace(value, reward=_finite(value.reward, reward, sample_id), status=ScoreStatus(value.status))
     return Score(_finite(value, reward, sample_id))
 
@@ -54,6 +55,18 @@ def check_batch(values: object, reward: str, samples: Sequence[Sample]) -> list[
             fix="return exactly one value per completion, in order; None if there is no reward",
         )
     return [to_score(v, reward, s.id) for v, s in zip(found, samples, strict=True)]
+
+
+def _check_steps(steps: Sequence[tuple[int, float]], reward: str, sample_id: str) -> None:
+    before = 0
+    for end, score in steps:
+        if not (isinstance(end, int) and end > before and math.isfinite(score)):
+            raise UserError(
+                f"rewards.{reward}",
+                f"sample {sample_id}: returned steps whose ends do not rise from 1, or whose scores are not finite",
+                fix="give (end, score) of each step: end is the place behind it, in characters of the completion",
+            )
+        before = end
 
 
 def _finite(value: object, reward: str, sample_id: str) -> float:

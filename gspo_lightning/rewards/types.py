@@ -75,7 +75,8 @@ class Score:
     """A verdict: a finite number and a status, or None for *missing*; ``detail`` is the kind of a failure, for people.
 
     ``logged`` are numbers that become metrics (``reward/logged/<name>``), ``extra`` plain values that are recorded with
-    the rollout.
+    the rollout. ``steps`` are (end, score) of each step of the completion, where steps were judged one by one: ``end``
+    counts characters, rises, and is the place behind a step.
 
     >>> Score.model_error("no answer")
     Score(reward=0.0, status=<ScoreStatus.MODEL_ERROR: 'model_error'>, detail='no answer')
@@ -86,6 +87,7 @@ class Score:
     detail: str = ""
     logged: Mapping[str, float] = field(default_factory=dict, repr=False)
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    steps: tuple[tuple[int, float], ...] = field(default=(), repr=False)
 
     @classmethod
     def model_error(cls, detail: str) -> Score:

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.experience.sources import has_environment
 from gspo_lightning.metrics.meter import UpdateMeter
 from gspo_lightning.objectives import Objective
 from gspo_lightning.objectives.trial import try_objective
@@ -18,6 +19,8 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Replay
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.prompts.specials import check_turn_end
+from gspo_lightning.rewards import StepReward
+from gspo_lightning.rewards.by_record import Judges
 from gspo_lightning.strategies.base import has_whole_weights, sharding_of
 from gspo_lightning.strategies.checks import check_strategy
 from gspo_lightning.training.data import PromptDataModule
@@ -78,7 +81,9 @@ def _check_objective(data: PromptDataModule, module: RunModule) -> None:
         raise UserError(
             "model.objective", reason, fix="correct the range, or say model.allow_unusual_clip: true if you mean it"
         )
-    if (getattr(module.objective, "by", None) == "given") != bool(module.segment_delimiters):
+    scored = _check_steps(data, module)
+    given = getattr(module.objective, "by", None) == "given"
+    if given != bool(module.segment_delimiters) and not (given and scored):
         raise UserError(
             "model.segment_delimiters",
             "and an objective over given segments (Segment with by: given) need each other",
@@ -90,6 +95,35 @@ def _check_objective(data: PromptDataModule, module: RunModule) -> None:
             f"is 'turn', but {type(module.objective).__name__} takes one advantage per response",
             fix="use model.objective: GSPOToken, or set data.turn_credit: conversation",
         )
+
+
+def _check_steps(data: PromptDataModule, module: RunModule) -> bool:
+    """Whether a reward scores steps; then an advantage for each of them must have somewhere to go."""
+    judges = Judges(data.rewards)
+    names = [judges.owner[name] for name, reward in judges.single.items() if isinstance(reward, StepReward)]
+    if not names:
+        return False
+    field = f"data.rewards.{names[0]}"
+    if not module.objective.per_token_advantages:
+        raise UserError(
+            field,
+            f"scores steps, but {type(module.objective).__name__} takes one advantage per response",
+            fix="use model.objective: GSPOToken, or Segment with by: given, whose segments are then the steps",
+        )
+    if data.settings.shaping.combine != "weighted_sum":
+        raise UserError(
+            "data.combine_rewards",
+            f"is {data.settings.shaping.combine!r}, but {field} scores steps, which are compared with each other",
+            fix="use weighted_sum",
+        )
+    if has_environment(data.rollouts) or getattr(data.rollouts, "rewards", "score") == "recorded":
+        why = "are conversations, not single responses" if has_environment(data.rollouts) else "bring recorded rewards"
+        raise UserError(
+            field,
+            f"scores steps, but the rollouts of {type(data.rollouts).__name__} {why}",
+            fix="use data.rollouts: GroupedSampler, or a reward that scores whole responses",
+        )
+    return True
 
 
 def _check_replay(data: PromptDataModule, module: RunModule) -> None:

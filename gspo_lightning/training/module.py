@@ -163,9 +163,9 @@ class GSPOModule(PolicyModule):
         return batch.index == 0 and self.old_policy.due(batch.iteration) and not self.old_logprobs.as_behaviour
 
     def segments(self, part: MicroBatch) -> Tensor | None:
-        """[N, T] segment numbers where the objective is over delimited segments."""
+        """[N, T] segment numbers where the objective is over delimited segments, or where rewards have scored steps."""
         if not self.segment_delimiters:
-            return None
+            return part.segments
         ends = [self.tokenizer.encode(text, add_special_tokens=False)[-1] for text in self.segment_delimiters]
         return segments_by_delimiter(part.response_ids, part.response_mask, ends)
 

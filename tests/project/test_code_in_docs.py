@@ -78,6 +78,10 @@ def test_yaml_is_read(
             assert load_suite(str(file)).samples == values["samples"]
             continue
         assert set(values) <= CONFIG, f"{page.name}: {sorted(values)}"
+        if page.stem == "reward_models" and "rewards" not in values["data"]:
+            assert main(["fit-reward", f"--config={file}", "--print_config"]) == 0, text
+            assert set(values["data"]) <= set(yaml.safe_load(capsys.readouterr().out)["data"])
+            continue
         assert main(["fit", "--config=configs/quickstart.yaml", f"--config={file}", "--print_config"]) == 0, text
         printed = yaml.safe_load(capsys.readouterr().out)
         assert set(values) - {"plugins"} <= set(printed)
@@ -93,7 +97,7 @@ def parse(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for option, file in itertools.pairwise(rest):
         if option == "--config" and file.endswith(".yaml") and not Path(file).exists():  # the reader's own
             shutil.copy("configs/quickstart.yaml", file)
-    if command in TRAINING:
+    if command in TRAINING or command == "fit-reward":
         words = [word for word in rest if not word.startswith("$")]
         assert main([command, *words, "--print_config"]) == 0, line
         return

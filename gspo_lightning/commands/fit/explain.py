@@ -65,8 +65,14 @@ def _refused(value: object) -> bool:
     )
 
 
-def explain(error: BaseException, arguments: Sequence[str] = ()) -> UserError:
-    """One message from jsonargparse's complaint: the field, what was wrong, and the nearest right word."""
+def explain(error: BaseException, arguments: Sequence[str] = (), fields: Fields | None = None) -> UserError:
+    """One message from jsonargparse's complaint: the field, what was wrong, and the nearest right word.
+
+    Args:
+        error: of the parser.
+        arguments: of the command, after its name.
+        fields: what may stand in its config; None: in that of ``gspo fit``.
+    """
     if (mistake := mistake_of_plugin(error)) is not None:  # raised by the constructor of a plug-in
         return mistake
     text = str(error)
@@ -74,7 +80,7 @@ def explain(error: BaseException, arguments: Sequence[str] = ()) -> UserError:
     field = found.group(1) if found else ""
     if (own := _own_error(error, field)) is not None:
         return own
-    fields = _fields()
+    fields = _fields() if fields is None else fields
     try:
         fault = fields.fault(settings(arguments))
     except UserError as mistake:

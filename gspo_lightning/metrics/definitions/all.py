@@ -8,6 +8,7 @@ from gspo_lightning.metrics.definitions.drift import DRIFT
 from gspo_lightning.metrics.definitions.evaluation import EVALUATION
 from gspo_lightning.metrics.definitions.experts import MOE
 from gspo_lightning.metrics.definitions.noise import NOISE, STALENESS
+from gspo_lightning.metrics.definitions.preference import PREFERENCE
 from gspo_lightning.metrics.definitions.ratio import BY_MINI_BATCH, RATIO
 from gspo_lightning.metrics.definitions.response import RESPONSE
 from gspo_lightning.metrics.definitions.reward import REWARD
@@ -20,6 +21,6 @@ __all__ = ["METRICS"]
 
 METRICS: tuple[MetricSpec, ...] = (
     *COLD_START, *REWARD, *RESPONSE, *SOURCES, *RATIO, *BY_MINI_BATCH, *CLIP, *DRIFT, *UPDATE, *DATA, *COLLAPSE,
-    *STALENESS, *NOISE, *SPEED, *EVALUATION, *OBJECTIVE, *MOE,
+    *STALENESS, *NOISE, *SPEED, *EVALUATION, *OBJECTIVE, *MOE, *PREFERENCE,
 )  # fmt: skip
 """Every tag of a run."""

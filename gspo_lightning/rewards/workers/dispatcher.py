@@ -317,7 +317,9 @@ class Dispatcher:
 
 
 def _score(message: Mapping[str, Any]) -> Score:
-    return Score(message["r"], ScoreStatus(message["s"]), message["d"], message.get("m", {}), message.get("x", {}))
+    steps = tuple((int(end), float(score)) for end, score in message.get("p", ()))
+    logged, extra = message.get("m", {}), message.get("x", {})
+    return Score(message["r"], ScoreStatus(message["s"]), message["d"], logged, extra, steps)
 
 
 def _status_text(status: int) -> str:

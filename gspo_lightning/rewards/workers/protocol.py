@@ -6,7 +6,8 @@ text of the model has been through the worker.
 ======== ============================================================ ===============================================
 worker   ``{"t": "ready", "cpu"}``                                    rewards are loaded and prepared
 says     ``{"t": "score", "r", "s", "d", "cpu"}``                     verdict on the next sample of the task, in order;
-                                                                      ``m`` and ``x`` are what a function has logged
+                                                                      ``m`` and ``x`` are what a function has logged,
+                                                                      ``p`` ends and scores of steps
          ``{"t": "done", "mb", "cpu"}``                               the task is finished; megabytes of address space
          ``{"t": "raised", "id", "error", "trace"}``                  the plug-in raised; the task is dropped
          ``{"t": "refused", "field", "problem", "fix"}``              a :class:`UserError`; the task is dropped

@@ -146,7 +146,9 @@ def _limit_cpu(deadline_s: float) -> None:
 
 def _send(replies: int, score: Score) -> None:
     detail = score.detail[:_DETAIL_CHARACTERS]
-    logged = {key: dict(found) for key, found in (("m", score.logged), ("x", score.extra)) if found}
+    logged: dict[str, Any] = {key: dict(found) for key, found in (("m", score.logged), ("x", score.extra)) if found}
+    if score.steps:
+        logged["p"] = score.steps
     status = ScoreStatus(score.status).value
     _say(replies, t="score", r=score.reward, s=status, d=detail, cpu=time.process_time(), **logged)
 

@@ -1,0 +1,96 @@
+"""From scores of steps to advantages: one for each step of a response.
+
+As DeepSeekMath's process supervision (arXiv 2402.03300, section 4.1.3): the scores of all steps of a group are compared
+with each other, and a step's advantage is the sum of the compared scores from it on to the end of the response. What
+other rewards say of the whole response is compared as ever and added to all of its steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.advantages.base import Advantages
+from gspo_lightning.distributed import all_names, gather_rows, largest, rank_and_world
+from gspo_lightning.types import Rollout
+
+__all__ = ["add_steps", "equal_steps", "step_rewards"]
+
+
+def step_rewards(rollouts: Sequence[Rollout]) -> list[str]:
+    """Names of the rewards that have scored steps of any response, on any rank, sorted."""
+    return all_names({name for rollout in rollouts for name in rollout.steps})
+
+
+def equal_steps(group: Sequence[Rollout]) -> bool:
+    """Whether no reward tells one step of a group from another."""
+    names = {name for rollout in group for name in rollout.steps}
+    return all(len({score for r in _present(group) for _, score in r.steps.get(name, ())}) < 2 for name in names)
+
+
+def add_steps(
+    groups: Sequence[Sequence[Rollout]],
+    names: Sequence[str],
+    weights: Mapping[str, float],
+    advantages: Advantages,
+    device: torch.device,
+) -> None:
+    """Fill ``token_advantages``: ``advantage``, and what the steps add to it.
+
+    Args:
+        groups: P groups of G rollouts on this rank, with ``advantage``.
+        names: of the rewards that score steps, the same on every rank.
+        weights: of rewards by name; 1 where there is none.
+        advantages: the comparison within a group; its samples are the steps.
+        device: for the collective.
+    """
+    for group in groups:
+        for rollout in group:
+            rollout.token_advantages = torch.full((len(rollout.token_ids),), rollout.advantage)
+    for name in names:
+        compared = iter(_compared(groups, name, advantages, device))
+        for rollout in itertools.chain.from_iterable(groups):
+            steps = rollout.steps.get(name, ()) if _counts(rollout) else ()
+            values = torch.tensor([next(compared) for _ in steps], dtype=torch.float64)
+            later = weights.get(name, 1.0) * values.flip(0).cumsum(0).flip(0)
+            start = 0
+            for (end, _), value in zip(steps, later.tolist(), strict=True):
+                assert rollout.token_advantages is not None
+                rollout.token_advantages[start:end] += value
+                start = end
+    for rollout in itertools.chain.from_iterable(groups):
+        assert rollout.token_advantages is not None
+        rollout.token_advantages *= rollout.response_mask
+
+
+def _compared(
+    groups: Sequence[Sequence[Rollout]], name: str, advantages: Advantages, device: torch.device
+) -> list[float]:
+    """The compared scores of this rank's steps, response by response; statistics are over all ranks."""
+    rank, world = rank_and_world()
+    scores, owners = [], []
+    for number, group in enumerate(groups):
+        for rollout in _present(group):
+            own = [score for _, score in rollout.steps.get(name, ())]
+            scores += own
+            owners += [rank * len(groups) + number] * len(own)
+    width = largest(len(scores), device)
+    padded = torch.full((2, width), float("nan"), dtype=torch.float64)
+    padded[0, : len(scores)] = torch.tensor(scores, dtype=torch.float64)
+    padded[1, : len(scores)] = torch.tensor(owners, dtype=torch.float64)
+    everyone = gather_rows(padded.to(device)).cpu()  # [world, 2, width]
+    ids = everyone[:, 1].nan_to_num(0.0).to(torch.int64).flatten()
+    values: Tensor = advantages(everyone[:, 0].flatten(), ids).reshape(world, width)[rank, : len(scores)]
+    found: list[float] = values.tolist()
+    return found
+
+
+def _present(group: Sequence[Rollout]) -> list[Rollout]:
+    return [rollout for rollout in group if _counts(rollout)]
+
+
+def _counts(rollout: Rollout) -> bool:
+    return rollout.reward is not None and not rollout.masked

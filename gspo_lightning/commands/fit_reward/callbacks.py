@@ -1,0 +1,158 @@
+"""The callbacks of a run: those that a config names, checkpoints, and a progress bar."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
+from lightning.pytorch.utilities import rank_zero_only
+from tqdm.auto import tqdm
+
+from gspo_lightning.callbacks.checkpoints import link_last
+from gspo_lightning.callbacks.ranks import WatchRanks
+from gspo_lightning.commands.fit.callbacks import listed
+from gspo_lightning.errors import UserError
+from gspo_lightning.resume import is_held, manifests
+from gspo_lightning.unfinished import sweep
+
+__all__ = ["RewardProgress", "RunCheckpoint", "callbacks_of"]
+
+_KEPT = 2
+
+
+class RunCheckpoint(Checkpoint):
+    """Keeps the newest two checkpoints in ``checkpoints/`` of the run folder; ``last.ckpt`` links the newest.
+
+    Args:
+        every_n_steps: optimizer steps between two; the end of an epoch always writes one, after its evaluation.
+    """
+
+    def __init__(self, every_n_steps: int = 200) -> None:
+        super().__init__()
+        if every_n_steps < 1:
+            raise UserError("RunCheckpoint.every_n_steps", f"is {every_n_steps}; it must be at least 1")
+        self.every_n_steps = every_n_steps
+        self._folder = Path()
+        self._saved = -1
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Find the run folder, and remove what a killed run left half written."""
+        run = Path(trainer.log_dir or trainer.default_root_dir)
+        self._folder = run / "checkpoints"
+        if trainer.is_global_zero:
+            sweep(self._folder, alone=is_held(run))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A resumed run is already at a checkpoint."""
+        self._saved = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Save after every so many steps."""
+        if trainer.global_step % self.every_n_steps == 0:
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save when every pair of the epoch has been learnt from."""
+        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            self._save(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A limit may end the run within an epoch."""
+        self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        if trainer.global_step in (0, self._saved):
+            return
+        self._saved = trainer.global_step
+        path = self._folder / f"step-{trainer.global_step:08d}.ckpt"
+        trainer.save_checkpoint(path, weights_only=False)
+        if trainer.is_global_zero:
+            link_last(path)
+            for old, _ in [found for found in manifests(self._folder) if found[0].exists()][_KEPT:]:
+                trainer.strategy.remove_checkpoint(old)
+
+
+class RewardProgress(ProgressBar):
+    """Counts optimizer steps, and shows accuracy on the pairs of the last one and on held-out pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bar: Any = None
+        self._enabled = True
+
+    def disable(self) -> None:
+        """Lightning silences every rank but the first."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """The inverse."""
+        self._enabled = True
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Open the bar at the position of a resumed run."""
+        total = trainer.estimated_stepping_batches
+        self._bar = tqdm(
+            total=None if math.isinf(total) else int(total), initial=trainer.global_step, desc="reward model",
+            unit="update", disable=not self._enabled, dynamic_ncols=True,
+            mininterval=0.2 if sys.stderr.isatty() else 5.0,
+        )  # fmt: skip
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Perhaps one more update."""
+        if self._bar is not None and trainer.global_step > self._bar.n:
+            self._bar.update(trainer.global_step - self._bar.n)
+            self._bar.set_postfix_str(describe(pl_module), refresh=False)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Close the bar."""
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Close the bar before anything is printed about what went wrong."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class SayHowToGoOn(Callback):
+    """After Ctrl-C: from which checkpoint the run goes on."""
+
+    @rank_zero_only
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Say it."""
+        if isinstance(exception, KeyboardInterrupt):
+            last = Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints" / "last.ckpt"
+            there = f"Resume with: --ckpt_path {last}" if last.exists() else "No checkpoint was written yet."
+            print(f"Interrupted after {trainer.global_step} updates. {there}", file=sys.stderr)
+
+
+def describe(module: Any) -> str:
+    """``accuracy 0.71, held-out 0.69`` from the latest numbers."""
+    parts = [f"accuracy {module.last_update['reward_model/accuracy']:.2f}"] if module.last_update else []
+    if module.evaluations:
+        parts.append(f"held-out {module.evaluations[-1][1].accuracy.value:.2f}")
+    return ", ".join(parts)
+
+
+def callbacks_of(chosen: Mapping[str, Any]) -> list[Callback]:
+    """What the user chose first; of ours, none of a class that is there already.
+
+    Args:
+        chosen: the trainer's settings, its callbacks made.
+    """
+    given = listed(chosen.get("callbacks"))
+    own: list[Callback] = [WatchRanks(), SayHowToGoOn()]
+    if chosen.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in given):
+        own.append(RewardProgress())
+    if chosen.get("enable_checkpointing") is not False:
+        own.append(RunCheckpoint())
+    theirs = {type(c) for c in given}
+    return [*given, *(c for c in own if type(c) not in theirs)]

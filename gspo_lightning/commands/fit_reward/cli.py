@@ -1,0 +1,166 @@
+"""LightningCLI for reward models: a config becomes a trainer, a module and a data module."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from gspo_lightning.callbacks import AtomicCheckpointIO
+from gspo_lightning.commands.fit.callbacks import listed
+from gspo_lightning.commands.fit.cli import Parser
+from gspo_lightning.commands.fit.defaults import DEFAULT_ROOT
+from gspo_lightning.commands.fit.fields import Fields
+from gspo_lightning.commands.fit.loggers import loggers_of
+from gspo_lightning.commands.fit.one_writer import agree_first
+from gspo_lightning.commands.fit.run_folder import check_writable, runs_of
+from gspo_lightning.commands.fit.saved_config import SavedConfig
+from gspo_lightning.commands.fit_reward.callbacks import callbacks_of
+from gspo_lightning.commands.fit_reward.finish import finish
+from gspo_lightning.errors import UserError
+from gspo_lightning.policy.threads import few_threads, width_of
+from gspo_lightning.resume import Resumption, Writer
+from gspo_lightning.resume.versions import versions
+from gspo_lightning.reward_models import PreferenceDataModule, RewardModule
+from gspo_lightning.strategies.checks import check_strategy
+from gspo_lightning.training.checks import check_device
+
+__all__ = ["RewardCLI", "fields"]
+
+DEFAULTS: dict[str, Any] = {
+    "trainer.default_root_dir": DEFAULT_ROOT,
+    "trainer.gradient_clip_val": 1.0,
+    "trainer.num_sanity_val_steps": 0,
+    "trainer.log_every_n_steps": 1,
+    "trainer.max_epochs": 1,
+    "trainer.accelerator": "auto",
+    "trainer.enable_model_summary": False,
+}
+"""Field -> value, where it is another one than Lightning's or none."""
+_PRECISIONS = ("32", "32-true", "bf16-mixed")
+
+
+def fields() -> Fields:
+    """What may stand in a config."""
+    values = {"seed_everything": int, "plugins": list[str] | str, "allow_changed_config": bool, "ckpt_path": str | None}
+    sections = {**values, "trainer": Trainer, "model": RewardModule, "data": PreferenceDataModule}
+    return Fields(sections, {"model.optimizer": torch.optim.AdamW})
+
+
+class RewardCLI(LightningCLI):
+    """The YAML tree: seed_everything, plugins, trainer, model, data."""
+
+    @classmethod
+    def run(cls, arguments: list[str]) -> None:
+        """Train as the arguments say, judge and export."""
+        with ExitStack() as until_over:
+            cls.writer = until_over.enter_context(Writer())
+            cli = cls(
+                RewardModule,
+                PreferenceDataModule,
+                args=arguments,
+                seed_everything_default=1,
+                parser_kwargs={"exit_on_error": False, "dump_header": [f"{k} {v}" for k, v in versions().items()]},
+                parser_class=Parser,
+                save_config_callback=SavedConfig,
+                save_config_kwargs={"overwrite": True},
+                auto_configure_optimizers=False,
+                run=False,
+            )
+            until_over.enter_context(few_threads(width_of(cli.model.settings), cli.trainer.strategy.root_device))
+            cli.train()
+
+    def _parse_ckpt_path(self) -> None:
+        """Not as in Lightning: no setting comes out of a checkpoint, least of all which model's code is trusted."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Words of our own, and defaults that work."""
+        parser.add_argument("--ckpt_path", type=str | None, default=None, help="A checkpoint, or last.")
+        parser.add_argument("--plugins", type=list[str] | str, default=[], help="Files that add prompt sets.")
+        parser.add_argument(
+            "--allow_changed_config",
+            type=bool,
+            default=False,
+            help="Resume although the config or the pairs have changed their meaning.",
+        )
+        parser.link_arguments("seed_everything", "model.seed")
+        parser.link_arguments("seed_everything", "data.seed")
+        parser.set_defaults(DEFAULTS)
+
+    def before_instantiate_classes(self) -> None:
+        """Refuse what cannot work, and find the checkpoint that ``last`` means."""
+        config = self.config
+        if isinstance(config.seed_everything, bool):
+            raise UserError("seed_everything", "must be a number: a run has a seed that can be repeated")
+        check_trainer(config.trainer)
+        if not config.ckpt_path:
+            check_writable(runs_of(config))
+        self.resumption = Resumption.of(config.ckpt_path, runs_of(config), writer=self.writer)
+        check_writable(self.resumption.run or runs_of(config))
+        plugins = [config.plugins] if isinstance(config.plugins, str) else list(config.plugins or [])
+        self.resumption.check_config(config.as_dict(), versions(), plugins)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Add the logger of the run folder, the callbacks and the atomic checkpoint writer to what the user chose."""
+        chosen = self._get(self.config_init, "trainer")
+        kwargs["logger"] = loggers_of(chosen.get("logger"), self.config, True, self.resumption)
+        kwargs["callbacks"] = callbacks_of(chosen)
+        kwargs["plugins"] = [*listed(chosen.get("plugins")), AtomicCheckpointIO()]
+        try:
+            trainer = super().instantiate_trainer(**kwargs)
+        except (MisconfigurationException, TypeError, ValueError, ImportError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError("trainer", " ".join(str(error).split())) from error  # Lightning's words name the field
+        agree_first(trainer, self.resumption, self.writer)
+        return trainer
+
+    def train(self) -> None:
+        """Read the pairs, train, and leave results, picture and model in the run folder."""
+        module, data, trainer = self.model, self.datamodule, self.trainer
+        check_device(str(trainer.precision), module.settings.dtype, trainer.strategy.root_device)
+        module.prepare(data)
+        module.provenance = self.resumption.check_prompts(data.fingerprints())
+        try:
+            trainer.fit(
+                module, data, ckpt_path=self.resumption.path, weights_only=True if self.resumption.path else None
+            )
+        except MisconfigurationException as error:
+            raise UserError("trainer", " ".join(str(error).split())) from error
+        finish(module, data, trainer, Path(trainer.log_dir or trainer.default_root_dir), self.config.as_dict())
+
+
+def check_trainer(chosen: Any) -> None:
+    """Refuse settings of the trainer that mean nothing here, or another thing than elsewhere.
+
+    Raises:
+        UserError: such a setting.
+    """
+    if chosen.accumulate_grad_batches != 1:
+        raise UserError(
+            "trainer.accumulate_grad_batches",
+            f"is {chosen.accumulate_grad_batches}, but it follows from data.batch_size and data.micro_batch_size",
+            fix="leave it out, and set data.batch_size to the pairs of an optimizer step over all ranks",
+        )
+    if chosen.precision is not None and str(chosen.precision) not in _PRECISIONS:
+        raise UserError(
+            "trainer.precision", f"is {chosen.precision!r}; it must be one of {', '.join(_PRECISIONS)}",
+            fix="use bf16-mixed with model.dtype: float32, or 32-true",
+        )  # fmt: skip
+    if chosen.get("barebones") or chosen.get("fast_dev_run"):
+        name = "barebones" if chosen.get("barebones") else "fast_dev_run"
+        raise UserError(f"trainer.{name}", "forbids the logger and checkpoints that every run has", fix="leave it out")
+    for name in ("limit_train_batches", "overfit_batches"):
+        if (value := chosen.get(name)) not in (None, 0.0) and value != 1.0:
+            problem = f"is {value}, but counts micro-batches and would end an epoch within an optimizer step"
+            raise UserError(f"trainer.{name}", problem, fix="use trainer.max_steps, which counts optimizer steps")
+    strategy = chosen.strategy.get("class_path") if hasattr(chosen.strategy, "get") else chosen.strategy
+    if isinstance(strategy, str) and (strategy.startswith("fsdp") or strategy.endswith("FSDPStrategy")):
+        problem = f"is {strategy}, but reward models are sharded by FSDP2 only"
+        raise UserError("trainer.strategy", problem, fix="use --config fsdp2, or strategy: ddp")
+    check_strategy(chosen.strategy)

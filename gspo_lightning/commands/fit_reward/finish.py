@@ -1,0 +1,80 @@
+"""What a run leaves behind: ``results.json``, ``report.png``, and the model as a folder in transformers format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from gspo_lightning.callbacks.run_logger import scalars_of
+from gspo_lightning.resume import write_text
+from gspo_lightning.resume.versions import versions
+from gspo_lightning.reward_models import PreferenceDataModule, RewardModule
+from gspo_lightning.reward_models.export import export
+from gspo_lightning.reward_models.held_out import HeldOut
+from gspo_lightning.reward_models.picture import draw
+from gspo_lightning.reward_models.weights import reward_model_of
+
+__all__ = ["MODEL", "PICTURE", "RESULTS", "finish"]
+
+RESULTS, PICTURE, MODEL = "results.json", "report.png", "model"
+
+
+def finish(
+    module: RewardModule, data: PreferenceDataModule, trainer: Trainer, folder: Path, config: Mapping[str, Any]
+) -> None:
+    """Write all three on the first rank, and say what was found.
+
+    Args:
+        module: trained.
+        data: its pairs.
+        trainer: that trained it.
+        folder: of the run.
+        config: of the command.
+    """
+    if not trainer.is_global_zero:
+        return
+    found = module.evaluations[-1][1]
+    results = {
+        "held_out": found.as_dict(),
+        "updates": trainer.global_step,
+        "pairs": {name: len(rows) for name, rows in data.rows.items()},
+        "dropped": {name: asdict(dropped) for name, dropped in data.dropped.items()},
+        "data": data.fingerprints(),
+        "reads": data.reads,
+        "model": module.settings.name_or_path,
+        "seed": data.seed,
+        "versions": versions(),
+    }
+    write_text(folder / RESULTS, json.dumps(results, indent=2) + "\n")
+    draw(folder / PICTURE, _curves(trainer), found, module.held_out_margins)
+    content = {
+        "config": json.loads(json.dumps(dict(config), default=str)), "results": results, "data": data.fingerprints(),
+        "versions": versions(), "reads": data.reads, "picture": folder / PICTURE,
+    }  # fmt: skip
+    export(
+        folder / MODEL, reward_model_of(module.settings, module.whole_weights()), module.tokenizer, data.reads, content
+    )
+    print(describe(found))
+    print(f"results: {folder / RESULTS}, {PICTURE}\nmodel:   {folder / MODEL}")
+
+
+def describe(found: HeldOut) -> str:
+    """One line."""
+    low, high = found.accuracy.low, found.accuracy.high
+    interval = "" if low is None or high is None else f" (95% interval {low:.3f} to {high:.3f})"
+    return (
+        f"held-out accuracy {found.accuracy.value:.3f}{interval}, calibration error {found.ece:.3f}, "
+        f"{found.pairs:,} pairs of {found.prompts:,} prompts"
+    )
+
+
+def _curves(trainer: Trainer) -> dict[str, list[tuple[int, float]]]:
+    scalars = scalars_of(trainer.loggers)
+    if scalars is None:
+        return {}
+    return {tag: list(zip(s.steps.tolist(), s.values.tolist(), strict=True)) for tag, s in scalars.series().items()}

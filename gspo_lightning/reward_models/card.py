@@ -1,0 +1,129 @@
+"""The model card of a reward model: what it came from, what it learnt from, and how far it can be trusted.
+
+Paths of the machine that trained stay there: of a file its name is written, of a hub id the id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gspo_lightning.policy.tiny import TINY_MODELS
+
+__all__ = ["CARD", "card"]
+
+CARD = "README.md"
+SETTINGS = {
+    "learning rate": ("model", "optimizer", "init_args", "lr"),
+    "coefficient of the centred rewards": ("model", "center_rewards_coefficient"),
+    "adapters": ("model", "lora"),
+    "pairs per update": ("data", "batch_size"),
+    "epochs": ("trainer", "max_epochs"),
+    "precision": ("trainer", "precision"),
+    "seed": ("seed_everything",),
+}
+"""Row of the card -> path in the config."""
+
+
+def card(content: Mapping[str, Any]) -> str:
+    """The page, with the header that the hub reads.
+
+    Args:
+        content: ``config``, ``results`` (of ``results.json``), ``data`` (fingerprints), ``versions``, ``reads`` and
+            ``picture`` (or None).
+    """
+    parts = (_header(content), _introduction(content), *_training(content), *_data(content), *_results(content))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _setting(config: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    value: Any = config
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _is_hub_id(name: str) -> bool:
+    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(name).exists()
+
+
+def _shown(source: Any) -> str:
+    """A hub id as it is, of a path its last part, of a prompt set its class."""
+    if isinstance(source, Mapping):
+        return str(source.get("class_path")).rpartition(".")[2]
+    return str(source) if _is_hub_id(str(source).split(":")[0]) else Path(str(source)).name
+
+
+def _header(content: Mapping[str, Any]) -> str:
+    from huggingface_hub import ModelCardData
+
+    config = content["config"]
+    base = str(config["model"]["name_or_path"])
+    sources = [config["data"].get(which) for which in ("train", "val")]
+    hub = {text.split(":")[0] for text in sources if isinstance(text, str) and _is_hub_id(text.split(":")[0])}
+    data = ModelCardData(
+        base_model=base if _is_hub_id(base) else None,
+        datasets=sorted(hub) or None,
+        library_name="transformers",
+        pipeline_tag="text-classification",
+        tags=["reward-model", "gspo_lightning"],
+    )
+    return f"---\n{data.to_yaml()}\n---"
+
+
+def _introduction(content: Mapping[str, Any]) -> str:
+    base = str(content["config"]["model"]["name_or_path"])
+    origin = f"[{base}](https://huggingface.co/{base})" if _is_hub_id(base) else f"`{Path(base).name}`"
+    built = ", a tiny model that is built from a config" if base in TINY_MODELS else ""
+    reads = content["reads"]
+    text = ', "text": "chat"' if reads == "chat" else ""
+    how = "as the chat template writes them" if reads == "chat" else "joined to one text"
+    return (
+        f"# A reward model from {Path(base).name}\n\n{origin}{built}, with one output, trained on preference pairs by "
+        f"the Bradley-Terry loss with gspo_lightning. It reads a prompt and an answer {how}, and returns a reward "
+        "whose differences are log-odds: an answer is preferred to another with probability sigmoid(difference).\n\n"
+        f'```bash\ngspo score --reward \'SequenceClassificationReward:{{"name_or_path": "FOLDER"{text}}}\' '
+        "--input answers.jsonl --output scores.jsonl\n```"
+    )
+
+
+def _training(content: Mapping[str, Any]) -> Iterator[str]:
+    rows = ["| | |\n|---|---|", f"| updates | {content['results']['updates']:,} |"]
+    for words, path in SETTINGS.items():
+        if (value := _setting(content["config"], path)) is not None:
+            rows.append(f"| {words} | {value} |")
+    yield "## Training"
+    yield "\n".join(rows)
+
+
+def _data(content: Mapping[str, Any]) -> Iterator[str]:
+    dropped = content["results"]["dropped"]
+    rows = ["| | source | pairs | too long | identical answers | SHA-256 |\n|---|---|---|---|---|---|"]
+    for which, found in content["data"].items():
+        source = _shown(content["config"]["data"][which])
+        left_out = dropped.get(which, {})
+        rows.append(
+            f"| {which} | `{source}` | {found['prompts']:,} | {left_out.get('too_long', 0):,} | "
+            f"{left_out.get('identical', 0):,} | `{found['sha256'][:16]}` |"
+        )
+    yield "## Data"
+    yield "\n".join(rows)
+
+
+def _results(content: Mapping[str, Any]) -> Iterator[str]:
+    found = content["results"]["held_out"]
+    accuracy = found["accuracy"]
+    interval = "-" if accuracy["low"] is None else f"{accuracy['low']:.3f} to {accuracy['high']:.3f}"
+    yield f"## {found['pairs']:,} held-out pairs of {found['prompts']:,} prompts"
+    yield (
+        "| metric | value | 95% interval for new prompts |\n|---|---|---|\n"
+        f"| accuracy | {accuracy['value']:.3f} | {interval} |\n"
+        f"| expected calibration error | {found['ece']:.3f} | |\n"
+        f"| loss, nats per pair | {found['loss']:.3f} | |\n"
+        f"| mean reward, standard deviation | {found['reward']:.2f}, {found['spread']:.2f} | |"
+    )
+    if content.get("picture") is not None:
+        yield f"![Loss, accuracy, calibration and margins]({Path(content['picture']).name})"
+    yield "## Versions"
+    yield ", ".join(f"{name} {version}" for name, version in content["versions"].items()) + "."

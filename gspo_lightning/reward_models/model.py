@@ -1,0 +1,156 @@
+"""The model: a transformers sequence classifier with one output whose head computes in float32 and starts at zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.policy.loading import load_config
+from gspo_lightning.policy.loading_lock import LOADING
+from gspo_lightning.policy.lora import add_adapters
+from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.tiny import TINY_MODELS, tiny_config
+from gspo_lightning.randomness import Purpose, stream
+from gspo_lightning.resume.reading import fault_of
+
+__all__ = ["head_of", "layers_of", "load_reward_model"]
+
+
+class _Float32Linear(nn.Linear):
+    """Computes in float32 or wider, whatever autocast says: bfloat16 rounds a reward of 5 by up to 0.02."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            dtype = torch.promote_types(hidden.dtype, torch.float32)
+            bias = None if self.bias is None else self.bias.to(dtype)
+            return F.linear(hidden.to(dtype), self.weight.to(dtype), bias)
+
+
+def load_reward_model(settings: ModelSettings) -> PreTrainedModel:
+    """Load it, in train mode, with dropout off; the same weights for the same seed.
+
+    A head that the model does not have yet starts at zero, so that all rewards are 0 before the first update. With
+    adapters, the head is trained beside them and everything else is frozen.
+
+    Raises:
+        UserError: the model cannot be found or loaded, or lacks other weights than those of its head.
+    """
+    with LOADING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream(settings.seed, Purpose.INITIALISATION) % (1 << 63))
+        model = _tiny(settings) if settings.name_or_path in TINY_MODELS else _pretrained(settings)
+    if settings.attn_implementation and settings.name_or_path in TINY_MODELS:
+        model.set_attn_implementation(settings.attn_implementation)
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = False
+    _without_dropout(model)
+    if settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if settings.lora is not None:
+        add_adapters(model.base_model, settings.lora, settings.seed)
+    head_of(model).__class__ = _Float32Linear
+    return model.train()
+
+
+def head_of(model: PreTrainedModel) -> nn.Linear:
+    """The linear layer whose only output is the reward.
+
+    Raises:
+        UserError: there is none, or more than one.
+    """
+    found = [module for _, module in _outside(model) if isinstance(module, nn.Linear) and module.out_features == 1]
+    if len(found) != 1:
+        raise UserError(
+            "model.name_or_path",
+            f"{type(model).__name__} has {len(found)} linear heads with one output, but a reward model needs one",
+            fix="use a model whose family has a sequence classifier (Qwen, Llama, Gemma, BERT ...)",
+        )
+    return found[0]
+
+
+def layers_of(model: PreTrainedModel) -> list[nn.Module]:
+    """The layers that are sharded each for itself.
+
+    Raises:
+        UserError: the model has none that transformers marks.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        problem = f"cannot shard {type(model).__name__}: it has no layers that transformers marks"
+        raise UserError("trainer.strategy", problem, fix="use strategy: ddp")
+    return layers
+
+
+def _tiny(settings: ModelSettings) -> PreTrainedModel:
+    config = _one_output(tiny_config(settings.name_or_path, settings.config_overrides))
+    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)
+    _start_at_zero(model)
+    return model.to(torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype))
+
+
+def _pretrained(settings: ModelSettings) -> PreTrainedModel:
+    config = _one_output(load_config(settings))
+    try:
+        model: PreTrainedModel
+        model, report = AutoModelForSequenceClassification.from_pretrained(
+            settings.name_or_path,
+            config=config,
+            output_loading_info=True,
+            revision=settings.revision,
+            trust_remote_code=settings.trust_remote_code,
+            dtype=settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype),
+            **({"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}),
+        )
+    except Exception as error:  # shapes that do not fit, a package that is missing, a family without a classifier
+        raise UserError(
+            "model.name_or_path",
+            f"{settings.name_or_path!r} cannot be loaded as a reward model: {fault_of(error)}",
+            fix="give a model whose family has a sequence classifier, or a reward model with one output",
+        ) from error
+    head = {f"{name}." for name, _ in _outside(model)}
+    missing = sorted(report["missing_keys"])
+    if lost := [name for name in missing if not any(name.startswith(prefix) for prefix in head)]:
+        raise UserError(
+            "model.name_or_path",
+            f"{settings.name_or_path!r} lacks {len(lost)} weights (such as {lost[0]}): they would be random",
+            fix="use a complete checkpoint",
+        )
+    if missing:
+        _start_at_zero(model)
+    return model
+
+
+def _one_output(config: PretrainedConfig) -> PretrainedConfig:
+    config.num_labels = 1
+    config.problem_type = None
+    if getattr(config, "pad_token_id", None) is None:  # a batch of decoder rows needs one to find its last tokens
+        ends = getattr(config, "eos_token_id", None)
+        config.pad_token_id = ends[0] if isinstance(ends, list) else ends
+    return config
+
+
+def _start_at_zero(model: PreTrainedModel) -> None:
+    head = head_of(model)
+    nn.init.zeros_(head.weight)
+    if head.bias is not None:
+        nn.init.zeros_(head.bias)
+
+
+def _outside(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that are no part of the backbone."""
+    backbone = set(model.base_model.modules())
+    yield from ((name, module) for name, module in model.named_modules() if name and module not in backbone)
+
+
+def _without_dropout(model: nn.Module) -> None:
+    """Rates of dropout to 0: the gradient of a batch does not depend on how it is cut."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            drops = isinstance(module, nn.modules.dropout._DropoutNd) and name == "p"
+            if (drops or "drop" in name) and isinstance(value, float):
+                setattr(module, name, 0.0)

@@ -1,0 +1,90 @@
+"""Rewards that judge a response step by step (process rewards)."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.rewards.base import Reward
+from gspo_lightning.rewards.scores import to_score
+from gspo_lightning.rewards.types import Sample, Score
+
+__all__ = ["StepReward", "split_steps"]
+
+
+class StepReward(Reward):
+    """A judge of the steps of a completion: each gets a score, and in training an advantage of its own.
+
+    Subclasses define :meth:`score_steps`. A step ends behind ``marker``, the last one where the completion ends; what
+    is white space only belongs to the step before it. The reward of the completion is the mean of its steps' scores:
+    what logs show, and what tells a dead group. The advantages come from the single scores
+    (:mod:`gspo_lightning.advantages.steps`), and the objective must take one per token or per segment.
+
+    >>> class _Short(StepReward):
+    ...     def score_steps(self, steps: Sequence[str], sample: Sample) -> list[float]:
+    ...         return [float(len(step) < 5) for step in steps]
+    >>> score = _Short().score_one(Sample("0", "?", "one\\nand two\\n"))
+    >>> score.reward, score.steps
+    (0.5, ((4, 1.0), (12, 0.0)))
+
+    Args:
+        marker: text that ends a step, a line feed unless another is given.
+    """
+
+    def __init__(self, marker: str = "\n") -> None:
+        if not marker:
+            raise UserError(f"{type(self).__name__}.marker", "is empty; it must be the text that ends a step")
+        self.marker = marker
+
+    @abstractmethod
+    def score_steps(self, steps: Sequence[str], sample: Sample) -> Sequence[float]:
+        """One finite number per step, in order.
+
+        Args:
+            steps: of the completion; joined they are all of it.
+            sample: prompt, completion and the columns of the record.
+        """
+
+    def score(self, sample: Sample) -> Score:
+        """The mean over the steps, with the score of each; a completion without a step is the model's mistake."""
+        ends = split_steps(sample.completion, self.marker)
+        if not ends:
+            return Score.model_error("no steps")
+        name = type(self).__name__
+        steps = [sample.completion[start:end] for start, end in zip((0, *ends), ends, strict=False)]
+        found: Any = self.score_steps(steps, sample)
+        if isinstance(found, str | bytes) or not isinstance(found, Sequence) or len(found) != len(steps):
+            count = f"{len(found)} scores" if isinstance(found, Sequence) else f"a {type(found).__name__}"
+            raise UserError(
+                f"rewards.{name}",
+                f"sample {sample.id}: score_steps returned {count} for {len(steps)} steps",
+                fix="return one number per step, in order",
+            )
+        scores = [to_score(value, name, sample.id).reward for value in found]
+        if any(score is None for score in scores):
+            return Score.missing("a step has no score")
+        values = [score for score in scores if score is not None]
+        return Score(sum(values) / len(values), steps=tuple(zip(ends, values, strict=True)))
+
+
+def split_steps(completion: str, marker: str) -> tuple[int, ...]:
+    """Where each step ends: places in the completion, rising, the last one its length; none of white space alone.
+
+    >>> split_steps("a\\n\\nb\\nc", "\\n"), split_steps("a;b;", ";"), split_steps(" \\n", "\\n")
+    ((3, 5, 6), (2, 4), ())
+    """
+    pieces = [match.end() for match in re.finditer(re.escape(marker), completion)]
+    if not pieces or pieces[-1] < len(completion):
+        pieces.append(len(completion))
+    ends: list[int] = []
+    start = 0
+    for end in pieces:
+        if completion[start:end].replace(marker, "").strip():
+            ends.append(end)
+        elif ends:
+            ends[-1] = end
+        start = end if ends else 0
+    return tuple(ends)

@@ -1,0 +1,83 @@
+"""A reward that scores steps, in real runs: each step has its advantage; objectives without room for it are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from gspo_lightning.policy.tiny import character_tokenizer
+from gspo_lightning.rewards.steps import split_steps
+from gspo_lightning.types import MicroBatch
+from tests.runs import runs
+
+REWARD = {"steps": {"class_path": "BriefSteps", "init_args": {"marker": "x"}}}
+STEPS = [
+    "--model.cold_start=null", f"--plugins={Path(__file__).with_name('stepwise.py')}",
+    f"--data.rewards={json.dumps(REWARD)}", "--data.advantages=GroupMean", "--trainer.max_epochs=1",
+    "--trainer.num_sanity_val_steps=0", "--data.val=null",
+]  # fmt: skip
+GIVEN = ["--model.objective=Segment", "--model.objective.by=given"]
+
+
+def by_hand(part: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and segments from the tokens alone: a token is a character, an end token belongs to the last step."""
+    tokenizer = character_tokenizer()
+    ends, scores = [], []
+    for ids, length in zip(part.response_ids, part.response_lengths.tolist(), strict=True):
+        places = [*split_steps(tokenizer.decode(ids[:length], skip_special_tokens=True), "x")]
+        scores.append([1 - (b - a) / 10 for a, b in zip([0, *places], places, strict=False)])
+        ends.append([*places[:-1], length] if places else [])
+    advantages = torch.zeros(part.response_mask.shape)
+    segments = torch.zeros(part.response_mask.shape, dtype=torch.int64)
+    assert part.prompt_index is not None
+    for row, prompt in enumerate(part.prompt_index.tolist()):
+        group = [scores[i] for i, other in enumerate(part.prompt_index.tolist()) if other == prompt]
+        pooled = [score for own in group for score in own]
+        mean = sum(pooled) / max(1, len(pooled))
+        start = 0
+        for number, end in enumerate(ends[row]):
+            advantages[row, start:end] = sum(score - mean for score in scores[row][number:])
+            segments[row, start:end] = number
+            start = end
+    return advantages * part.response_mask, segments
+
+
+@pytest.mark.parametrize("objective", [GIVEN, ["--model.objective=GSPOToken"]])
+def test_every_step_has_the_advantage_that_its_scores_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: list[str]
+) -> None:
+    seen = runs.handed_out(monkeypatch)
+    run = runs.fit(tmp_path, *STEPS, *objective, "--data.max_tokens_per_micro_batch=4096")
+    assert runs.summary(run)["updates"] == len(seen) == 2
+    several = 0
+    for batch in seen:
+        for part in batch.micro_batches:
+            advantages, segments = by_hand(part)
+            assert part.segments is not None
+            torch.testing.assert_close(part.advantages, advantages, atol=1e-5, rtol=1e-5)
+            assert bool((part.segments == segments)[part.response_mask].all())
+            several += int((segments.amax(dim=1) > 0).sum())
+    assert several > 2  # responses of more than one step
+    norms = [value for _, value in runs.scalars(run)["optim/gradient_norm"]]
+    assert all(0 < value < float("inf") for value in norms)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ([], "data.rewards.steps: scores steps, but GSPO takes one advantage per response"),
+        (["--model.objective=LUSPO"], "data.rewards.steps: scores steps, but LUSPO takes one advantage per response"),
+        (
+            [*GIVEN, "--data.combine_rewards=normalised_separately"],
+            "data.combine_rewards: is 'normalised_separately', but data.rewards.steps scores steps",
+        ),
+    ],
+)
+def test_what_cannot_use_steps_is_refused_at_start(
+    tmp_path: Path, more: list[str], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs.fit(tmp_path, *STEPS, *more, code=2)
+    assert f"error: {message}" in capfd.readouterr().err
