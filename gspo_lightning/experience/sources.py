@@ -20,7 +20,29 @@ from gspo_lightning.rollouts import RolloutSource
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["check_context", "check_rewards", "check_sources", "read_sets", "training_order"]
+__all__ = ["EXAMPLE", "check_context", "check_rewarded", "check_rewards", "check_sources", "read_sets", "training_order"]
+
+
+EXAMPLE = "rewards: {correct: ExactMatch}"
+"""What a message shows."""
+
+
+def check_rewarded(rewards: Mapping[str, Judge], stage: str, val: object) -> None:
+    """Only training that follows a teacher does without rewards; held-out answers are always judged.
+
+    Raises:
+        UserError: they cannot be judged.
+    """
+    if rewards:
+        return
+    if stage != "fit":
+        raise UserError("data.rewards", "is empty, but answers are to be judged", fix=f"name one, for example {EXAMPLE}")
+    if val is not None:
+        raise UserError(
+            "data.val",
+            "names held-out prompts, but without data.rewards nothing judges the answers",
+            fix="set data.val: null, or keep a reward that only measures (data.reward_weights: {correct: 0})",
+        )
 
 
 def check_sources(
@@ -41,8 +63,12 @@ def check_sources(
             f"needs a rollout source that can go on with a response; {type(rollouts).__name__} cannot",
             fix="use GroupedSampler or VLLMServer, or 0 for no partial rollouts",
         )
-    if not rewards:
-        raise UserError("data.rewards", "is empty", fix="name at least one, for example rewards: {correct: ExactMatch}")
+    if not rewards and settings.resample_dead_groups:
+        raise UserError(
+            "data.resample_dead_groups",
+            "needs data.rewards: without rewards every group is dead",
+            fix="use 0, or name a reward",
+        )
     for name in weights:
         if name not in rewards:
             raise UserError("data.reward_weights", f"{name!r} is no reward; {did_you_mean(name, rewards)}")

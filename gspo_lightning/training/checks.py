@@ -21,6 +21,7 @@ from gspo_lightning.prompts.specials import check_turn_end
 from gspo_lightning.strategies.base import has_whole_weights, sharding_of
 from gspo_lightning.strategies.checks import check_strategy
 from gspo_lightning.training.data import PromptDataModule
+from gspo_lightning.training.teacher import TeacherModel, check_teacher
 from gspo_lightning.training.trainer_checks import check_trainer
 from gspo_lightning.types import SamplingParams
 
@@ -46,6 +47,7 @@ class RunModule(Protocol):
     segment_delimiters: list[str]
     allow_unusual_clip: bool
     routing_replay: Replay
+    teacher_model: TeacherModel | None
 
 
 def check_run(data: PromptDataModule, module: RunModule, trainer: Trainer) -> None:
@@ -55,6 +57,7 @@ def check_run(data: PromptDataModule, module: RunModule, trainer: Trainer) -> No
         UserError: one is broken.
     """
     _check_objective(data, module)
+    check_teacher(module.teacher_model, module.objective, data, trainer)
     _check_replay(data, module)
     check_trainer(data, module.meter.level, trainer)
     check_precision(str(trainer.precision))

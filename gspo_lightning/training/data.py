@@ -20,9 +20,9 @@ from gspo_lightning.experience.collect import Experience
 from gspo_lightning.experience.iteration import Iteration, Sampled
 from gspo_lightning.experience.learner import Learner
 from gspo_lightning.experience.loader import ExperienceLoader, PromptLoader, part_of
-from gspo_lightning.experience.respond import Responder, total_steps
+from gspo_lightning.experience.respond import Responder, Unrewarded, total_steps
 from gspo_lightning.experience.settings import ExperienceSettings
-from gspo_lightning.experience.sources import check_context, check_rewards, check_sources, read_sets, training_order
+from gspo_lightning.experience.sources import check_context, check_rewarded, check_rewards, check_sources, read_sets, training_order
 from gspo_lightning.packing.memory import MemoryLimit
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts import Curriculum, Mixture, PromptSet
@@ -58,7 +58,8 @@ class PromptDataModule(LightningDataModule):
         columns: our word -> the data's (``{prompt: question, answer: solution}``). A dot reaches into a column
             (``reward_model.ground_truth``), a list takes several as one mapping.
         rewards: name -> reward, or ``{by: <column>, <value>: <reward>, ...}`` where a column of the record says which
-            one judges; the total is their weighted sum. Sources of a ``Mixture`` may bring their own.
+            one judges; the total is their weighted sum. Sources of a ``Mixture`` may bring their own. None are needed
+            where a teacher alone is followed (``model.teacher``).
         reward_weights: name -> weight, 1 where not given; or a list of all weights in the order of the rewards.
         reward_workers: worker processes for rewards; None leaves one core to the trainer.
         reward_deadline_s: seconds of CPU time one sample may take in a reward.
@@ -212,6 +213,7 @@ class PromptDataModule(LightningDataModule):
         Raises:
             UserError: prompts, rewards or rollouts that cannot serve, and why.
         """
+        check_rewarded(self.rewards, stage, self.val)
         check_stop_strings(self.settings.stop_strings, tokenizer)
         read_sets(self.sets, stage, tokenizer, self.evaluation.limit, world)
         check_context(self.longest, context)
@@ -224,7 +226,7 @@ class PromptDataModule(LightningDataModule):
                     groups=s.prompts_per_rollout // world, max_carry=s.max_carry,
                 )  # fmt: skip
         (self.rollouts if stage == "fit" else self.rollouts.for_evaluation()).open(self.longest)
-        if self._runner is None:  # the workers start now: their import time hides behind the model's
+        if self._runner is None and self.rewards:  # the workers start now: their import time hides behind the model's
             check_rewards(self.runner, self.sets, self.rollouts)
 
     def bind(self, learner: Learner, folder: Path, *, distributions: bool = True) -> None:
@@ -237,8 +239,9 @@ class PromptDataModule(LightningDataModule):
         """
         settings, context = self.settings, learner.forward_context
         responder = partial(Responder, total_steps=partial(total_steps, learner, settings.updates_per_iteration))
+        rewards = self.runner if self.rewards else Unrewarded()
         self.respond_held_out = responder(
-            self._retrying(self.rollouts.for_evaluation()), self.runner, self.evaluation.samples,
+            self._retrying(self.rollouts.for_evaluation()), rewards, self.evaluation.samples,
             settings.seed, Purpose.EVAL_SAMPLING, context, self._asking,
         )  # fmt: skip
         if self._order is None:
@@ -246,7 +249,7 @@ class PromptDataModule(LightningDataModule):
         self.iteration = Iteration(
             learner, settings, self._order,
             responder(
-                self._retrying(self.rollouts) if self.partial is None else self.partial, self.runner,
+                self._retrying(self.rollouts) if self.partial is None else self.partial, rewards,
                 settings.group_size, settings.seed, Purpose.TRAIN_SAMPLING, context, self._asking,
             ),
             lambda: self.token_budget, partial=self.partial, prefetcher=self._prefetcher, folder=folder,
@@ -340,7 +343,7 @@ class PromptDataModule(LightningDataModule):
     @property
     def accuracy_reward(self) -> str:
         """The reward that decides what is correct in an evaluation."""
-        return self.evaluation.accuracy_reward or next(iter(self.rewards))
+        return self.evaluation.accuracy_reward or next(iter(self.rewards), "")
 
     def _roll_out(self, number: int) -> Experience:
         if self.iteration is None:
