@@ -206,8 +206,9 @@ class MicroBatch:
 
     ``input_ids`` [N, S]; ``prompt_lengths`` [N] and ``response_lengths`` [N] int64; ``response_mask`` [N, T];
     ``advantages`` [N] or [N, T] float32; ``old_logprobs``, ``behaviour_logprobs``, ``ref_logprobs`` and
-    ``teacher_logprobs`` [N, T] float32 or None; with ``old_from_source`` the old ones are ``behaviour_logprobs``. So they are for tokens that ``stale``
-    [N, T] bool marks: pieces of partial rollouts that an earlier version sampled. Rows with the same ``prompt_index``
+    ``teacher_logprobs`` [N, T] float32 or None; with ``old_from_source`` the old ones are ``behaviour_logprobs``. So
+    they are for tokens that ``stale`` [N, T] bool marks: pieces of partial rollouts that an earlier version sampled.
+    Rows with the same ``prompt_index``
     [N] int64 have the same prompt (None: nobody said so). ``routes`` [N, S - 1, L, k], small
     integers: the k experts that the rollout or the old policy sent each token to, in L layers.
     ``sources`` [N, S] bool: which of S sources of a mixture each row is from.

@@ -20,29 +20,7 @@ from gspo_lightning.rollouts import RolloutSource
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["EXAMPLE", "check_context", "check_rewarded", "check_rewards", "check_sources", "read_sets", "training_order"]
-
-
-EXAMPLE = "rewards: {correct: ExactMatch}"
-"""What a message shows."""
-
-
-def check_rewarded(rewards: Mapping[str, Judge], stage: str, val: object) -> None:
-    """Only training that follows a teacher does without rewards; held-out answers are always judged.
-
-    Raises:
-        UserError: they cannot be judged.
-    """
-    if rewards:
-        return
-    if stage != "fit":
-        raise UserError("data.rewards", "is empty, but answers are to be judged", fix=f"name one, for example {EXAMPLE}")
-    if val is not None:
-        raise UserError(
-            "data.val",
-            "names held-out prompts, but without data.rewards nothing judges the answers",
-            fix="set data.val: null, or keep a reward that only measures (data.reward_weights: {correct: 0})",
-        )
+__all__ = ["check_context", "check_rewards", "check_sources", "read_sets", "training_order"]
 
 
 def check_sources(
@@ -132,12 +110,29 @@ def has_environment(source: object) -> bool:
     return source is not None and (hasattr(source, "environment") or has_environment(getattr(source, "source", None)))
 
 
-def read_sets(sets: PromptSets, stage: str, tokenizer: PreTrainedTokenizerBase, limit: int | None, ranks: int) -> None:
+def read_sets(
+    sets: PromptSets, stage: str, tokenizer: PreTrainedTokenizerBase, limit: int | None, ranks: int, *, judged: bool
+) -> None:
     """Read what a stage (``fit``, ``validate``, ``test``, ``predict``) needs; every rank has a prompt to answer.
 
+    Args:
+        sets: of all stages.
+        stage: of the run.
+        tokenizer: of the model.
+        limit: of the first held-out prompts.
+        ranks: of the run.
+        judged: there are rewards; without them only training can be, on nothing but prompts to train on.
+
     Raises:
-        UserError: prompts cannot be read, or a rank has none of the first ``limit`` held-out ones.
+        UserError: prompts cannot be read, nothing judges held-out answers, or a rank has none of the first ``limit``
+            held-out ones.
     """
+    if not judged and (stage != "fit" or sets.sources["val"] is not None):
+        raise UserError(
+            "data.rewards",
+            "is empty, so nothing judges the answers to held-out prompts",
+            fix="name one (with data.reward_weights: {correct: 0} it only measures), or set data.val: null to train",
+        )
     for name in {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,)):
         sets.load(name, tokenizer)
         prompts = len(sets.first(name, limit))

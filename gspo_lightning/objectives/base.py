@@ -50,8 +50,8 @@ class Objective(Surface):
             reference policy.
         kl_estimator: k1 | k2 | k3, see ``kl_estimate``; k3 is GRPO's.
         entropy_coef: weight of an entropy bonus, >= 0, per nat.
-        distill_coef: weight of on-policy distillation, >= 0, per nat: a reverse KL(policy || teacher) loss term at every
-            token that the policy sampled (``distillation``). 0 needs no teacher; above 0 needs ``model.teacher``.
+        distill_coef: weight of on-policy distillation, >= 0, per nat: a reverse KL(policy || teacher) loss term at
+            every token that the policy sampled (``distillation``). 0 needs no teacher; above 0 needs ``model.teacher``.
         distill_exact: the KL over the whole vocabulary instead of the sampled token's estimate: less noise, but only
             a teacher in this process has it.
         opsm_delta: off-policy sequence mask: rows with mean(old - new) above this many nats per token are dropped where

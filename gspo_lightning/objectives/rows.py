@@ -28,8 +28,9 @@ def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
 class Rows:
     """N responses of up to T tokens, ready for arithmetic: float32 or wider, zero at masked positions.
 
-    ``logprobs`` [N, T] carries the gradient; everything else is detached except ``entropy`` and ``teacher_kl``. ``advantages`` is [N] or
-    [N, T]. ``lengths`` [N] counts response tokens (same dtype), ``nonempty`` [N] says where there are any.
+    ``logprobs`` [N, T] carries the gradient; everything else is detached except ``entropy`` and ``teacher_kl``.
+    ``advantages`` is [N] or [N, T]. ``lengths`` [N] counts response tokens (same dtype), ``nonempty`` [N] says where
+    there are any.
     ``log_ratio`` [N, T] is new minus old. ``segments`` [N, T] int64 in [0, T).
     """
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.old_policy.frozen import FrozenPolicy
@@ -13,7 +14,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.states import Distribution
 from gspo_lightning.types import MicroBatch, MiniBatch
 
-__all__ = ["LocalTeacher", "Teacher", "check_vocabulary"]
+__all__ = ["FIELD", "LocalTeacher", "Teacher", "check_outputs", "check_vocabulary"]
 
 FIELD = "model.teacher"
 
@@ -53,8 +54,8 @@ class LocalTeacher(FrozenPolicy, Teacher):
 
     field = "teacher_logprobs"
 
-    def __init__(self, policy: Policy, *, exact: bool = False, shard: object = None) -> None:
-        super().__init__(policy, shard)  # type: ignore[arg-type]
+    def __init__(self, policy: Policy, *, exact: bool = False, shard: Callable[[Policy], Policy] | None = None) -> None:
+        super().__init__(policy, shard)
         self.exact = exact
 
     def fill(self, batches: Sequence[MiniBatch], temperature: float, device: torch.device) -> list[MiniBatch]:
@@ -70,36 +71,45 @@ class LocalTeacher(FrozenPolicy, Teacher):
             return self.policy.distribution(part)
 
 
-def check_vocabulary(policy: Policy, teacher: Policy, *, exact: bool) -> None:
+def check_vocabulary(policy: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase) -> None:
     """The same token ids mean the same text to both.
 
     Args:
-        policy: is trained.
-        teacher: is asked about the policy's token ids.
-        exact: both distributions are compared as a whole: they need as many entries, too.
+        policy: tokenizer of the model that is trained.
+        teacher: tokenizer of the model that is asked about its token ids.
 
     Raises:
         UserError: they do not; names the first token that differs.
     """
-    mine, theirs = policy.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()
-    if mine != theirs:
-        ours, others = ({i: token for token, i in vocab.items()} for vocab in (mine, theirs))
-        first = min(i for i in ours.keys() | others.keys() if ours.get(i) != others.get(i))
-        raise UserError(
-            FIELD,
-            f"has another vocabulary than the policy: token {first} is {_shown(others, first)} to the teacher and "
-            f"{_shown(ours, first)} to the policy ({len(theirs)} and {len(mine)} tokens)",
-            fix="use a teacher of the same model family, with the same tokenizer",
-        )
-    sizes = [int(p.model.config.get_text_config().vocab_size) for p in (policy, teacher)]
-    if exact and sizes[0] != sizes[1]:
+    mine, theirs = policy.get_vocab(), teacher.get_vocab()
+    if mine == theirs:
+        return
+    ours, others = ({i: token for token, i in vocab.items()} for vocab in (mine, theirs))
+    first = min(i for i in ours.keys() | others.keys() if ours.get(i) != others.get(i))
+    raise UserError(
+        FIELD,
+        f"has another vocabulary than the policy: token {first} is {_shown(others, first)} to the teacher and "
+        f"{_shown(ours, first)} to the policy ({len(theirs)} and {len(mine)} tokens)",
+        fix="use a teacher of the same model family, with the same tokenizer",
+    )
+
+
+def check_outputs(policy: Policy, teacher: Policy, *, exact: bool) -> None:
+    """The teacher has a logit for every token; where whole distributions are compared, both have as many entries.
+
+    Raises:
+        UserError: they have not.
+    """
+    mine, theirs = (int(p.model.config.get_text_config().vocab_size) for p in (policy, teacher))
+    if theirs < len(policy.tokenizer):
+        what = f"has {theirs} logits for the {len(policy.tokenizer)} tokens of the policy"
+        raise UserError(FIELD, what, fix="use a teacher with the same vocabulary")
+    if exact and mine != theirs:
         raise UserError(
             "model.objective.distill_exact",
-            f"compares whole distributions, but the policy's has {sizes[0]} entries and the teacher's {sizes[1]}",
+            f"compares whole distributions, but the policy's has {mine} entries and the teacher's {theirs}",
             fix="set distill_exact: false",
         )
-    if sizes[1] < len(mine):
-        raise UserError(FIELD, f"has {sizes[1]} output logits for {len(mine)} tokens", fix="use another teacher")
 
 
 def _shown(tokens: dict[int, str], number: int) -> str:

@@ -120,7 +120,7 @@ class Policy(nn.Module):
             ``against`` also the KL(this policy || the other) over the vocabulary at each token, [N, T], nats.
         """
         states = self._states(batch)
-        found = self._token_logprobs(states.hidden, states.targets, temperature)
+        found: tuple[Tensor, ...] = self._token_logprobs(states.hidden, states.targets, temperature)
         if against is not None:
             theirs = against.hidden[states.order().argsort()]
             heads = self._head(), against.head
@@ -182,9 +182,7 @@ class Policy(nn.Module):
 
     def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """In one piece where logits are small enough to be kept for the backward pass, else in small pieces."""
-        return token_logprobs(
-            self._head(), hidden, targets, temperature=temperature, chunk=self._chunk(len(hidden))
-        )
+        return token_logprobs(self._head(), hidden, targets, temperature=temperature, chunk=self._chunk(len(hidden)))
 
     def _chunk(self, count: int) -> int:
         """Hidden states whose logits exist at a time, of so many."""

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 from lightning.pytorch import Trainer
+from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.metrics.meter import UpdateMeter
@@ -49,6 +50,10 @@ class RunModule(Protocol):
     routing_replay: Replay
     teacher_model: TeacherModel | None
 
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Of the model."""
+
 
 def check_run(data: PromptDataModule, module: RunModule, trainer: Trainer) -> None:
     """Rules that join the settings of trainer, model and data.
@@ -57,7 +62,7 @@ def check_run(data: PromptDataModule, module: RunModule, trainer: Trainer) -> No
         UserError: one is broken.
     """
     _check_objective(data, module)
-    check_teacher(module.teacher_model, module.objective, data, trainer)
+    check_teacher(module.teacher_model, module.objective, module.settings, module.tokenizer, data, trainer)
     _check_replay(data, module)
     check_trainer(data, module.meter.level, trainer)
     check_precision(str(trainer.precision))

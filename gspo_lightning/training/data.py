@@ -22,7 +22,7 @@ from gspo_lightning.experience.learner import Learner
 from gspo_lightning.experience.loader import ExperienceLoader, PromptLoader, part_of
 from gspo_lightning.experience.respond import Responder, Unrewarded, total_steps
 from gspo_lightning.experience.settings import ExperienceSettings
-from gspo_lightning.experience.sources import check_context, check_rewarded, check_rewards, check_sources, read_sets, training_order
+from gspo_lightning.experience.sources import check_context, check_rewards, check_sources, read_sets, training_order
 from gspo_lightning.packing.memory import MemoryLimit
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts import Curriculum, Mixture, PromptSet
@@ -58,8 +58,8 @@ class PromptDataModule(LightningDataModule):
         columns: our word -> the data's (``{prompt: question, answer: solution}``). A dot reaches into a column
             (``reward_model.ground_truth``), a list takes several as one mapping.
         rewards: name -> reward, or ``{by: <column>, <value>: <reward>, ...}`` where a column of the record says which
-            one judges; the total is their weighted sum. Sources of a ``Mixture`` may bring their own. None are needed
-            where a teacher alone is followed (``model.teacher``).
+            one judges; the total is their weighted sum. Sources of a ``Mixture`` may bring their own. Only a run that
+            follows a teacher (``model.teacher``) can do without.
         reward_weights: name -> weight, 1 where not given; or a list of all weights in the order of the rewards.
         reward_workers: worker processes for rewards; None leaves one core to the trainer.
         reward_deadline_s: seconds of CPU time one sample may take in a reward.
@@ -213,9 +213,8 @@ class PromptDataModule(LightningDataModule):
         Raises:
             UserError: prompts, rewards or rollouts that cannot serve, and why.
         """
-        check_rewarded(self.rewards, stage, self.val)
         check_stop_strings(self.settings.stop_strings, tokenizer)
-        read_sets(self.sets, stage, tokenizer, self.evaluation.limit, world)
+        read_sets(self.sets, stage, tokenizer, self.evaluation.limit, world, judged=bool(self.rewards))
         check_context(self.longest, context)
         self.suites.prepare()
         if stage == "fit":

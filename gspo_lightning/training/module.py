@@ -45,7 +45,7 @@ from gspo_lightning.training.checks import check_run, check_sampling
 from gspo_lightning.training.cold_start import ColdStart
 from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.training.policy_module import PolicyModule
-from gspo_lightning.training.teacher import TeacherModel, is_url, load_teacher, taught_by, teacher_start
+from gspo_lightning.training.teacher import TeacherModel, load_teacher, taught_by
 from gspo_lightning.training.trainer_checks import check_accumulation, check_measured, check_monitor, iterations
 from gspo_lightning.types import MicroBatch, MiniBatch
 from gspo_lightning.update.clipping import clip_gradients
@@ -144,7 +144,6 @@ class GSPOModule(PolicyModule):
         self.reference: ReferencePolicy | None = None
         self.teacher_model = taught_by(teacher)
         self.teacher: Teacher | None = None
-        self._teacher_start: ModelSettings | None = None
         self.build_optimizer, self.build_scheduler = optimizer, lr_scheduler
         self.segment_delimiters = segment_delimiters or []
         self.allow_unusual_clip, self.histogram_every = allow_unusual_clip, histogram_every
@@ -198,9 +197,6 @@ class GSPOModule(PolicyModule):
         self.old_logprobs.ahead = self.data.settings.max_staleness > 0
         if not hasattr(self, "policy"):
             self.start()
-        if (named := self.teacher_model) is not None and not is_url(named.name_or_path) and stage == "fit":
-            root = Path(self.trainer.default_root_dir)
-            self._teacher_start = teacher_start(named, self.settings, root, self.data)
 
     def _keeps_reference(self, data: PromptDataModule) -> bool:
         return getattr(self.objective, "kl_coef", 0.0) > 0 or data.settings.kl_in_reward > 0
@@ -227,11 +223,6 @@ class GSPOModule(PolicyModule):
         sharding = sharding_of(strategy)
         shard = None if sharding is None else sharding.shard
         self.reference = ReferencePolicy(self.policy, shard) if self._keeps_reference(self.data) else None
-        if self.teacher_model is not None and self.trainer.state.fn == "fit":
-            self.teacher = load_teacher(
-                self.teacher_model, self._teacher_start, self.policy, exact=self.objective.distill_exact,
-                longest=self.data.longest, dtype=dtype, shard=shard,
-            )  # fmt: skip
         if shard is not None:
             self.old_policy.shard(self.policy, shard)
             self.policy = shard(self.policy)
@@ -241,11 +232,21 @@ class GSPOModule(PolicyModule):
     def on_fit_start(self) -> None:
         """On the device, in the precision and under the strategy that will train: ratios of the same weights are 1."""
         self.restored = None  # callbacks have had it
+        if self.teacher is None:
+            with self.forward_context():
+                dtype = autocast_dtype(self.device)
+            parts = self.settings, self.policy, self.objective, self.data, self.trainer
+            self.teacher = load_teacher(self.teacher_model, *parts, dtype)
         rows = probe(self.policy, probe_length(self.policy, self.data.longest, self.data.token_budget))
         check_ratio_noise(self.policy, rows.to(self.device), self.objective, self.forward_context)
         if self.global_rank == 0:
             check_sampling(self.policy, self.data.settings.sampling(self.policy.eos_token_ids))
         self.verify_sources()
+
+    def teardown(self, stage: str) -> None:
+        """Let go of a teacher's server."""
+        if self.teacher is not None:
+            self.teacher.close()
 
     def configure_optimizers(self) -> Any:
         """The optimizer over the policy's trainable parameters, and the scheduler stepped with it."""

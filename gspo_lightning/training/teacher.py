@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,13 +9,14 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gspo_lightning.addresses import UNIX
 from gspo_lightning.errors import UserError
 from gspo_lightning.objectives import Objective
-from gspo_lightning.old_policy.teacher import FIELD, LocalTeacher, Teacher, check_vocabulary
-from gspo_lightning.policy.checks import check_head, choose_layout
-from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.old_policy.teacher import FIELD, LocalTeacher, Teacher, check_outputs, check_vocabulary
+from gspo_lightning.policy.checks import check_head, check_model, choose_layout
+from gspo_lightning.policy.loading import load_policy, load_tokenizer
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import DType, ModelSettings
 from gspo_lightning.rollouts.serving.endpoint import given
@@ -27,8 +27,7 @@ from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.update.nonfinite import check_weights
 
 __all__ = [
-    "Taught", "TeacherModel", "check_served", "check_teacher", "check_use", "is_url", "load_teacher", "local_teacher",
-    "taught_by", "teacher_start",
+    "Taught", "TeacherModel", "check_teacher", "is_url", "load_teacher", "taught_by", "teacher_of", "teacher_settings",
 ]  # fmt: skip
 
 
@@ -69,9 +68,22 @@ def taught_by(teacher: Taught) -> TeacherModel | None:
 
 
 def check_teacher(
-    teacher: TeacherModel | None, objective: Objective, data: PromptDataModule, trainer: Trainer
+    teacher: TeacherModel | None,
+    objective: Objective,
+    settings: ModelSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    data: PromptDataModule,
+    trainer: Trainer,
 ) -> None:
-    """Teacher, objective, rewards and strategy go together.
+    """Teacher, objective, policy, rewards and strategy go together.
+
+    Args:
+        teacher: of the run.
+        objective: follows it.
+        settings: of the policy.
+        tokenizer: the policy's.
+        data: has the rewards.
+        trainer: has the strategy.
 
     Raises:
         UserError: they do not.
@@ -86,9 +98,17 @@ def check_teacher(
         )
     if teacher is None:
         return
-    if is_url(teacher.name_or_path):
+    local = teacher_settings(teacher, settings)
+    if local is None:
         check_served(teacher, objective, data.settings.temperature)
-    elif objective.distill_exact and sharding_of(trainer.strategy) is not None:
+        return
+    try:
+        check_vocabulary(tokenizer, load_tokenizer(local))
+    except UserError as error:
+        raise _of_teacher(error) from error
+    if teacher.cold_start is not None:
+        teacher.cold_start.check(tokenizer, asking_of(data))
+    if objective.distill_exact and sharding_of(trainer.strategy) is not None:
         raise UserError(
             "model.objective.distill_exact",
             f"needs the teacher's whole output head on every rank, but {type(trainer.strategy).__name__} shards it",
@@ -142,67 +162,89 @@ def check_served(teacher: TeacherModel, objective: Objective, temperature: float
             raise UserError(f"{FIELD}.{name}", "means nothing to a server", fix="leave it out")
 
 
-def teacher_start(teacher: TeacherModel, policy: ModelSettings, root: Path, data: PromptDataModule) -> ModelSettings:
-    """The model to load: the one that is named, or what its cold start has made of it.
-
-    Args:
-        teacher: in this process.
-        policy: settings of the policy; whether code is trusted is the same for both.
-        root: the folder of all runs, where cold starts are kept.
-        data: how the run asks.
-    """
-    settings = ModelSettings(
-        teacher.name_or_path, teacher.dtype, policy.attn_implementation, revision=teacher.revision,
-        trust_remote_code=policy.trust_remote_code, config_overrides=teacher.config_overrides,
-        experts_implementation=policy.experts_implementation,
-    )  # fmt: skip
-    if teacher.cold_start is None:
-        return settings
-    plain = dataclasses.replace(settings, attn_implementation=None, experts_implementation=None)
-    made = teacher.cold_start.ensure(plain, root, data.longest, asking_of(data))
-    return dataclasses.replace(settings, name_or_path=made.name_or_path, revision=None, config_overrides={})
-
-
-def load_teacher(
-    teacher: TeacherModel,
-    settings: ModelSettings | None,
-    policy: Policy,
-    *,
-    exact: bool,
-    longest: int,
-    dtype: torch.dtype | None = None,
-    shard: Callable[[Policy], Policy] | None = None,
-) -> Teacher:
-    """The teacher, with the policy's vocabulary.
+def teacher_settings(teacher: TeacherModel, policy: ModelSettings) -> ModelSettings | None:
+    """Of the model to load in this process, before its cold start; None for a server.
 
     Args:
         teacher: which one.
-        settings: of a model in this process (:func:`teacher_start`); None for a server.
-        policy: is trained; not sharded yet.
-        exact: compare whole distributions.
-        longest: tokens that a row may have.
+        policy: settings of the policy; whether code is trusted is the same for both.
+    """
+    if is_url(teacher.name_or_path):
+        return None
+    return ModelSettings(
+        teacher.name_or_path, teacher.dtype, policy.attn_implementation, revision=teacher.revision,
+        trust_remote_code=policy.trust_remote_code, config_overrides=teacher.config_overrides,
+        experts_implementation=policy.experts_implementation if teacher.cold_start is None else None,
+    )  # fmt: skip
+
+
+def load_teacher(
+    teacher: TeacherModel | None,
+    settings: ModelSettings,
+    policy: Policy,
+    objective: Objective,
+    data: PromptDataModule,
+    trainer: Trainer,
+    dtype: torch.dtype | None = None,
+) -> Teacher | None:
+    """The teacher of a run of ``gspo fit``, made first where it has a cold start; None where there is none.
+
+    Args:
+        teacher: which one.
+        settings: of the policy.
+        policy: is trained; may be sharded.
+        objective: follows the teacher.
+        data: how the run asks, and how long rows may be.
+        trainer: knows the folder of all runs, and the strategy that shards the teacher, too.
         dtype: of autocast in training; None: there is none.
-        shard: spreads it over ranks.
 
     Raises:
-        UserError: it cannot be loaded or reached, or its vocabulary is another one.
+        UserError: it cannot be made, loaded or reached, or its vocabulary is another one.
     """
-    if settings is None:
-        (endpoint,) = given([teacher.name_or_path], teacher.plain_http, FIELD)
-        served = ServedTeacher(endpoint)
-        try:
-            served.meet(policy.tokenizer)
-        except UserError:
-            served.close()
-            raise
-        return served
+    if teacher is None:
+        return None
+    start = teacher_settings(teacher, settings)
+    if start is None:
+        return served_teacher(teacher, policy)
+    if teacher.cold_start is not None:
+        start = teacher.cold_start.ensure(start, Path(trainer.default_root_dir), data.longest, asking_of(data))
+    sharding = sharding_of(trainer.strategy)
+    return local_teacher(
+        _loaded(start), policy, exact=objective.distill_exact, longest=data.longest, dtype=dtype,
+        shard=None if sharding is None else sharding.shard,
+    )  # fmt: skip
+
+
+def served_teacher(teacher: TeacherModel, policy: Policy) -> ServedTeacher:
+    """A server that has shown that it can be the teacher.
+
+    Raises:
+        UserError: it cannot.
+    """
+    (endpoint,) = given([teacher.name_or_path], teacher.plain_http, FIELD)
+    served = ServedTeacher(endpoint)
     try:
-        own = load_policy(settings)
-        check_weights(own, f"in {settings.name_or_path}")
+        served.meet(policy.tokenizer)
+    except UserError:
+        served.close()
+        raise
+    return served
+
+
+def _loaded(settings: ModelSettings) -> Policy:
+    try:
+        policy = load_policy(settings)
+        check_weights(policy, f"in {settings.name_or_path}")
+        check_head(policy)
     except UserError as error:
-        named = FIELD if error.field == "model.name_or_path" else error.field
-        raise UserError(named, error.problem, fix=error.fix) from error
-    return local_teacher(own, policy, exact=exact, longest=longest, dtype=dtype, shard=shard)
+        raise _of_teacher(error) from error
+    return policy
+
+
+def _of_teacher(error: UserError) -> UserError:
+    """The same complaint, about the teacher."""
+    named = FIELD if error.field == "model.name_or_path" else error.field
+    return UserError(named, error.problem, fix=error.fix)
 
 
 def local_teacher(
@@ -214,9 +256,52 @@ def local_teacher(
     dtype: torch.dtype | None = None,
     shard: Callable[[Policy], Policy] | None = None,
 ) -> LocalTeacher:
-    """A model that is loaded already, as the teacher; see :func:`load_teacher`."""
-    check_vocabulary(policy, own, exact=exact)
-    check_head(own)
+    """A model that is loaded already, as the teacher.
+
+    Args:
+        own: the teacher's weights.
+        policy: is trained.
+        exact: compare whole distributions.
+        longest: tokens that a row may have.
+        dtype: of autocast in training; None: there is none.
+        shard: spreads it over ranks.
+
+    Raises:
+        UserError: it has other outputs than the policy, or cannot be asked exactly.
+    """
+    check_outputs(policy, own, exact=exact)
     choose_layout(own, "auto", longest, policy.device, dtype)
     return LocalTeacher(own, exact=exact, shard=shard)
 
+
+def teacher_of(
+    teacher: PreTrainedModel | str | None, policy: Policy, objective: Objective, *, temperature: float, longest: int
+) -> Teacher | None:
+    """The teacher of :class:`gspo_lightning.GSPOTrainer`.
+
+    Args:
+        teacher: a model of transformers, which is frozen and used as it is; a name, folder or URL; or none.
+        policy: is trained.
+        objective: follows it.
+        temperature: of the rollouts.
+        longest: tokens that a row may have.
+
+    Raises:
+        UserError: it cannot be used, or nothing follows it, or the objective follows one that is not there.
+    """
+    check_use(teacher is not None, objective, "teacher")
+    if teacher is None:
+        return None
+    exact = objective.distill_exact
+    if isinstance(teacher, PreTrainedModel):
+        check_model(teacher)
+        own = Policy(teacher, policy.tokenizer)
+        check_head(own)
+        return local_teacher(own, policy, exact=exact, longest=longest)
+    named = TeacherModel(teacher)
+    if is_url(teacher):
+        check_served(named, objective, temperature)
+        return served_teacher(named, policy)
+    own = _loaded(ModelSettings(teacher, named.dtype))
+    check_vocabulary(policy.tokenizer, own.tokenizer)
+    return local_teacher(own, policy, exact=exact, longest=longest)

@@ -20,7 +20,7 @@ from gspo_lightning.metrics.definitions.update import OBJECTIVE, UPDATE
 __all__ = ["METRICS"]
 
 METRICS: tuple[MetricSpec, ...] = (
-    *COLD_START, *REWARD, *RESPONSE, *SOURCES, *RATIO, *BY_MINI_BATCH, *CLIP, *DRIFT, *DISTILL, *UPDATE, *DATA, *COLLAPSE,
-    *STALENESS, *NOISE, *SPEED, *EVALUATION, *OBJECTIVE, *MOE,
+    *COLD_START, *REWARD, *RESPONSE, *SOURCES, *RATIO, *BY_MINI_BATCH, *CLIP, *DRIFT, *DISTILL, *UPDATE, *DATA,
+    *COLLAPSE, *STALENESS, *NOISE, *SPEED, *EVALUATION, *OBJECTIVE, *MOE,
 )  # fmt: skip
 """Every tag of a run."""

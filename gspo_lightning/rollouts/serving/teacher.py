@@ -171,7 +171,7 @@ def _logprobs(reply: Any, ids: Sequence[int]) -> list[float]:
 
 
 def _readable(tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[int, str]]:
-    """Tokens from all over the vocabulary, with their text, where it is plain: the rest may be shown in several ways."""
+    """Tokens from all over the vocabulary with their text, where it is plain: others may be shown in several ways."""
     size, found = len(tokenizer), 0
     for token in range(0, size, max(1, size // (8 * _PROBED))):
         text = str(tokenizer.decode([token]))
@@ -190,8 +190,7 @@ def _rows(part: MicroBatch) -> list[list[int]]:
 def _filled(part: MicroBatch, found: Iterator[list[float]]) -> MicroBatch:
     """With the log-probabilities of its rows, which come next."""
     values = torch.zeros(part.response_mask.shape, dtype=torch.float32)
-    for i, (prompt, count) in enumerate(
-        zip(part.prompt_lengths.tolist(), part.response_lengths.tolist(), strict=True)
-    ):
+    lengths = zip(part.prompt_lengths.tolist(), part.response_lengths.tolist(), strict=True)
+    for i, (prompt, count) in enumerate(lengths):
         values[i, :count] = torch.tensor(next(found)[prompt : prompt + count])
     return dataclasses.replace(part, teacher_logprobs=values.to(part.input_ids.device))
