@@ -39,7 +39,8 @@ def batch() -> MicroBatch:
 def logprobs_by_hand(policy: Policy, part: MicroBatch) -> list[Tensor]:
     """[response, V] of each row, float64, from the model's own logits, a row at a time."""
     found = []
-    for row, start, count in zip(part.input_ids, part.prompt_lengths.tolist(), part.response_lengths.tolist()):
+    lengths = part.prompt_lengths.tolist(), part.response_lengths.tolist()
+    for row, start, count in zip(part.input_ids, *lengths, strict=True):
         logits = policy.model(row[: start + count].unsqueeze(0)).logits[0].double() / TEMPERATURE
         found.append(logits.log_softmax(-1)[start - 1 : start + count - 1])
     return found
