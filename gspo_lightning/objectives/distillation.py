@@ -7,9 +7,9 @@ The gradient of the KL at one token is that of a score function, because the tok
 Differentiating the sampled log pi(y) - log q(y) itself (k1) would give E[d/dtheta log pi(y)] = 0: no gradient at all.
 Half its square (k2) has the right one, exactly, and is a loss that any objective can add, whatever its level: so that
 is the term here. On fresh samples its gradient is that of Thinking Machines' On-Policy Distillation (2025), where
-log q - log pi is the advantage of a token and nothing is carried back to earlier tokens (discount 0). MiniLLM (arXiv
-2306.08543) also carries it back, with more variance; GKD (arXiv 2306.13649) does not. That k2 as a loss and k1 as a
-reward are the same: arXiv 2510.01555.
+log q - log pi is the advantage of a token and nothing is carried back to earlier tokens (discount 0). MiniLLM
+(arXiv 2306.08543) also carries it back, with more variance; GKD (arXiv 2306.13649) does not. That k2 as a loss and k1
+as a reward have the same gradient on fresh samples: arXiv 2510.01555.
 
 After the first update of an iteration the samples are those of the old policy; each token is then weighted by the
 truncated importance weight pi / pi_old, a constant. ``teacher_kl`` is the KL over the whole vocabulary, differentiated

@@ -21,6 +21,8 @@ from tests.runs.test_invariance import SGD
 
 ALONE = ["--data.rewards=null", "--data.val=null", "--trainer.num_sanity_val_steps=0", "--model.cold_start=null"]
 """Nothing judges an answer."""
+SLOW = [*SGD, "--model.optimizer.lr=0.05", "--trainer.max_epochs=2", "--data.max_tokens_per_micro_batch=60"]
+"""Two ranks add up in another order: with gradients of norm 20, a step of 0.5 would show the rounding of that."""
 FOLLOW = "--model.objective.distill_coef=1"
 
 
@@ -85,7 +87,7 @@ def test_a_layout_with_padding_gives_the_same_update(tmp_path: Path, teacher: Pa
 
 @LONG
 def test_two_ranks_do_the_update_of_one(tmp_path: Path, teacher: Path) -> None:
-    options = follow(teacher, *SGD, "--trainer.max_epochs=2", "--data.max_tokens_per_micro_batch=60")
+    options = follow(teacher, *SLOW)
     alone = runs.fit(tmp_path / "one", *options)
     argv = [
         "fit", f"--config={runs.QUICKSTART}", *runs.SMALL, *options, "--trainer.strategy=ddp",
@@ -94,7 +96,7 @@ def test_two_ranks_do_the_update_of_one(tmp_path: Path, teacher: Path) -> None:
     log = tmp_path / "two.log"
     assert set(Command(argv, 2, log=log).start().wait(240)) == {0}, log.read_text()
     (together,) = (tmp_path / "two" / "quickstart").iterdir()
-    assert runs.largest_difference(runs.weights(alone), runs.weights(together)) < 1e-5
+    assert runs.largest_difference(runs.weights(alone), runs.weights(together)) < 2e-6
     for tag in ("distill/kl", "distill/kl_k3", "distill/capped", "loss"):
         one, two = (dict(runs.scalars(run)[tag]) for run in (alone, together))
         assert one == pytest.approx(two, abs=1e-5), tag
@@ -104,7 +106,7 @@ def test_two_ranks_do_the_update_of_one(tmp_path: Path, teacher: Path) -> None:
 @pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
 def test_shards_do_the_update_of_one(tmp_path: Path, teacher: Path, strategy: str) -> None:
     """The teacher is sharded like the policy."""
-    options = follow(teacher, *SGD, "--trainer.max_epochs=2", "--data.max_tokens_per_micro_batch=60")
+    options = follow(teacher, *SLOW, "--model.optimizer.momentum=0.9")
     alone = runs.fit(tmp_path / "one", *options)
     argv = [
         "fit", f"--config={runs.QUICKSTART}", f"--config={runs.ROOT / 'configs' / strategy}.yaml", *runs.SMALL,
@@ -113,7 +115,7 @@ def test_shards_do_the_update_of_one(tmp_path: Path, teacher: Path, strategy: st
     log = tmp_path / "two.log"
     assert set(Command(argv, 2, log=log).start().wait(240)) == {0}, log.read_text()
     (together,) = (tmp_path / "two" / "quickstart").iterdir()
-    assert runs.largest_difference(runs.weights(alone), runs.weights(together)) < 1e-5
+    assert runs.largest_difference(runs.weights(alone), runs.weights(together)) < 2e-6
 
 
 @pytest.mark.parametrize("exact", ["false", pytest.param("true", marks=LONG)])
@@ -212,7 +214,14 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         [FOLLOW, "--model.teacher=http://127.0.0.1:9", "--model.objective.distill_exact=true"],
         ["model.objective.distill_exact: needs the teacher's whole distribution"],
     ),
-    "a server with a cold start": (
+    "shards, exact": (
+        [
+            FOLLOW, "--model.teacher=tiny-qwen3", "--model.objective.distill_exact=true",
+            f"--config={runs.ROOT / 'configs' / 'fsdp2.yaml'}", "--trainer.accelerator=cpu", "--trainer.devices=1",
+        ],
+        ["model.objective.distill_exact: needs the teacher's whole output head", "FSDP2Strategy", "use ddp"],
+    ),
+    "a dtype for a server": (
         [FOLLOW, "--model.teacher.name_or_path=http://127.0.0.1:9", "--model.teacher.dtype=float32"],
         ["model.teacher.dtype: means nothing to a server"],
     ),

@@ -16,7 +16,7 @@ DISTILL = (
         "mean over response tokens of log pi - log pi_teacher (k1); with distill_exact of the KL(policy || teacher) "
         "over the vocabulary",
         "nats per token",
-        "falls towards 0, fast at first (quickstart with configs/distill.yaml: 0.5 to 0.05)",
+        "falls towards 0, fast at first (quickstart with configs/distill.yaml: 2.5 to 0.1 in 5 iterations)",
         "If it does not fall, raise distill_coef or the learning rate; if it is above 5, compare the chat templates of "
         "policy and teacher.",
         "Distillation",
