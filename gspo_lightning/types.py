@@ -207,9 +207,10 @@ class MicroBatch:
     """Rows that go through the model together, left-aligned: prompt, response, padding.
 
     ``input_ids`` [N, S]; ``prompt_lengths`` [N] and ``response_lengths`` [N] int64; ``response_mask`` [N, T];
-    ``advantages`` [N] or [N, T] float32; ``old_logprobs``, ``behaviour_logprobs`` and ``ref_logprobs`` [N, T] float32
-    or None; with ``old_from_source`` the old ones are ``behaviour_logprobs``. So they are for tokens that ``stale``
-    [N, T] bool marks: pieces of partial rollouts that an earlier version sampled. Rows with the same ``prompt_index``
+    ``advantages`` [N] or [N, T] float32; ``old_logprobs``, ``behaviour_logprobs``, ``ref_logprobs`` and
+    ``teacher_logprobs`` [N, T] float32 or None; with ``old_from_source`` the old ones are ``behaviour_logprobs``. So
+    they are for tokens that ``stale`` [N, T] bool marks: pieces of partial rollouts that an earlier version sampled.
+    Rows with the same ``prompt_index``
     [N] int64 have the same prompt (None: nobody said so). ``routes`` [N, S - 1, L, k], small
     integers: the k experts that the rollout or the old policy sent each token to, in L layers.
     ``sources`` [N, S] bool: which of S sources of a mixture each row is from. ``segments`` [N, T] int64 numbers the
@@ -226,6 +227,7 @@ class MicroBatch:
     old_logprobs: Tensor | None = None
     behaviour_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
     weight: float = 1.0
     prompt_index: Tensor | None = None
     stale: Tensor | None = None
@@ -243,7 +245,7 @@ class MicroBatch:
             raise ValueError(
                 f"host has {len(self.host[0])} rows, response_mask {rows}: other rows need their own (None)"
             )
-        for name in ("old_logprobs", "behaviour_logprobs", "ref_logprobs"):
+        for name in ("old_logprobs", "behaviour_logprobs", "ref_logprobs", "teacher_logprobs"):
             value = getattr(self, name)
             if value is not None and tuple(value.shape) != (rows, width):
                 raise ValueError(f"{name} must have shape {(rows, width)}, got {tuple(value.shape)}")

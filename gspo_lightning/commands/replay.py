@@ -54,6 +54,7 @@ def replay(dump: Dump) -> tuple[list[str], dict[str, float]]:
     """
     import torch
 
+    from gspo_lightning.errors import UserError
     from gspo_lightning.metrics.sums import MetricSums
     from gspo_lightning.metrics.update import update_scalars
     from gspo_lightning.old_policy.snapshots import CachedLogProbs
@@ -65,6 +66,12 @@ def replay(dump: Dump) -> tuple[list[str], dict[str, float]]:
     from gspo_lightning.update.router_loss import load_balance
 
     objective = component("objectives", dump.objective["class"])(**dump.objective["settings"])
+    if getattr(objective, "distill_exact", False) and objective.distill_coef > 0:
+        raise UserError(
+            "dump",
+            "is of an update with distill_exact, which needs the teacher's whole distribution, and no dump holds that",
+            fix="set distill_exact: false to have updates that can be replayed",
+        )
     policy = load_policy(dump.model)
     policy.model.load_state_dict(dump.weights)
     if dump.longest:

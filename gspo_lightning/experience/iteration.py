@@ -100,7 +100,7 @@ class Iteration:
         with learner.forward_context():
             self._penalise(groups)
             batches = self._old_logprobs(number, batches)
-            batches = self._reference_logprobs(batches)
+            batches = self._frozen_logprobs(batches)
         metrics["reward/dead_groups"] = assign_advantages(groups, settings.advantages, settings.shaping, learner.device)
         metrics |= self._by_source(groups)
         batches = with_advantages(batches, rows)
@@ -213,10 +213,12 @@ class Iteration:
         once = self.settings.epochs_per_rollout == 1 and old.due(number)
         return learner.old_logprobs.fill(old, learner.policy, batches, temperature, first_is_free=once)
 
-    def _reference_logprobs(self, batches: list[MiniBatch]) -> list[MiniBatch]:
-        if self.learner.reference is None:
-            return batches
-        return self.learner.reference.fill(batches, self.settings.temperature, self.learner.device)
+    def _frozen_logprobs(self, batches: list[MiniBatch]) -> list[MiniBatch]:
+        """What the reference and the teacher say about these responses, where there are any."""
+        for frozen in (self.learner.reference, self.learner.teacher):
+            if frozen is not None:
+                batches = frozen.fill(batches, self.settings.temperature, self.learner.device)
+        return batches
 
 
 def _added(seconds: dict[str, float], more: dict[str, float]) -> dict[str, float]:

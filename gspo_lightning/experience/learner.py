@@ -10,6 +10,7 @@ import torch
 from gspo_lightning.old_policy.base import OldPolicy
 from gspo_lightning.old_policy.logprobs import OldLogProbs
 from gspo_lightning.old_policy.reference import ReferencePolicy
+from gspo_lightning.old_policy.teacher import Teacher
 from gspo_lightning.policy.policy import Policy
 
 __all__ = ["Learner"]
@@ -23,6 +24,8 @@ class Learner(Protocol):
     old_logprobs: OldLogProbs
     reference: ReferencePolicy | None
     """The frozen start of the run, where a KL term is measured to it."""
+    teacher: Teacher | None
+    """Of on-policy distillation."""
 
     @property
     def device(self) -> torch.device:

@@ -25,7 +25,7 @@ from gspo_lightning.rollouts.recording.records import of_conversation
 from gspo_lightning.rollouts.retrying import RetryingSource
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
-__all__ = ["Groups", "Responder", "Scorer", "respond", "total_steps"]
+__all__ = ["Groups", "Responder", "Scorer", "Unrewarded", "respond", "total_steps"]
 
 Groups = list[list[Rollout]]
 """P groups of G responses each."""
@@ -42,6 +42,14 @@ class Scorer(Protocol):
 
     def score(self, samples: Sequence[Sample]) -> Sequence[SampleScore]:
         """One verdict per sample, in order."""
+
+
+class Unrewarded:
+    """No reward at all, for distillation alone: every response is worth 0, so that none is better than another."""
+
+    def score(self, samples: Sequence[Sample]) -> Sequence[SampleScore]:
+        """See :class:`Scorer`."""
+        return [SampleScore(0.0, {}) for _ in samples]
 
 
 @dataclass(slots=True)

@@ -46,8 +46,12 @@ def check_sources(
             f"needs a rollout source that can continue a response; {type(rollouts).__name__} cannot",
             fix="use GroupedSampler or VLLMServer, or 0 for no partial rollouts",
         )
-    if not rewards:
-        raise UserError("data.rewards", "is empty", fix="name at least one, for example rewards: {correct: ExactMatch}")
+    if not rewards and settings.resample_dead_groups:
+        raise UserError(
+            "data.resample_dead_groups",
+            "needs data.rewards: without rewards every group is dead",
+            fix="use 0, or name a reward",
+        )
     for name in weights:
         if name not in rewards:
             raise UserError("data.reward_weights", f"{name!r} is not a reward; {did_you_mean(name, rewards)}")
@@ -135,12 +139,29 @@ def has_environment(source: object) -> bool:
     return source is not None and (hasattr(source, "environment") or has_environment(getattr(source, "source", None)))
 
 
-def read_sets(sets: PromptSets, stage: str, tokenizer: PreTrainedTokenizerBase, limit: int | None, ranks: int) -> None:
+def read_sets(
+    sets: PromptSets, stage: str, tokenizer: PreTrainedTokenizerBase, limit: int | None, ranks: int, *, judged: bool
+) -> None:
     """Read what a stage (``fit``, ``validate``, ``test``, ``predict``) needs; every rank has a prompt to answer.
 
+    Args:
+        sets: of all stages.
+        stage: of the run.
+        tokenizer: of the model.
+        limit: of the first held-out prompts.
+        ranks: of the run.
+        judged: there are rewards; without them only training can be, on nothing but prompts to train on.
+
     Raises:
-        UserError: prompts cannot be read, or a rank has none of the first ``limit`` held-out ones.
+        UserError: prompts cannot be read, nothing judges held-out answers, or a rank has none of the first ``limit``
+            held-out ones.
     """
+    if not judged and (stage != "fit" or sets.sources["val"] is not None):
+        raise UserError(
+            "data.rewards",
+            "is empty, so nothing judges the answers to held-out prompts",
+            fix="name one (with data.reward_weights: {correct: 0} it only measures), or set data.val: null to train",
+        )
     for name in {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,)):
         sets.load(name, tokenizer)
         prompts = len(sets.first(name, limit))

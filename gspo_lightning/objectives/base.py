@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gspo_lightning.errors import UserError, check_choice, check_number
 from gspo_lightning.objectives.aggregate import Aggregation, aggregate, count_rows, count_tokens
+from gspo_lightning.objectives.distillation import distillation
 from gspo_lightning.objectives.measure import Sums, Term, measure
 from gspo_lightning.objectives.options import (
     Correction,
@@ -49,6 +50,10 @@ class Objective(Surface):
             reference policy.
         kl_estimator: k1 | k2 | k3, see ``kl_estimate``; k3 is GRPO's.
         entropy_coef: weight of an entropy bonus, >= 0, per nat.
+        distill_coef: weight of on-policy distillation, >= 0, per nat: a reverse KL(policy || teacher) loss term at
+            every token that the policy sampled (``distillation``). 0 needs no teacher; above 0 needs ``model.teacher``.
+        distill_exact: the KL over the whole vocabulary instead of the sampled token's estimate: less noise, but only
+            a teacher in this process has it.
         opsm_delta: off-policy sequence mask: rows with mean(old - new) above this many nats per token are dropped where
             the advantage is negative (DeepSeek-V3.2). None turns it off.
         correction: importance weights old / behaviour for samples that another policy drew (an inference engine, a
@@ -60,6 +65,8 @@ class Objective(Surface):
     kl_coef: float = field(default=0.0, kw_only=True)
     kl_estimator: KLEstimator = field(default="k3", kw_only=True)
     entropy_coef: float = field(default=0.0, kw_only=True)
+    distill_coef: float = field(default=0.0, kw_only=True)
+    distill_exact: bool = field(default=False, kw_only=True)
     opsm_delta: float | None = field(default=None, kw_only=True)
     correction: Correction = field(default="none", kw_only=True)
     correction_cap: float = field(default=2.0, kw_only=True)
@@ -73,6 +80,7 @@ class Objective(Surface):
     def __post_init__(self) -> None:
         check_number("kl_coef", self.kl_coef, low=0.0)
         check_number("entropy_coef", self.entropy_coef, low=0.0)
+        check_number("distill_coef", self.distill_coef, low=0.0)
         check_number("correction_cap", self.correction_cap, low=1.0)
         if self.opsm_delta is not None:
             check_number("opsm_delta", self.opsm_delta, low=0.0)
@@ -116,6 +124,8 @@ class Objective(Surface):
         behaviour_logprobs: Tensor | None = None,
         entropy: Tensor | None = None,
         segments: Tensor | None = None,
+        teacher_logprobs: Tensor | None = None,
+        teacher_kl: Tensor | None = None,
         denominator: Tensor | float | None = None,
     ) -> ObjectiveOutput:
         """The loss of these rows, to be minimised, with its measurements.
@@ -129,6 +139,9 @@ class Objective(Surface):
             behaviour_logprobs: [N, T] of the policy that drew the samples; needed with ``correction``.
             entropy: [N, T] nats; needed with ``entropy_coef``.
             segments: [N, T] int64 in [0, T), for objectives over segments.
+            teacher_logprobs: [N, T] of the teacher; needed with ``distill_coef``.
+            teacher_kl: [N, T] nats with gradient, KL(policy || teacher) over the vocabulary at each token; needed with
+                ``distill_coef`` where ``distill_exact`` is set, instead of ``teacher_logprobs``.
             denominator: :meth:`count` summed over all micro-batches and ranks of the mini-batch; None when this call
                 is the whole mini-batch.
 
@@ -145,6 +158,8 @@ class Objective(Surface):
             behaviour_logprobs=behaviour_logprobs,
             entropy=entropy,
             segments=segments,
+            teacher_logprobs=teacher_logprobs,
+            teacher_kl=teacher_kl,
             per_token_advantages=self.per_token_advantages,
         )
         self._check_needed(rows)
@@ -153,19 +168,23 @@ class Objective(Surface):
         weights, extra = self._weights(rows, term.loss)
         loss = term.loss if weights is None else term.loss * weights.reshape_as(term.loss)
         total = aggregate(loss, rows.mask, rows.lengths, self.aggregation)
-        if (penalty := self._penalty(rows)) is not None:
+        taught = distillation(rows, self.correction, self.correction_cap, self.correction_mode)
+        if (penalty := self._penalty(rows, taught.loss)) is not None:
             total = total + aggregate(penalty, rows.mask, rows.lengths, self.aggregation)
         dropped = None if weights is None else (weights == 0).reshape(len(weights), -1)
         return ObjectiveOutput(
             loss=total / self._denominator(denominator, rows),
             ratio=torch.where(rows.valid(term.ratio), term.ratio, 1.0),
             clipped=term.clipped & rows.valid(term.ratio),
-            sums=measure(rows, term, level=self.level, dropped=dropped) | extra,
+            sums=measure(rows, term, level=self.level, dropped=dropped) | extra | taught.sums,
         )
 
     def _check_needed(self, rows: Rows) -> None:
+        exact, coef = self.distill_exact, self.distill_coef
         for option, wanted, argument, value in (
             ("kl_coef", self.kl_coef > 0, "ref_logprobs", rows.ref_logprobs),
+            ("distill_coef", coef > 0 and not exact, "teacher_logprobs", rows.teacher_logprobs),
+            ("distill_coef", coef > 0 and exact, "teacher_kl", rows.teacher_kl),
             ("entropy_coef", self.entropy_coef > 0, "entropy", rows.entropy),
             ("correction", self.correction != "none", "behaviour_logprobs", rows.behaviour_logprobs),
         ):
@@ -191,11 +210,12 @@ class Objective(Surface):
             sums["opsm_dropped_sequences"] = (hit.sum().double(), rows.nonempty.sum().double())
         return weights, sums
 
-    def _penalty(self, rows: Rows) -> Tensor | None:
-        """[N, T] KL term minus entropy bonus."""
-        penalty: Tensor | None = None
+    def _penalty(self, rows: Rows, taught: Tensor | None) -> Tensor | None:
+        """[N, T] KL term and distillation minus entropy bonus."""
+        penalty = None if taught is None or self.distill_coef == 0 else self.distill_coef * taught
         if self.kl_coef > 0 and rows.ref_logprobs is not None:
-            penalty = self.kl_coef * kl_estimate(rows.logprobs, rows.ref_logprobs, self.kl_estimator)
+            kl = self.kl_coef * kl_estimate(rows.logprobs, rows.ref_logprobs, self.kl_estimator)
+            penalty = kl if penalty is None else penalty + kl
         if self.entropy_coef > 0 and rows.entropy is not None:
             bonus = self.entropy_coef * rows.entropy
             penalty = -bonus if penalty is None else penalty - bonus

@@ -28,8 +28,9 @@ def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
 class Rows:
     """N responses of up to T tokens, ready for arithmetic: float32 or wider, zero at masked positions.
 
-    ``logprobs`` [N, T] carries the gradient, everything else is detached except ``entropy``. ``advantages`` is [N] or
-    [N, T]. ``lengths`` [N] counts response tokens (same dtype), ``nonempty`` [N] says where there are any.
+    ``logprobs`` [N, T] carries the gradient; everything else is detached except ``entropy`` and ``teacher_kl``.
+    ``advantages`` is [N] or [N, T]. ``lengths`` [N] counts response tokens (same dtype), ``nonempty`` [N] says where
+    there are any.
     ``log_ratio`` [N, T] is new minus old. ``segments`` [N, T] int64 in [0, T).
     """
 
@@ -44,6 +45,8 @@ class Rows:
     behaviour_logprobs: Tensor | None = None
     entropy: Tensor | None = None
     segments: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
+    teacher_kl: Tensor | None = None
 
     @classmethod
     def build(
@@ -57,6 +60,8 @@ class Rows:
         behaviour_logprobs: Tensor | None = None,
         entropy: Tensor | None = None,
         segments: Tensor | None = None,
+        teacher_logprobs: Tensor | None = None,
+        teacher_kl: Tensor | None = None,
         per_token_advantages: bool = True,
     ) -> Rows:
         """Check shapes and dtypes, detach, upcast, and clear masked positions.
@@ -96,6 +101,8 @@ class Rows:
             behaviour_logprobs=clean("behaviour_logprobs", behaviour_logprobs),
             entropy=clean("entropy", entropy, detach=False),
             segments=_clean_segments(segments, response_mask),
+            teacher_logprobs=clean("teacher_logprobs", teacher_logprobs),
+            teacher_kl=clean("teacher_kl", teacher_kl, detach=False),
         )
 
     def mean(self, values: Tensor) -> Tensor:

@@ -27,6 +27,8 @@ def try_objective(objective: Objective) -> None:
             torch.tensor([1.0, -1.0]),
             mask,
             ref_logprobs=old,
+            teacher_logprobs=old,
+            teacher_kl=0.0 * old,
             behaviour_logprobs=old,
             entropy=-old,
             segments=torch.tensor([[0, 0, 1], [0, 0, 0]]),

@@ -7,32 +7,31 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from gspo_lightning.old_policy.recompute import with_logprobs
+from gspo_lightning.old_policy.frozen import FrozenPolicy, own_ways
 from gspo_lightning.packing.batches import cut_micro_batches
 from gspo_lightning.policy.lora import adapters_off, has_adapters
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.strategies.sharding import in_step, is_sharded, unwrapped
-from gspo_lightning.types import MiniBatch, Rollout
+from gspo_lightning.strategies.sharding import in_step, unwrapped
+from gspo_lightning.types import Rollout
 
 __all__ = ["ReferencePolicy"]
 
 
-class ReferencePolicy:
+class ReferencePolicy(FrozenPolicy):
     """A frozen copy of the initial policy, kept only where a KL term needs it (``kl_coef``, ``kl_in_reward``).
 
-    It is not part of the module tree: neither the optimizer, nor DDP, nor a checkpoint, nor an export sees it. A
-    resumed run makes it again from the same start. One more copy of the weights in memory, unless the policy trains
-    adapters: then the reference is the policy with its adapters off.
+    One more copy of the weights in memory, unless the policy trains adapters: then the reference is the policy with
+    its adapters off.
     """
+
+    field = "ref_logprobs"
 
     def __init__(self, policy: Policy, shard: Callable[[Policy], Policy] | None = None) -> None:
         self.adapted = has_adapters(policy.model)
         if self.adapted:
             self.policy = policy
         else:
-            copy = policy.frozen_copy().eval()
-            copy.routing = None  # it goes its own ways
-            self.policy = copy if shard is None else shard(copy)
+            super().__init__(policy.frozen_copy(), shard)
 
     def follow(self, policy: Policy) -> None:
         """The policy has been sharded: where it is the reference, too, that is the one to call."""
@@ -41,7 +40,8 @@ class ReferencePolicy:
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
-        with _own_ways(self.policy), adapters_off(unwrapped(self.policy).model) if self.adapted else nullcontext():
+        without = adapters_off(unwrapped(self.policy).model) if self.adapted else nullcontext()
+        with super()._as_it_was(), without:
             yield
 
     @torch.no_grad()
@@ -74,7 +74,7 @@ class ReferencePolicy:
         done = 0
         for part in in_step(self.policy, list(cut_micro_batches(rows, max_tokens)), device):
             batch = part.to(device)
-            with _own_ways(old):
+            with own_ways(old):
                 logprobs = old(batch, temperature)[0]
             with self._as_it_was():
                 ratio = logprobs - self.policy(batch, temperature)[0]
@@ -83,23 +83,6 @@ class ReferencePolicy:
                 rollout.kl_penalty = coef * value
             done += len(sums)
 
-    def fill(self, batches: Sequence[MiniBatch], temperature: float, device: torch.device) -> list[MiniBatch]:
-        """The mini-batches with ``ref_logprobs``, evaluated once per rollout batch in the training layout."""
-        self._to(device)
-        with self._as_it_was():
-            return with_logprobs("ref_logprobs", self.policy, batches, temperature)
-
     def _to(self, device: torch.device) -> None:
-        if not self.adapted and not is_sharded(self.policy):  # shards are where they belong
-            self.policy.to(device)
-
-
-@contextmanager
-def _own_ways(policy: Policy) -> Iterator[None]:
-    """Routers choose freely and are not watched."""
-    inner = unwrapped(policy)
-    routing, inner.routing = inner.routing, None
-    try:
-        yield
-    finally:
-        inner.routing = routing
+        if not self.adapted:
+            super()._to(device)

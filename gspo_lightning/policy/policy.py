@@ -19,6 +19,7 @@ from gspo_lightning.policy.logprobs import token_logprobs
 from gspo_lightning.policy.lora import has_adapters, merge_adapters
 from gspo_lightning.policy.routing import Routing, TokenPlaces, gather_routes, routed
 from gspo_lightning.policy.silence import Silenced, hold, silence
+from gspo_lightning.policy.states import Distribution, States, vocabulary_kl
 from gspo_lightning.types import Decoding, MicroBatch
 
 __all__ = ["Policy"]
@@ -104,19 +105,42 @@ class Policy(nn.Module):
             logits = torch.tanh(logits / cap) * cap
         return logits
 
-    def forward(self, batch: MicroBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, batch: MicroBatch, temperature: float = 1.0, against: Distribution | None = None
+    ) -> tuple[Tensor, ...]:
         """Log-probabilities and entropies of the response tokens.
 
         Args:
             batch: N rows, left-aligned.
             temperature: the one responses were sampled at, > 0.
+            against: what another policy with the same vocabulary predicts for the same rows (:meth:`distribution`).
 
         Returns:
-            ``logprobs`` and ``entropies``, both [N, T], float32 or wider, nats; 0 beyond a row's response.
+            ``logprobs`` and ``entropies``, both [N, T], float32 or wider, nats; 0 beyond a row's response. With
+            ``against`` also the KL(this policy || the other) over the vocabulary at each token, [N, T], nats.
         """
-        return self._packed(batch, temperature) if self.packed else self._padded(batch, temperature)
+        states = self._states(batch)
+        found: tuple[Tensor, ...] = self._token_logprobs(states.hidden, states.targets, temperature)
+        if against is not None:
+            theirs = against.hidden[states.order().argsort()]
+            heads = self._head(), against.head
+            found += (vocabulary_kl(heads, (states.hidden, theirs), temperature, self._chunk(len(theirs))),)
+        return tuple(_scatter(batch, states.rows, states.steps, *found))
 
-    def _packed(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+    @torch.no_grad()
+    def distribution(self, batch: MicroBatch) -> Distribution:
+        """What the policy predicts for every response token, before the product with its head: to compare others with.
+
+        Args:
+            batch: N rows on its device.
+        """
+        states = self._states(batch)
+        return Distribution(states.hidden[states.order()], self._head())
+
+    def _states(self, batch: MicroBatch) -> States:
+        return self._packed(batch) if self.packed else self._padded(batch)
+
+    def _packed(self, batch: MicroBatch) -> States:
         """Every distinct token once: a prompt serves all its responses."""
         layout = PackedLayout.of(batch)
         places = TokenPlaces(layout.sources, layout.positions, layout.predicts, layout.rows, layout.steps)
@@ -128,10 +152,9 @@ class Policy(nn.Module):
             hidden: Tensor = self.backbone(
                 input_ids=layout.token_ids.unsqueeze(0), position_ids=layout.positions.unsqueeze(0), **options
             ).last_hidden_state
-        chosen, entropy = self._token_logprobs(hidden.squeeze(0)[layout.predicts], layout.targets, temperature)
-        return _scatter(batch, layout.rows, layout.steps, chosen, entropy)
+        return States(hidden.squeeze(0)[layout.predicts], layout.targets, layout.rows, layout.steps)
 
-    def _padded(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+    def _padded(self, batch: MicroBatch) -> States:
         """Rows side by side; the reference that the packed path is compared with, and the path of last resort."""
         prompt, response = batch.prompt_lengths, batch.response_lengths
         width = batch.input_ids.shape[1] - 1  # the last token of a row predicts nothing: it is never forwarded
@@ -149,8 +172,7 @@ class Policy(nn.Module):
                 position_ids=positions.masked_fill(~mask, 0),
                 use_cache=False,
             ).last_hidden_state
-        chosen, entropy = self._token_logprobs(hidden[rows, before], batch.input_ids[rows, before + 1], temperature)
-        return _scatter(batch, rows, offsets, chosen, entropy)
+        return States(hidden[rows, before], batch.input_ids[rows, before + 1], rows, offsets)
 
     def _prescribed(self, batch: MicroBatch, places: TokenPlaces) -> list[Tensor] | None:
         """The experts that each forwarded token has to go to, under Routing Replay."""
@@ -160,10 +182,12 @@ class Policy(nn.Module):
 
     def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """In one piece where logits are small enough to be kept for the backward pass, else in small pieces."""
-        row = 4 * int(self.model.config.get_text_config().vocab_size)
-        rows = max(1, len(hidden))
-        chunk = rows if rows * row <= KEPT_LOGITS else max(16, CHUNK_LOGITS[hidden.device.type == "cpu"] // row)
-        return token_logprobs(self._head(), hidden, targets, temperature=temperature, chunk=chunk)
+        return token_logprobs(self._head(), hidden, targets, temperature=temperature, chunk=self._chunk(len(hidden)))
+
+    def _chunk(self, count: int) -> int:
+        """Hidden states whose logits exist at a time, of so many."""
+        row, rows = 4 * int(self.model.config.get_text_config().vocab_size), max(1, count)
+        return rows if rows * row <= KEPT_LOGITS else max(16, CHUNK_LOGITS[self.device.type == "cpu"] // row)
 
     def _head(self) -> Callable[[Tensor], Tensor]:
         """The output embedding itself where :meth:`head` does nothing else and its weight is whole."""
@@ -234,8 +258,7 @@ def _cast(state: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, T
     return {name: known[tensor.data_ptr()] for name, tensor in state.items()}
 
 
-def _scatter(batch: MicroBatch, rows: Tensor, steps: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:
+def _scatter(batch: MicroBatch, rows: Tensor, steps: Tensor, *values: Tensor) -> list[Tensor]:
     """Values of response tokens to their places in [N, T]; 0 elsewhere."""
     empty = torch.zeros(batch.response_mask.shape, dtype=values[0].dtype, device=values[0].device)
-    logprobs, entropies = (empty.index_put((rows, steps), v) for v in values)
-    return logprobs, entropies
+    return [empty.index_put((rows, steps), v) for v in values]

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 from lightning.pytorch import Trainer
+from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience.sources import has_environment
@@ -24,6 +25,7 @@ from gspo_lightning.rewards.by_record import Judges
 from gspo_lightning.strategies.base import has_whole_weights, sharding_of
 from gspo_lightning.strategies.checks import check_strategy
 from gspo_lightning.training.data import PromptDataModule
+from gspo_lightning.training.teacher import TeacherModel, check_teacher
 from gspo_lightning.training.trainer_checks import check_trainer
 from gspo_lightning.types import SamplingParams
 
@@ -49,6 +51,11 @@ class RunModule(Protocol):
     segment_delimiters: list[str]
     allow_unusual_clip: bool
     routing_replay: Replay
+    teacher_model: TeacherModel | None
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Of the model."""
 
 
 def check_run(data: PromptDataModule, module: RunModule, trainer: Trainer) -> None:
@@ -58,6 +65,7 @@ def check_run(data: PromptDataModule, module: RunModule, trainer: Trainer) -> No
         UserError: one is broken.
     """
     _check_objective(data, module)
+    check_teacher(module.teacher_model, module.objective, module.settings, module.tokenizer, data, trainer)
     _check_replay(data, module)
     check_trainer(data, module.meter.level, trainer)
     check_precision(str(trainer.precision))

@@ -21,7 +21,7 @@ from gspo_lightning.experience.collect import Experience
 from gspo_lightning.experience.iteration import Iteration, Sampled
 from gspo_lightning.experience.learner import Learner
 from gspo_lightning.experience.loader import ExperienceLoader, PromptLoader, part_of
-from gspo_lightning.experience.respond import Responder, total_steps
+from gspo_lightning.experience.respond import Responder, Unrewarded, total_steps
 from gspo_lightning.experience.settings import ExperienceSettings
 from gspo_lightning.packing.memory import MemoryLimit
 from gspo_lightning.policy.policy import Policy
@@ -58,7 +58,8 @@ class PromptDataModule(LightningDataModule):
         columns: our name -> the data's (``{prompt: question, answer: solution}``). A dot reaches into a column
             (``reward_model.ground_truth``), a list combines several into one mapping.
         rewards: name -> reward, or ``{by: <column>, <value>: <reward>, ...}`` to choose one by a column of the record;
-            the total is their weighted sum. Sources of a ``Mixture`` may have their own.
+            the total is their weighted sum. Sources of a ``Mixture`` may have their own. Only a run
+            that follows a teacher (``model.teacher``) can do without.
         reward_weights: name -> weight, by default 1; or a list of all weights in the order of the rewards.
         reward_workers: worker processes for rewards; None: all cores but one.
         reward_deadline_s: seconds of CPU time one sample may take in a reward.
@@ -214,14 +215,14 @@ class PromptDataModule(LightningDataModule):
             UserError: prompts, rewards or rollouts cannot be used, and why.
         """
         check_stop_strings(self.settings.stop_strings, tokenizer)
-        sources.read_sets(self.sets, stage, tokenizer, self.evaluation.limit, world)
+        sources.read_sets(self.sets, stage, tokenizer, self.evaluation.limit, world, judged=bool(self.rewards))
         sources.check_context(self.longest, context)
         self.suites.prepare()
         if stage == "fit":
             self._order = sources.training_order(self.sets, self.settings, self.curriculum)
             self.partial = sources.partial_rollouts(self._retrying(self.rollouts), self._order, self.settings, world)
         (self.rollouts if stage == "fit" else self.rollouts.for_evaluation()).open(self.longest)
-        if self._runner is None:  # the workers start now: their import time hides behind the model's
+        if self._runner is None and self.rewards:  # the workers start now: their import time hides behind the model's
             sources.check_rewards(self.runner, self.sets, self.rollouts)
 
     def bind(self, learner: Learner, folder: Path, *, distributions: bool = True) -> None:
@@ -234,8 +235,9 @@ class PromptDataModule(LightningDataModule):
         """
         settings, context = self.settings, learner.forward_context
         responder = partial(Responder, total_steps=partial(total_steps, learner, settings.updates_per_iteration))
+        rewards = self.runner if self.rewards else Unrewarded()
         self.respond_held_out = responder(
-            self._retrying(self.rollouts.for_evaluation()), self.runner, self.evaluation.samples,
+            self._retrying(self.rollouts.for_evaluation()), rewards, self.evaluation.samples,
             settings.seed, Purpose.EVAL_SAMPLING, context, self._asking,
         )  # fmt: skip
         if self._order is None:
@@ -243,7 +245,7 @@ class PromptDataModule(LightningDataModule):
         self.iteration = Iteration(
             learner, settings, self._order,
             responder(
-                self._retrying(self.rollouts) if self.partial is None else self.partial, self.runner,
+                self._retrying(self.rollouts) if self.partial is None else self.partial, rewards,
                 settings.group_size, settings.seed, Purpose.TRAIN_SAMPLING, context, self._asking,
             ),
             lambda: self.token_budget, partial=self.partial, prefetcher=self._prefetcher, folder=folder,
@@ -336,7 +338,7 @@ class PromptDataModule(LightningDataModule):
     @property
     def accuracy_reward(self) -> str:
         """The reward that decides what is correct in an evaluation."""
-        return self.evaluation.accuracy_reward or next(iter(self.rewards))
+        return self.evaluation.accuracy_reward or next(iter(self.rewards), "")
 
     def _roll_out(self, number: int) -> Experience:
         if self.iteration is None:

@@ -28,6 +28,7 @@ from gspo_lightning.old_policy.logprobs import OldLogProbs, OldLogProbsChoice
 from gspo_lightning.old_policy.noise import check_ratio_noise
 from gspo_lightning.old_policy.reference import ReferencePolicy
 from gspo_lightning.old_policy.snapshots import CachedLogProbs, ResidentSnapshot
+from gspo_lightning.old_policy.teacher import Teacher
 from gspo_lightning.policy.averaging import holds_average, training_weights
 from gspo_lightning.policy.checks import probe
 from gspo_lightning.policy.leaks import probe_length
@@ -44,6 +45,7 @@ from gspo_lightning.training.checks import check_run, check_sampling
 from gspo_lightning.training.cold_start import ColdStart
 from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.training.policy_module import PolicyModule
+from gspo_lightning.training.teacher import TeacherModel, load_teacher, taught_by
 from gspo_lightning.training.trainer_checks import check_accumulation, check_measured, check_monitor, iterations
 from gspo_lightning.types import MicroBatch, MiniBatch
 from gspo_lightning.update.clipping import clip_gradients
@@ -72,6 +74,8 @@ class GSPOModule(PolicyModule):
         lr_scheduler: stepped once per optimizer step (``ReduceLROnPlateau`` of ``lightning.pytorch.cli``: once per
             iteration, or per evaluation where it monitors one); None keeps the learning rate constant.
         cold_start: supervised steps before reinforcement learning, made once and cached; None starts from the model.
+        teacher: is followed with ``objective.distill_coef`` (docs/distillation.md): a hub id, a folder, or the URL of a
+            server; or a mapping of :class:`~gspo_lightning.training.teacher.TeacherModel`. It is never trained.
         dtype: of the weights. float32 with ``trainer.precision: bf16-mixed`` is usual.
         attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2`` ...; None lets transformers choose.
         gradient_checkpointing: recompute activations in the backward pass.
@@ -108,6 +112,7 @@ class GSPOModule(PolicyModule):
         optimizer: OptimizerCallable = torch.optim.AdamW,
         lr_scheduler: LRSchedulerCallable | None = None,
         cold_start: ColdStart | None = None,
+        teacher: TeacherModel | str | None = None,
         dtype: DType = "float32",
         attn_implementation: str | None = None,
         gradient_checkpointing: bool = False,
@@ -137,6 +142,8 @@ class GSPOModule(PolicyModule):
         self.old_policy = old_policy if old_policy is not None else CachedLogProbs()
         self.old_logprobs = OldLogProbs(old_logprobs, self.objective)
         self.reference: ReferencePolicy | None = None
+        self.teacher_model = taught_by(teacher)
+        self.teacher: Teacher | None = None
         self.build_optimizer, self.build_scheduler = optimizer, lr_scheduler
         self.segment_delimiters = segment_delimiters or []
         self.allow_unusual_clip, self.histogram_every = allow_unusual_clip, histogram_every
@@ -172,7 +179,7 @@ class GSPOModule(PolicyModule):
     def terms(self) -> LossTerms:
         """What the loss of this run is made of."""
         temperature, coef = self.data.settings.temperature, self.router_aux_loss_coef
-        return LossTerms(self.policy, self.old_policy, self.objective, temperature, self.segments, coef)
+        return LossTerms(self.policy, self.old_policy, self.objective, temperature, self.segments, coef, self.teacher)
 
     # building ----------------------------------------------------------------------------------------------------
 
@@ -225,11 +232,21 @@ class GSPOModule(PolicyModule):
     def on_fit_start(self) -> None:
         """On the device, in the precision and under the strategy that will train: ratios of the same weights are 1."""
         self.restored = None  # callbacks have had it
+        if self.teacher is None:
+            with self.forward_context():
+                dtype = autocast_dtype(self.device)
+            parts = self.settings, self.policy, self.objective, self.data, self.trainer
+            self.teacher = load_teacher(self.teacher_model, *parts, dtype)
         rows = probe(self.policy, probe_length(self.policy, self.data.longest, self.data.token_budget))
         check_ratio_noise(self.policy, rows.to(self.device), self.objective, self.forward_context)
         if self.global_rank == 0:
             check_sampling(self.policy, self.data.settings.sampling(self.policy.eos_token_ids))
         self.verify_sources()
+
+    def teardown(self, stage: str) -> None:
+        """Let go of a teacher's server."""
+        if self.teacher is not None:
+            self.teacher.close()
 
     def configure_optimizers(self) -> Any:
         """The optimizer over the policy's trainable parameters, and the scheduler stepped with it."""

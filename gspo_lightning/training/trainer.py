@@ -29,7 +29,7 @@ from gspo_lightning.evaluation.metrics import EvaluationMetrics
 from gspo_lightning.evaluation.settings import Evaluation
 from gspo_lightning.experience.iteration import Iteration
 from gspo_lightning.experience.loader import ExperienceLoader
-from gspo_lightning.experience.respond import Responder
+from gspo_lightning.experience.respond import Responder, Scorer, Unrewarded
 from gspo_lightning.experience.settings import ExperienceSettings
 from gspo_lightning.metrics.sums import MetricSums, ratio_percentiles
 from gspo_lightning.metrics.update import update_scalars
@@ -46,6 +46,7 @@ from gspo_lightning.rewards import Reward
 from gspo_lightning.rollouts import GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.training.caller import REWARD, Caller, Given, Query, RewardFunction, records_of, shown
+from gspo_lightning.training.teacher import teacher_of
 from gspo_lightning.training.trainer_config import GSPOConfig, objective_of
 from gspo_lightning.types import MiniBatch, Prompt
 from gspo_lightning.update.loss import LossTerms
@@ -72,6 +73,9 @@ class GSPOTrainer:
         config: settings; the default trains on policy with the paper's clip range.
         objective: another objective than GSPO with the config's clip range: its name (``"DAPO"``, those of ``gspo list
             objectives`` and of plug-ins), class, or an instance with its own settings.
+        teacher: followed by an objective with ``distill_coef`` (on-policy distillation): another model with the same
+            vocabulary, which is moved to the model's device and gets no gradients; or its name, folder, or the URL of
+            a server.
 
     Attributes:
         policy: the model as the rest of this package sees it.
@@ -104,6 +108,7 @@ class GSPOTrainer:
         tokenizer: PreTrainedTokenizerBase,
         config: GSPOConfig | None = None,
         objective: Objective | type[Objective] | str | None = None,
+        teacher: PreTrainedModel | str | None = None,
     ) -> None:
         self.config = config if config is not None else GSPOConfig()
         check_model(model)
@@ -133,6 +138,10 @@ class GSPOTrainer:
         self.iteration = 0
         self.examples: list[dict[str, Any]] = []
         self.reference = ReferencePolicy(self.policy) if self.objective.kl_coef > 0 else None
+        longest = prompt + self.config.max_response_tokens
+        self.teacher = teacher_of(
+            teacher, self.policy, self.objective, temperature=self.config.temperature, longest=longest
+        )
         self.version = 0
         self.iterations: int | None = None
         self._reading_tokenizer = tokenizer
@@ -140,7 +149,9 @@ class GSPOTrainer:
             self._reading_tokenizer = copy.copy(tokenizer)  # the caller's keeps its template
             self._reading_tokenizer.chat_template = None
 
-    def train_step(self, queries: Sequence[Query], reward_function: RewardFunction | Reward) -> dict[str, float]:
+    def train_step(
+        self, queries: Sequence[Query], reward_function: RewardFunction | Reward | None = None
+    ) -> dict[str, float]:
         """Sample ``group_size`` responses to each query, reward them, and make ``minibatches * epochs`` updates.
 
         If all rewards of every group are equal there is nothing to learn from, and only momentum moves weights. A
@@ -153,7 +164,7 @@ class GSPOTrainer:
                 texts it gets query and response by position. With records its arguments are filled by name: ``query``
                 (or ``prompt``), ``response`` (or ``completion``), ``completion_ids``, ``truncated``, and any column. A
                 :class:`~gspo_lightning.rewards.Reward` works, too; a function of TRL's goes through ``FunctionReward``.
-                Its exceptions reach the caller, and no weight has changed then.
+                Its exceptions reach the caller, and no weight has changed then. None follows the teacher alone.
 
         Returns:
             Statistics under the tags of docs/metrics.md: ``reward/*`` and ``response/*`` of the step's P * G responses;
@@ -172,7 +183,7 @@ class GSPOTrainer:
                 f"{len(records)} groups cannot be cut into {self.config.minibatches} mini-batches of whole groups",
                 fix=f"give a multiple of minibatches = {self.config.minibatches}",
             )
-        caller = self._caller(queries, records, reward_function)
+        caller = self._scorer(queries, records, reward_function)
         config, iteration = self.config, self._iteration(self._read(records), caller)
         loader = ExperienceLoader(iteration.run, config.minibatches, config.epochs, config.seed)
         loader.iteration = self.iteration - 1  # the one it rolls out next is this step's
@@ -290,6 +301,16 @@ class GSPOTrainer:
         self.iteration, self.version = int(state["iteration"]), int(state["version"])
         self.old_logprobs.noise = state["noise"]
 
+    def _scorer(
+        self, queries: Sequence[Query], records: list[dict[str, Any]], reward: RewardFunction | Reward | None
+    ) -> Scorer:
+        """Of a training step, where a teacher may be all there is to follow."""
+        if reward is not None:
+            return self._caller(queries, records, reward)
+        if self.teacher is None:
+            raise UserError("reward_function", "is None, and there is no teacher either", fix="give one of the two")
+        return Unrewarded()
+
     def _caller(
         self, queries: Sequence[Query], records: list[dict[str, Any]], reward: RewardFunction | Reward
     ) -> Caller:
@@ -322,7 +343,7 @@ class GSPOTrainer:
             limits.append((context - response, f"the model's context - max_response_tokens = {context} - {response}"))
         return min(limits)
 
-    def _iteration(self, prompts: list[Prompt], rewards: Caller) -> Iteration:
+    def _iteration(self, prompts: list[Prompt], rewards: Scorer) -> Iteration:
         """The iteration of a step: as in ``gspo fit``, on these prompts and with the caller's rewards."""
         config, settings = self.config, self._settings(len(prompts))
         respond = Responder(self.rollouts, rewards, config.group_size, config.seed, Purpose.TRAIN_SAMPLING)
@@ -346,7 +367,8 @@ class GSPOTrainer:
     def _update(self, batch: MiniBatch, sums: MetricSums) -> float:
         """One optimizer step on a mini-batch; returns the gradient norm before clipping."""
         self.optimizer.zero_grad(set_to_none=True)
-        terms = LossTerms(self.policy, self.old_policy, self.objective, self.config.temperature)
+        temperature = self.config.temperature
+        terms = LossTerms(self.policy, self.old_policy, self.objective, temperature, teacher=self.teacher)
         all_but_last_backward(batch.micro_batches, terms, sums, on_policy=batch.index == 0).backward()
         parameters: list[Tensor] = self.optimizer.param_groups[0]["params"]
         clip = math.inf if self.config.gradient_clip is None else self.config.gradient_clip

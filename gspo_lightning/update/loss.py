@@ -18,6 +18,7 @@ from gspo_lightning.metrics.update import measure_mismatch, sequence_log_ratios
 from gspo_lightning.objectives import Objective
 from gspo_lightning.objectives.shapes import check_count
 from gspo_lightning.old_policy.base import OldPolicy
+from gspo_lightning.old_policy.teacher import Teacher
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import LOAD, LoadBalance, Tape, recording, routing_sums
 from gspo_lightning.types import MicroBatch, ObjectiveOutput
@@ -40,6 +41,7 @@ class LossTerms:
         temperature: the one responses were sampled at, > 0.
         segments: [N, T] int64 segment numbers of a micro-batch, for objectives over given segments.
         router_aux_loss_coef: weight of the routers' load-balancing loss.
+        teacher: of on-policy distillation.
     """
 
     policy: Policy
@@ -48,6 +50,7 @@ class LossTerms:
     temperature: float
     segments: Callable[[MicroBatch], Tensor | None] = _no_segments
     router_aux_loss_coef: float = 0.0
+    teacher: Teacher | None = None
 
 
 def mini_batch_count(objective: Objective, micro_batches: Sequence[MicroBatch]) -> Tensor:
@@ -77,8 +80,12 @@ def micro_batch_loss(
             (:func:`gspo_lightning.update.router_loss.load_balance`).
     """
     policy = terms.policy
+    against = None if terms.teacher is None else terms.teacher.distribution(part)
     with recording(policy.routing, with_scores=balance is not None) as tape:
-        logprobs, entropy = policy(part, terms.temperature)
+        if against is None:
+            logprobs, entropy, *compared = policy(part, terms.temperature)
+        else:
+            logprobs, entropy, *compared = policy(part, terms.temperature, against)
     old_logprobs = terms.old_policy.logprobs(part, terms.temperature, logprobs if on_policy else None)
     out = terms.objective(
         logprobs,
@@ -89,6 +96,8 @@ def micro_batch_loss(
         ref_logprobs=part.ref_logprobs,
         entropy=entropy,
         segments=terms.segments(part),
+        teacher_logprobs=part.teacher_logprobs,
+        teacher_kl=compared[0] if compared else None,
         denominator=denominator,
     )
     _measure(sums, out, part, logprobs, old_logprobs, denominator)

@@ -20,6 +20,7 @@ from gspo_lightning.objectives import GSPO
 from gspo_lightning.old_policy import CachedLogProbs, OldPolicy, ResidentSnapshot
 from gspo_lightning.old_policy.logprobs import OldLogProbs
 from gspo_lightning.old_policy.reference import ReferencePolicy
+from gspo_lightning.old_policy.teacher import Teacher
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts.order import PromptOrder
 from gspo_lightning.randomness import Purpose
@@ -42,6 +43,7 @@ class Student:
         self.old_policy: OldPolicy = old or CachedLogProbs()
         self.old_logprobs = OldLogProbs(choice, GSPO())
         self.reference: ReferencePolicy | None = None
+        self.teacher: Teacher | None = None
         self.device, self.version = policy.device, 7
         self.iterations: int | None = None
 

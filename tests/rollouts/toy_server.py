@@ -18,6 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
 
+import torch
+
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
@@ -97,7 +99,7 @@ class ToyServer:
             return 200, {"results": [None]}
         if route == "/v1/completions":
             self.asked += 1
-            return 200, {"choices": self._choices(body)}
+            return 200, {"choices": [self._echo(body)] if body.get("echo") else self._choices(body)}
         return 404, {"detail": "Not Found"}
 
     def _choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -127,6 +129,18 @@ class ToyServer:
             }
             for r in group
         ]
+
+    def _echo(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A prompt with its log-probabilities and nothing after it, as vLLM sends it."""
+        assert self._policy is not None
+        assert (body["max_tokens"], body["logprobs"], body["return_token_ids"]) == (0, 0, True)
+        ids = body["prompt"]
+        with self._lock, torch.no_grad():
+            found = self._policy.model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+        logprobs = found[:-1].gather(1, torch.tensor(ids[1:], dtype=torch.int64).unsqueeze(1)).squeeze(1)
+        tokens = [self._policy.tokenizer.decode([i]) for i in ids]
+        known = {"tokens": tokens, "token_logprobs": [None, *logprobs.tolist()]}
+        return {"index": 0, "text": "", "logprobs": known, "prompt_token_ids": ids, "token_ids": []}
 
     def _handler(toy) -> type[BaseHTTPRequestHandler]:  # noqa: N805
         class Handler(BaseHTTPRequestHandler):

@@ -17,6 +17,8 @@ __all__ = [
 ]  # fmt: skip
 
 ENTROPY = "policy/entropy"
+TAUGHT = "distill/kl"
+"""Measured where a teacher is followed: the reward then need not say anything."""
 
 
 @dataclass
@@ -119,7 +121,7 @@ class RewardCollapse(Signature):
 
 @dataclass
 class DeadGroupFlood(Signature):
-    """Nearly all groups have equal rewards, and not because the prompts are solved."""
+    """Nearly all groups have equal rewards, and not because the prompts are solved; a teacher needs no rewards."""
 
     name: ClassVar[str] = "dead_group_flood"
     advice: ClassVar[str] = "use easier prompts, larger groups, a finer reward, or data.resample_dead_groups"
@@ -133,14 +135,15 @@ class DeadGroupFlood(Signature):
     def suspicious(self, look: Look, history: History) -> str | None:
         """See the class."""
         dead = look.get("reward/dead_groups", 0.0)
-        if dead < self.dead or reward_share(look, history) >= self.solved:
+        if TAUGHT in look or dead < self.dead or reward_share(look, history) >= self.solved:
             return None
         return f"{100 * dead:.0f}% of groups have equal rewards at a mean reward of {look.get('reward/mean', 0.0):.3g}"
 
 
 @dataclass
 class EntropyCollapse(Signature):
-    """Entropy falls while the reward does not rise. Falling with a rising reward is how a skill is learned."""
+    """Entropy falls while the reward does not rise. Falling with a rising reward is how a skill is learned, and towards
+    a teacher's is what distillation asks for."""
 
     name: ClassVar[str] = "entropy_collapse"
     advice: ClassVar[str] = "raise clip_high or the temperature, add entropy_coef, or lower the learning rate"
@@ -155,6 +158,8 @@ class EntropyCollapse(Signature):
         """See the class."""
         now, usual, start = look.get(ENTROPY), history.usual(ENTROPY), history.start(ENTROPY)
         if now is None or usual is None or start is None or reward_share(look, history) >= self.solved:
+            return None
+        if TAUGHT in look:
             return None
         if now < self.sudden * usual and not rose(look, history, 0.1):
             return f"entropy {now:.3g} nats per token, {usual:.3g} before, while the reward does not rise"

@@ -54,6 +54,8 @@ class Job:
     """Name of the rollout source's class."""
     max_rows: int
     """Responses that are decoded at the same time."""
+    teacher: ModelSettings | None = None
+    """Of distillation, where it is a model on the training devices."""
 
     @property
     def checkpointing(self) -> bool:
@@ -130,6 +132,8 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
     world = _devices(trainer.devices) * int(trainer.num_nodes or 1)
     settings = module.settings
     rollouts = data.rollouts
+    from gspo_lightning.training.teacher import teacher_settings
+
     return Job(
         model=settings,
         optimizer=_class_and_options(config.model.optimizer)[0],
@@ -152,6 +156,7 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
         packed=settings.layout == "packed" or (settings.layout == "auto" and packed),
         source=type(rollouts).__name__,
         max_rows=int(getattr(rollouts, "max_rows", 1 << 30)),
+        teacher=None if module.teacher_model is None else teacher_settings(module.teacher_model, settings),
     )
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from transformers import PretrainedConfig
 
 from gspo_lightning.commands.plan.devices import Device
@@ -16,6 +17,7 @@ from gspo_lightning.commands.plan.step import Step, StepMemory, measure_step
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.attention.cache import FIRST
 from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.tiny import TINY_MODELS
 from gspo_lightning.rollouts.sampler.lean import LARGEST_COPY
 from gspo_lightning.update.optimizers import FUSED
 
@@ -115,6 +117,18 @@ def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
         memory.add("old log-probabilities", cached, TRAINING, STEPPING)
     if job.reference and job.lora is None:
         memory.add("reference policy", counts.total * size)
+    if job.teacher is not None:
+        memory.add("teacher", counts_of(job.teacher).total * _stored_bytes(job.teacher) / kept)
+
+
+def _stored_bytes(settings: ModelSettings) -> int:
+    """Of a weight in memory; ``auto`` is what the files have, by the model's own config, and usually bfloat16."""
+    if settings.dtype != "auto":
+        return int(getattr(torch, settings.dtype).itemsize)
+    if settings.name_or_path in TINY_MODELS:
+        return 4
+    found = getattr(config_of(settings), "dtype", None)
+    return int(found.itemsize) if isinstance(found, torch.dtype) else 2
 
 
 def _states(memory: Memory, job: Job, counts: Counts, shards: int, device: Device) -> None:

@@ -35,19 +35,20 @@ class Endpoint:
     key: str | None = field(default=None, repr=False)
 
 
-def given(urls: Sequence[str], plain_http: bool) -> list[Endpoint]:
+def given(urls: Sequence[str], plain_http: bool, field: str = "data.rollouts.urls") -> list[Endpoint]:
     """Servers that run already, with the key of the environment.
 
     Args:
         urls: of the servers.
         plain_http: whether a key may go to another host unencrypted.
+        field: the setting that names them, for messages.
 
     Raises:
         UserError: one is not a URL, holds a secret, or would get the key over a network that others may read.
     """
     key = os.environ.get(KEY) or None
     for url in urls:
-        check_address(url, "data.rollouts.urls", KEY, key=key, plain_http=plain_http, sockets=True)
+        check_address(url, field, KEY, key=key, plain_http=plain_http, sockets=True)
     return [Endpoint(url.rstrip("/").removesuffix("/v1"), key) for url in urls]
 
 

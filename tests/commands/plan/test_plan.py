@@ -123,6 +123,26 @@ def test_checkpointing_and_smaller_micro_batches_keep_less(job: Job) -> None:
     assert activations(job.with_model(gradient_checkpointing=True)) < activations(job) / 4
 
 
+def test_a_teacher_is_counted_in_the_dtype_of_its_files(job: Job, folder: Path) -> None:
+    total = counts_of(job.model).total
+    for dtype, size in (("float32", 4), ("bfloat16", 2), ("auto", 2)):  # a config that says nothing: bfloat16 is usual
+        taught = dataclasses.replace(job, teacher=ModelSettings(str(folder), dtype))
+        items = memory_of(taught, CPU).items
+        assert items["teacher"] == dict.fromkeys((SAMPLING, TRAINING, STEPPING), size * total)
+        sharded = dataclasses.replace(taught, strategy="fsdp", world=4)
+        assert memory_of(sharded, CPU).items["teacher"][TRAINING] == size * total / 4
+    assert "teacher" not in memory_of(job, CPU).items
+
+
+def test_the_teacher_of_a_config_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    distill = QUICKSTART.with_name("distill.yaml")
+    assert main(["plan", f"--config={QUICKSTART}", f"--config={distill}", "--device=24GiB"]) == 0
+    assert "teacher" in capsys.readouterr().out
+    served = "--model.teacher=http://127.0.0.1:9"
+    assert main(["plan", f"--config={QUICKSTART}", served, "--model.objective.distill_coef=1", "--device=24GiB"]) == 0
+    assert "teacher" not in capsys.readouterr().out
+
+
 def test_equation(job: Job) -> None:
     text = equation(dataclasses.replace(job, world=2, epochs=2))
     assert "16 prompts x 4 responses = 64 rollouts = 4 mini-batches x 16 sequences = 2 ranks x 8" in text

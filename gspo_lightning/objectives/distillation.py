@@ -1,0 +1,80 @@
+"""On-policy distillation: the reverse KL(policy || teacher) at the tokens that the policy sampled.
+
+The gradient of the KL at one token is that of a score function, because the token is drawn from the policy itself:
+
+    d/dtheta KL(pi || q) = E_{y ~ pi} [(log pi(y) - log q(y)) * d/dtheta log pi(y)]
+
+Differentiating the sampled log pi(y) - log q(y) itself (k1) would give E[d/dtheta log pi(y)] = 0: no gradient at all.
+Half its square (k2) has the right one, exactly, and is a loss that any objective can add, whatever its level: so that
+is the term here. On fresh samples its gradient is that of Thinking Machines' On-Policy Distillation (2025), where
+log q - log pi is the advantage of a token and nothing is carried back to earlier tokens (discount 0). MiniLLM
+(arXiv 2306.08543) also carries it back, with more variance; GKD (arXiv 2306.13649) does not. That k2 as a loss and k1
+as a reward have the same gradient on fresh samples: arXiv 2510.01555.
+
+After the first update of an iteration the samples are those of the old policy; each token is then weighted by the
+truncated importance weight pi / pi_old, a constant. ``teacher_kl`` is the KL over the whole vocabulary, differentiated
+as it is (GKD's generalised form at the reverse KL): it needs no weight, since nothing of it was sampled but the prefix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.objectives.measure import Sums
+from gspo_lightning.objectives.options import Correction, CorrectionMode, correction_weights
+from gspo_lightning.objectives.rows import LOG_RATIO_LIMIT, Rows, clamp_log_ratio
+
+__all__ = ["Distillation", "distillation"]
+
+
+@dataclass(frozen=True, slots=True)
+class Distillation:
+    """``loss`` [N, T] to minimise, None without a teacher; ``sums`` that report it."""
+
+    loss: Tensor | None = None
+    sums: Sums = field(default_factory=dict)
+
+
+def distillation(rows: Rows, correction: Correction, cap: float, mode: CorrectionMode) -> Distillation:
+    """The distillation term of each token, nats.
+
+    With ``x = log pi - log q``, sampled: ``w * x**2 / 2``, where ``w`` is min(pi / pi_old, cap), a constant, times the
+    weight old / behaviour if the objective corrects for it. Its gradient is ``w * x * d log pi``; beyond 20 nats ``x``
+    counts as 20 (the square goes on as a straight line), so that one token which the teacher rules out cannot decide
+    an update alone.
+
+    Args:
+        rows: with ``teacher_kl`` or ``teacher_logprobs``; with neither there is no term.
+        correction: for samples of another policy than the old one, and at which level.
+        cap: largest importance weight.
+        mode: what happens to larger weights old / behaviour.
+    """
+    if rows.teacher_kl is not None:
+        measured = rows.teacher_kl.detach().double()
+        return Distillation(rows.teacher_kl, {"kl_new_teacher": (measured.sum(), rows.mask.sum().double())})
+    if rows.teacher_logprobs is None:
+        return Distillation()
+    x = rows.logprobs - rows.teacher_logprobs
+    with torch.no_grad():
+        ratio = torch.exp(clamp_log_ratio(rows.log_ratio))
+        weight = ratio.clamp(max=cap)
+        if correction != "none" and rows.behaviour_logprobs is not None:
+            weight = weight * correction_weights(rows, correction, cap, mode)
+        sums, count = _sums(rows, x.double()), rows.mask.sum().double()
+        sums["distill_capped"] = (((ratio > cap) & rows.mask).sum().double(), count)
+    return Distillation(weight * _half_square(x), sums)
+
+
+def _half_square(x: Tensor) -> Tensor:
+    """``x**2 / 2``, and a straight line beyond :data:`LOG_RATIO_LIMIT`."""
+    return torch.nn.functional.huber_loss(x, torch.zeros_like(x), reduction="none", delta=LOG_RATIO_LIMIT)
+
+
+def _sums(rows: Rows, x: Tensor) -> Sums:
+    """Estimates of the KL: k1, of either sign, and k3, never negative."""
+    count = rows.mask.sum().double()
+    k3 = torch.where(rows.mask, torch.expm1(clamp_log_ratio(-x)) + x, 0.0)
+    return {"kl_new_teacher": (x.sum(), count), "kl_new_teacher_k3": (k3.sum(), count)}

@@ -1,0 +1,62 @@
+"""A policy that is asked for log-probabilities and never trained: the reference, and a teacher in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
+
+import torch
+
+from gspo_lightning.old_policy.recompute import with_logprobs
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.strategies.sharding import is_sharded, unwrapped
+from gspo_lightning.types import MiniBatch
+
+__all__ = ["FrozenPolicy", "own_ways"]
+
+
+class FrozenPolicy:
+    """Weights that stay as they are, asked through the same forward as the policy.
+
+    It is not part of the module tree: neither the optimizer, nor DDP, nor a checkpoint, nor an export sees it. A
+    resumed run makes it again from the same start.
+
+    Args:
+        policy: the weights; they are nobody else's.
+        shard: spreads it over ranks, where the strategy does so with the trained policy.
+    """
+
+    field: ClassVar[str]
+    """Of a micro-batch, that :meth:`fill` computes."""
+
+    def __init__(self, policy: Policy, shard: Callable[[Policy], Policy] | None = None) -> None:
+        plain = policy.requires_grad_(False).eval()
+        plain.routing = None  # it goes its own ways
+        self.policy: Policy = plain if shard is None else shard(plain)
+
+    def fill(self, batches: Sequence[MiniBatch], temperature: float, device: torch.device) -> list[MiniBatch]:
+        """The mini-batches with :attr:`field` [N, T], evaluated once per rollout batch in the training layout."""
+        self._to(device)
+        with self._as_it_was():
+            return with_logprobs(self.field, self.policy, batches, temperature)
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        with own_ways(self.policy):
+            yield
+
+    def _to(self, device: torch.device) -> None:
+        if not is_sharded(self.policy):  # shards are where they belong
+            self.policy.to(device)
+
+
+@contextmanager
+def own_ways(policy: Policy) -> Iterator[None]:
+    """Routers choose freely and are not watched."""
+    inner = unwrapped(policy)
+    routing, inner.routing = inner.routing, None
+    try:
+        yield
+    finally:
+        inner.routing = routing

@@ -1,0 +1,116 @@
+"""The teacher of on-policy distillation: what it thinks of the tokens that the policy has sampled."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.old_policy.frozen import FrozenPolicy
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.states import Distribution
+from gspo_lightning.types import MicroBatch, MiniBatch
+
+__all__ = ["FIELD", "LocalTeacher", "Teacher", "check_outputs", "check_vocabulary"]
+
+FIELD = "model.teacher"
+
+
+class Teacher(ABC):
+    """Anything that gives log-probabilities of given tokens, in this process or elsewhere; it is never trained."""
+
+    @abstractmethod
+    def fill(self, batches: Sequence[MiniBatch], temperature: float, device: torch.device) -> list[MiniBatch]:
+        """The mini-batches with ``teacher_logprobs`` [N, T], float32, nats. Every rank calls it once a rollout batch.
+
+        Args:
+            batches: of this rank.
+            temperature: of the rollouts.
+            device: of the policy.
+
+        Raises:
+            InfrastructureError: a server failed for good.
+        """
+
+    def distribution(self, part: MicroBatch) -> Distribution | None:
+        """For the exact KL: what it predicts for the rows of a micro-batch on the policy's device; None: not asked."""
+        return None
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to close
+        """Let go of connections."""
+
+
+class LocalTeacher(FrozenPolicy, Teacher):
+    """A frozen model in this process.
+
+    Args:
+        policy: its weights and tokenizer, already checked and with its layout chosen.
+        exact: compare whole distributions in every update instead of one log-probability per token once.
+        shard: spreads it over ranks.
+    """
+
+    field = "teacher_logprobs"
+
+    def __init__(self, policy: Policy, *, exact: bool = False, shard: Callable[[Policy], Policy] | None = None) -> None:
+        super().__init__(policy, shard)
+        self.exact = exact
+
+    def fill(self, batches: Sequence[MiniBatch], temperature: float, device: torch.device) -> list[MiniBatch]:
+        """See :meth:`Teacher.fill`; nothing to do ahead of an update where whole distributions are compared."""
+        return list(batches) if self.exact else super().fill(batches, temperature, device)
+
+    def distribution(self, part: MicroBatch) -> Distribution | None:
+        """See :meth:`Teacher.distribution`."""
+        if not self.exact:
+            return None
+        self._to(part.input_ids.device)
+        with self._as_it_was():
+            return self.policy.distribution(part)
+
+
+def check_vocabulary(policy: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase) -> None:
+    """The same token ids mean the same text to both.
+
+    Args:
+        policy: tokenizer of the model that is trained.
+        teacher: tokenizer of the model that is asked about its token ids.
+
+    Raises:
+        UserError: they do not; names the first token that differs.
+    """
+    mine, theirs = policy.get_vocab(), teacher.get_vocab()
+    if mine == theirs:
+        return
+    ours, others = ({i: token for token, i in vocab.items()} for vocab in (mine, theirs))
+    first = min(i for i in ours.keys() | others.keys() if ours.get(i) != others.get(i))
+    raise UserError(
+        FIELD,
+        f"has another vocabulary than the policy: token {first} is {_shown(others, first)} to the teacher and "
+        f"{_shown(ours, first)} to the policy ({len(theirs)} and {len(mine)} tokens)",
+        fix="use a teacher of the same model family, with the same tokenizer",
+    )
+
+
+def check_outputs(policy: Policy, teacher: Policy, *, exact: bool) -> None:
+    """The teacher has a logit for every token; where whole distributions are compared, both have as many entries.
+
+    Raises:
+        UserError: they have not.
+    """
+    mine, theirs = (int(p.model.config.get_text_config().vocab_size) for p in (policy, teacher))
+    if theirs < len(policy.tokenizer):
+        what = f"has {theirs} logits for the {len(policy.tokenizer)} tokens of the policy"
+        raise UserError(FIELD, what, fix="use a teacher with the same vocabulary")
+    if exact and mine != theirs:
+        raise UserError(
+            "model.objective.distill_exact",
+            f"compares whole distributions, but the policy's has {mine} entries and the teacher's {theirs}",
+            fix="set distill_exact: false",
+        )
+
+
+def _shown(tokens: dict[int, str], number: int) -> str:
+    return repr(tokens[number]) if number in tokens else "unknown"

@@ -1,0 +1,77 @@
+"""The hidden states that predict response tokens, and two policies compared over the whole vocabulary from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+__all__ = ["Distribution", "States", "vocabulary_kl"]
+
+Head = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Of M response tokens: ``hidden`` [M, D] predicts ``targets`` [M], the token ``steps`` [M] of row ``rows`` [M]."""
+
+    hidden: Tensor
+    targets: Tensor
+    rows: Tensor
+    steps: Tensor
+
+    def order(self) -> Tensor:
+        """[M] the permutation that sorts tokens by row and step, whatever layout they come from."""
+        return (self.rows * (int(self.steps.max()) + 1 if len(self.steps) else 1) + self.steps).argsort()
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """What a policy predicts for M response tokens, sorted by row and step: logits are ``head(hidden)``.
+
+    Hidden states [M, D] are kept instead of [M, V] logits, which are made again a piece at a time.
+    """
+
+    hidden: Tensor
+    head: Head
+
+
+def vocabulary_kl(heads: tuple[Head, Head], hidden: tuple[Tensor, Tensor], temperature: float, chunk: int) -> Tensor:
+    """KL(p || q) over the vocabulary for each of M tokens, [M] in nats, float32 or wider; gradients go to ``p`` alone.
+
+    ``chunk`` tokens at a time: what is kept for the backward pass are hidden states, never logits.
+
+    Args:
+        heads: of ``p`` and of ``q``, from hidden states [m, D] to logits [m, V]; D may differ.
+        hidden: [M, D] of ``p``, with gradient, and of ``q``.
+        temperature: divides the logits of both, > 0.
+        chunk: tokens whose logits exist at the same time, >= 1.
+
+    >>> mine, theirs = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 1.0986123]])  # 1/2 : 1/2 and 1/4 : 3/4
+    >>> same = torch.nn.Identity()
+    >>> round(float(vocabulary_kl((same, same), (mine, theirs), 1.0, 8)), 4)  # log(2) / 2 - log(1.5) / 2
+    0.1438
+    """
+
+    def run(part: Tensor, other: Tensor) -> Tensor:
+        with torch.no_grad():
+            log_q = _log_softmax(heads[1](other), temperature)
+        log_p = _log_softmax(heads[0](part), temperature)
+        return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+    found: list[Tensor] = []
+    # no tokens are one empty piece, so that every parameter of the head gets a gradient
+    for part, other in zip(torch.split(hidden[0], chunk), torch.split(hidden[1], chunk), strict=True):
+        if torch.is_grad_enabled():
+            found.append(checkpoint(run, part, other, use_reentrant=False, preserve_rng_state=False))
+        else:
+            found.append(run(part, other))
+    return torch.cat(found)
+
+
+def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.log_softmax(wide / temperature, dim=-1)

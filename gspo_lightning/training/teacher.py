@@ -1,0 +1,307 @@
+"""The teacher of a run, from its settings: checked before anything is sampled, made where it has to be, and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gspo_lightning.addresses import UNIX
+from gspo_lightning.errors import UserError
+from gspo_lightning.objectives import Objective
+from gspo_lightning.old_policy.teacher import FIELD, LocalTeacher, Teacher, check_outputs, check_vocabulary
+from gspo_lightning.policy.checks import check_head, check_model, choose_layout
+from gspo_lightning.policy.loading import load_policy, load_tokenizer
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.settings import DType, ModelSettings
+from gspo_lightning.rollouts.serving.endpoint import given
+from gspo_lightning.rollouts.serving.teacher import ServedTeacher
+from gspo_lightning.strategies.base import sharding_of
+from gspo_lightning.training.cold_start import ColdStart, asking_of
+from gspo_lightning.training.data import PromptDataModule
+from gspo_lightning.update.nonfinite import check_weights
+
+__all__ = [
+    "Taught", "TeacherModel", "check_teacher", "is_url", "load_teacher", "taught_by", "teacher_of", "teacher_settings",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TeacherModel:
+    """Which teacher, where its name alone does not say it."""
+
+    name_or_path: str
+    """Hub id, local folder, built-in tiny model, or the URL of a server (``http://host:8000``, ``unix:/path``)."""
+    cold_start: ColdStart | None = None
+    """Supervised steps that make the teacher, once; cached like the policy's own (docs/cold_start.md)."""
+    dtype: DType = "auto"
+    """Of the weights; ``auto`` keeps that of the files. Log-probabilities are float32 in any case."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+    config_overrides: dict[str, Any] = field(default_factory=dict)
+    """Fields of the model's config to change before it is built."""
+    plain_http: bool = False
+    """Whether a server's key (``VLLM_API_KEY``) may go to another host unencrypted."""
+
+
+Taught = TeacherModel | str | None
+"""What ``model.teacher`` takes: a name or URL, all settings, or none."""
+
+
+def is_url(name: str) -> bool:
+    """Whether a teacher is asked over HTTP.
+
+    >>> is_url("http://127.0.0.1:8000"), is_url("Qwen/Qwen3-8B"), is_url("/models/qwen")
+    (True, False, False)
+    """
+    return "://" in name or name.startswith(UNIX)
+
+
+def taught_by(teacher: Taught) -> TeacherModel | None:
+    """The settings of a teacher, of which the name may have been all."""
+    return TeacherModel(teacher) if isinstance(teacher, str) else teacher
+
+
+def check_teacher(
+    teacher: TeacherModel | None,
+    objective: Objective,
+    settings: ModelSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    data: PromptDataModule,
+    trainer: Trainer,
+) -> None:
+    """Teacher, objective, policy, rewards and strategy go together.
+
+    Args:
+        teacher: of the run.
+        objective: follows it.
+        settings: of the policy.
+        tokenizer: the policy's.
+        data: has the rewards.
+        trainer: has the strategy.
+
+    Raises:
+        UserError: they do not.
+    """
+    check_use(teacher is not None, objective)
+    if not data.rewards and teacher is None:
+        raise UserError(
+            "data.rewards",
+            "is empty, and there is no teacher either: nothing says what to learn",
+            fix="name at least one, for example rewards: {correct: ExactMatch}, or set model.teacher and "
+            "model.objective.distill_coef",
+        )
+    if teacher is None:
+        return
+    local = teacher_settings(teacher, settings)
+    if local is None:
+        check_served(teacher, objective, data.settings.temperature)
+        return
+    try:
+        check_vocabulary(tokenizer, load_tokenizer(local))
+    except UserError as error:
+        raise _of_teacher(error) from error
+    if teacher.cold_start is not None:
+        teacher.cold_start.check(tokenizer, asking_of(data))
+    if objective.distill_exact and sharding_of(trainer.strategy) is not None:
+        raise UserError(
+            "model.objective.distill_exact",
+            f"needs the teacher's whole output head on every rank, but {type(trainer.strategy).__name__} shards it",
+            fix="set distill_exact: false, or use ddp",
+        )
+
+
+def check_use(there: bool, objective: Objective, field: str = FIELD) -> None:
+    """There is a teacher exactly where something follows it.
+
+    Args:
+        there: whether there is a teacher.
+        objective: has the coefficient.
+        field: the setting that names the teacher, for messages.
+
+    Raises:
+        UserError: one is missing.
+    """
+    coef = getattr(objective, "distill_coef", 0.0)
+    if coef > 0 and not there:
+        raise UserError(
+            field, f"is not set, but the objective's distill_coef is {coef:g}", fix="name a model or a server"
+        )
+    if coef == 0 and there:
+        raise UserError(
+            field, "is set, but the objective's distill_coef is 0: nothing follows it", fix="set distill_coef: 1"
+        )
+
+
+def check_served(teacher: TeacherModel, objective: Objective, temperature: float) -> None:
+    """What a server cannot do is not asked of it.
+
+    Raises:
+        UserError: it is.
+    """
+    given([teacher.name_or_path], teacher.plain_http, FIELD)
+    if objective.distill_exact:
+        raise UserError(
+            "model.objective.distill_exact",
+            "needs the teacher's whole distribution, but a server sends one log-probability per token",
+            fix="set distill_exact: false, or use a teacher in this process",
+        )
+    if temperature != 1.0:
+        raise UserError(
+            "data.temperature",
+            f"is {temperature:g}, but a server's log-probabilities of a prompt are those of temperature 1",
+            fix="use data.temperature: 1.0, or a teacher in this process",
+        )
+    for name, default in (("cold_start", None), ("dtype", "auto"), ("revision", None), ("config_overrides", {})):
+        if getattr(teacher, name) != default:
+            raise UserError(f"{FIELD}.{name}", "means nothing to a server", fix="leave it out")
+
+
+def teacher_settings(teacher: TeacherModel, policy: ModelSettings) -> ModelSettings | None:
+    """Of the model to load in this process, before its cold start; None for a server.
+
+    Args:
+        teacher: which one.
+        policy: settings of the policy; whether code is trusted is the same for both.
+    """
+    if is_url(teacher.name_or_path):
+        return None
+    return ModelSettings(
+        teacher.name_or_path, teacher.dtype, policy.attn_implementation, revision=teacher.revision,
+        trust_remote_code=policy.trust_remote_code, config_overrides=teacher.config_overrides,
+        experts_implementation=policy.experts_implementation if teacher.cold_start is None else None,
+    )  # fmt: skip
+
+
+def load_teacher(
+    teacher: TeacherModel | None,
+    settings: ModelSettings,
+    policy: Policy,
+    objective: Objective,
+    data: PromptDataModule,
+    trainer: Trainer,
+    dtype: torch.dtype | None = None,
+) -> Teacher | None:
+    """The teacher of a run of ``gspo fit``, made first where it has a cold start; None where there is none.
+
+    Args:
+        teacher: which one.
+        settings: of the policy.
+        policy: is trained; may be sharded.
+        objective: follows the teacher.
+        data: how the run asks, and how long rows may be.
+        trainer: knows the folder of all runs, and the strategy that shards the teacher, too.
+        dtype: of autocast in training; None: there is none.
+
+    Raises:
+        UserError: it cannot be made, loaded or reached, or its vocabulary is another one.
+    """
+    if teacher is None:
+        return None
+    start = teacher_settings(teacher, settings)
+    if start is None:
+        return served_teacher(teacher, policy)
+    if teacher.cold_start is not None:
+        start = teacher.cold_start.ensure(start, Path(trainer.default_root_dir), data.longest, asking_of(data))
+    sharding = sharding_of(trainer.strategy)
+    return local_teacher(
+        _loaded(start), policy, exact=objective.distill_exact, longest=data.longest, dtype=dtype,
+        shard=None if sharding is None else sharding.shard,
+    )  # fmt: skip
+
+
+def served_teacher(teacher: TeacherModel, policy: Policy) -> ServedTeacher:
+    """A server that has shown that it can be the teacher.
+
+    Raises:
+        UserError: it cannot.
+    """
+    (endpoint,) = given([teacher.name_or_path], teacher.plain_http, FIELD)
+    served = ServedTeacher(endpoint)
+    try:
+        served.meet(policy.tokenizer)
+    except UserError:
+        served.close()
+        raise
+    return served
+
+
+def _loaded(settings: ModelSettings) -> Policy:
+    try:
+        policy = load_policy(settings)
+        check_weights(policy, f"in {settings.name_or_path}")
+        check_head(policy)
+    except UserError as error:
+        raise _of_teacher(error) from error
+    return policy
+
+
+def _of_teacher(error: UserError) -> UserError:
+    """The same complaint, about the teacher."""
+    named = FIELD if error.field == "model.name_or_path" else error.field
+    return UserError(named, error.problem, fix=error.fix)
+
+
+def local_teacher(
+    own: Policy,
+    policy: Policy,
+    *,
+    exact: bool,
+    longest: int,
+    dtype: torch.dtype | None = None,
+    shard: Callable[[Policy], Policy] | None = None,
+) -> LocalTeacher:
+    """A model that is loaded already, as the teacher.
+
+    Args:
+        own: the teacher's weights.
+        policy: is trained.
+        exact: compare whole distributions.
+        longest: tokens that a row may have.
+        dtype: of autocast in training; None: there is none.
+        shard: spreads it over ranks.
+
+    Raises:
+        UserError: it has other outputs than the policy, or cannot be asked exactly.
+    """
+    check_outputs(policy, own, exact=exact)
+    choose_layout(own, "auto", longest, policy.device, dtype)
+    return LocalTeacher(own, exact=exact, shard=shard)
+
+
+def teacher_of(
+    teacher: PreTrainedModel | str | None, policy: Policy, objective: Objective, *, temperature: float, longest: int
+) -> Teacher | None:
+    """The teacher of :class:`gspo_lightning.GSPOTrainer`.
+
+    Args:
+        teacher: a model of transformers, which is frozen and used as it is; a name, folder or URL; or none.
+        policy: is trained.
+        objective: follows it.
+        temperature: of the rollouts.
+        longest: tokens that a row may have.
+
+    Raises:
+        UserError: it cannot be used, or nothing follows it, or the objective follows one that is not there.
+    """
+    check_use(teacher is not None, objective, "teacher")
+    if teacher is None:
+        return None
+    exact = objective.distill_exact
+    if isinstance(teacher, PreTrainedModel):
+        check_model(teacher)
+        own = Policy(teacher, policy.tokenizer)
+        check_head(own)
+        return local_teacher(own, policy, exact=exact, longest=longest)
+    named = TeacherModel(teacher)
+    if is_url(teacher):
+        check_served(named, objective, temperature)
+        return served_teacher(named, policy)
+    own = _loaded(ModelSettings(teacher, named.dtype))
+    check_vocabulary(policy.tokenizer, own.tokenizer)
+    return local_teacher(own, policy, exact=exact, longest=longest)
