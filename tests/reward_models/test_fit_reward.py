@@ -283,7 +283,7 @@ def test_bf16_mixed_trains_and_keeps_float32_rewards(pairs: Path, tmp_path: Path
         (["--data.max_tokens=4096"], "data.max_tokens: is 4096, but the model was built for 512 tokens"),
         (["--data.text=chat"], "data.train: data.text: chat: the tokenizer has no chat template"),
         (["--data.val=null", "--data.columns={prompt: chosen}"], "train.jsonl:1: has no column 'chosen'"),
-        (["--data.columns={chosen: choosen}"], "data.columns.chosen: is 'choosen', which is not a column of train.jsonl"),
+        (["--data.columns={chosen: choosen}"], "data.columns.chosen: is 'choosen', which is not a column"),
         (["--data.batchsize=4"], "data.batchsize: is not a setting; did you mean batch_size?"),
         (["--model.center_rewards_coefficient=-1"], "model.center_rewards_coefficient: is -1.0, but must be a finite"),
         (["--model.name_or_path=tiny-quen3"], "model.name_or_path: 'tiny-quen3' is not a built-in model; did you mean"),
