@@ -38,7 +38,12 @@ def batch(policy: Policy) -> MicroBatch:
     routes[..., 1] = 1  # experts 0 and 1 for every token
     noise = torch.linspace(-0.3, 0.3, logprobs.numel()).view_as(logprobs)
     return dataclasses.replace(
-        bare, old_logprobs=logprobs + noise, behaviour_logprobs=logprobs - noise, ref_logprobs=logprobs, routes=routes
+        bare,
+        old_logprobs=logprobs + noise,
+        behaviour_logprobs=logprobs - noise,
+        ref_logprobs=logprobs,
+        teacher_logprobs=logprobs,
+        routes=routes,
     )
 
 
@@ -48,7 +53,7 @@ def summed() -> dict[str, tuple[float, float]]:
     policy = build_policy("qwen3-moe")
     policy.routing = hook_routers(policy.backbone)
     part = batch(policy)
-    corrected = GSPO(correction="sequence", opsm_delta=0.1, kl_coef=0.1, entropy_coef=0.1)
+    corrected = GSPO(correction="sequence", opsm_delta=0.1, kl_coef=0.1, entropy_coef=0.1, distill_coef=0.1)
     found: dict[str, tuple[float, float]] = {}
     for objective in (*(case for case, _ in CASES.values()), corrected):
         found |= sums_of(objective, policy, part)
