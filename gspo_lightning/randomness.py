@@ -32,7 +32,7 @@ class Purpose(IntEnum):
     PROMPT_ORDER = 3
     """Which prompts an iteration gets."""
     ROW_ORDER = 4
-    """Which groups share a mini-batch."""
+    """In which order a later pass over a rollout batch takes its mini-batches."""
     COLD_START = 5
     """Order of the demonstrations of a cold start."""
     RESAMPLING = 7
@@ -41,6 +41,8 @@ class Purpose(IntEnum):
     """Which place of an iteration a prompt of a source gets."""
     CURRICULUM = 9
     """What a curriculum leaves to chance."""
+    DEAL = 10
+    """Which mini-batch a row of a rollout batch is in, where rows are shuffled."""
     INITIALISATION = 6
     """Weights of a model that is built from a config."""
     COLD_START_HELD_OUT = 8
