@@ -1,1 +1,1 @@
-"""Whole groups, shuffled rows or equal parts of every group in a mini-batch: what each learns from the same rollouts."""
+"""Mini-batches of whole groups, of shuffled rows, or of equal parts of every group: what each of them learns."""

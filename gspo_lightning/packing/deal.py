@@ -19,7 +19,7 @@ from gspo_lightning.types import Rollout
 __all__ = ["DEFAULT_DEAL", "Deal", "deal_rows", "prompts_per_update"]
 
 Deal = Literal["stratified", "shuffled", "groups"]
-"""``stratified``: equal parts of every group; ``shuffled``: a random permutation of all rows; ``groups``: whole ones."""
+"""``stratified``: equal parts of every group; ``shuffled``: rows in random order; ``groups``: whole groups."""
 
 DEFAULT_DEAL: Deal = "groups"
 
@@ -72,10 +72,11 @@ def _shuffled_places(groups: Sequence[Sequence[Rollout]], mini_batches: int, bas
 
 
 def prompts_per_update(deal: Deal, *, prompts: int, group_size: int, mini_batches: int) -> float:
-    """Distinct prompts whose rows are in a mini-batch; of a random permutation their mean, to a row.
+    """Distinct prompts of which a mini-batch has rows; of a random permutation about as many as on average.
 
-    >>> [prompts_per_update(deal, prompts=32, group_size=8, mini_batches=4) for deal in ("groups", "stratified")]
-    [8.0, 32.0]
+    >>> deals = ("groups", "stratified", "shuffled")
+    >>> [round(prompts_per_update(deal, prompts=32, group_size=8, mini_batches=4), 1) for deal in deals]
+    [8.0, 32.0, 28.8]
     """
     if deal == "groups":
         return prompts / mini_batches

@@ -130,6 +130,7 @@ class GSPOTrainer:
         with _modes_restored(self.policy):
             longest = prompt + self.config.max_response_tokens
             verify_decoding(self.policy, self.rollouts, temperature=self.config.temperature, longest=longest)
+        self._deal = self.config.deal
         self.iteration = 0
         self.examples: list[dict[str, Any]] = []
         self.reference = ReferencePolicy(self.policy) if self.objective.kl_coef > 0 else None
@@ -169,7 +170,7 @@ class GSPOTrainer:
         if len(records) % self.config.minibatches:
             raise UserError(
                 "queries",
-                f"{len(records)} groups cannot be cut into {self.config.minibatches} mini-batches of whole groups",
+                f"{len(records)} groups cannot be dealt evenly to {self.config.minibatches} mini-batches",
                 fix=f"give a multiple of minibatches = {self.config.minibatches}",
             )
         caller = self._caller(queries, records, reward_function)
@@ -269,6 +270,7 @@ class GSPOTrainer:
         return {
             "model": self.policy.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "deal": self._deal,
             "iteration": self.iteration,
             "version": self.version,
             "noise": self.old_logprobs.noise,
@@ -289,6 +291,7 @@ class GSPOTrainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.iteration, self.version = int(state["iteration"]), int(state["version"])
         self.old_logprobs.noise = state["noise"]
+        self._deal = self.config.deal if "deal" in state else "groups"  # older code dealt whole groups
 
     def _caller(
         self, queries: Sequence[Query], records: list[dict[str, Any]], reward: RewardFunction | Reward
@@ -335,6 +338,7 @@ class GSPOTrainer:
             prompts_per_rollout=prompts,
             minibatches_per_rollout=config.minibatches,
             epochs_per_rollout=config.epochs,
+            deal=self._deal,
             max_tokens_per_micro_batch=config.max_tokens_per_micro_batch,
             max_prompt_tokens=self._prompt_limit()[0],
             max_response_tokens=config.max_response_tokens,

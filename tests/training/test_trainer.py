@@ -412,7 +412,7 @@ def test_what_a_reward_raises_reaches_the_caller(model: PreTrainedModel, tokeniz
         (["1" * 505], {}, "has 505 tokens, but may have 504: the model's context - max_response_tokens = 512 - 8"),
         (["1:"], {"max_response_tokens": 512}, "may have 0: the model's context - max_response_tokens = 512 - 512"),
         (["1+1:"], {"max_tokens_per_micro_batch": 11}, "may have 3: max_tokens_per_micro_batch - max_response_tok"),
-        (["1:", "2:", "3:"], {"minibatches": 2}, "queries: 3 groups cannot be cut into 2 mini-batches of whole gr"),
+        (["1:", "2:", "3:"], {"minibatches": 2}, "queries: 3 groups cannot be dealt evenly to 2 mini-batches"),
     ],
 )
 def test_queries_that_cannot_be_trained_on_are_refused(

@@ -43,6 +43,18 @@ UPDATE = (
         when="model.metrics: full or basic",
     ),
     MetricSpec(
+        "update/gradient_noise",
+        "variance / squared norm of the expectation of a mini-batch's gradient: the sums, over the last 64 updates, of "
+        "the unbiased estimates from the norms of its micro-batches' gradients (McCandlish et al. 2018, A.1)",
+        "1",
+        "0.1 to 10; it grows as the reward approaches its limit. This times the prompts of a mini-batch is the simple "
+        "noise scale",
+        "Far above 1 larger mini-batches save updates almost in proportion; far below 1 they save none: take more, "
+        "smaller mini-batches.",
+        "Optimization",
+        when="model.metrics: full, packed rows in two micro-batches or more, no FSDP",
+    ),
+    MetricSpec(
         "update/changed",
         "trainable weights that are different after the update / all (every k-th, about a million of them)",
         "fraction",
