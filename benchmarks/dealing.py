@@ -49,7 +49,7 @@ def measure(prompt: int, response: int, rounds: int) -> dict[str, Any]:
         for deal, found in alternate(turns, rounds).items()
     }
     return {
-        "prompt_tokens": prompt, "response_tokens": response, "tokens": tokens,
+        "prompt_tokens": prompt, "response_tokens": response, "rounds": rounds - 1, "tokens": tokens,
         "cpu_s": {deal: round(value, 3) for deal, value in seconds.items()},
         "tokens_ratio": {deal: round(n / tokens["groups"], 3) for deal, n in tokens.items()},
         "cpu_ratio": {deal: round(value / seconds["groups"], 3) for deal, value in seconds.items()},

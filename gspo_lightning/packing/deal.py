@@ -21,7 +21,7 @@ __all__ = ["DEFAULT_DEAL", "Deal", "deal_rows", "prompts_per_update"]
 Deal = Literal["stratified", "shuffled", "groups"]
 """``stratified``: equal parts of every group; ``shuffled``: rows in random order; ``groups``: whole groups."""
 
-DEFAULT_DEAL: Deal = "groups"
+DEFAULT_DEAL: Deal = "stratified"
 
 
 def deal_rows(

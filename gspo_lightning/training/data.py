@@ -95,7 +95,7 @@ class PromptDataModule(LightningDataModule):
         minibatches_per_rollout: optimizer steps per pass over a rollout batch; the GSPO paper uses 4.
         epochs_per_rollout: passes over each rollout batch.
         deal: which rows a mini-batch has: ``stratified`` (equal parts of every group), ``shuffled`` (a random
-            permutation of all rows) or ``groups`` (whole groups). None: ``groups``, or what a resumed run began with.
+            permutation of all rows) or ``groups`` (whole groups). None: ``stratified``; a resumed run keeps its own.
         max_tokens_per_micro_batch: tokens, padding included, in one forward; memory only, never results.
         max_prompt_tokens: longer prompts are dropped with a message, never cut.
         max_response_tokens: longer responses are cut and count as truncated.

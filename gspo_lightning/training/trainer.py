@@ -145,8 +145,8 @@ class GSPOTrainer:
         """Sample ``group_size`` responses to each query, reward them, and make ``minibatches * epochs`` updates.
 
         If all rewards of every group are equal there is nothing to learn from, and only momentum moves weights. A
-        loss of 0 is not a sign of that: it is 0 in every first update, because all ratios are 1 and the advantages of a
-        group add up to 0.
+        loss of 0 is not a sign of that: in every first update all ratios are 1, and the loss is minus the mean
+        advantage of the mini-batch, 0 over whole groups.
 
         Args:
             queries: P texts, or P records (``{"prompt": "1+1=", "answer": "2"}``); each may occur more than once.
