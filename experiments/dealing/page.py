@@ -27,7 +27,7 @@ step each. `data.deal` decides which rows each of them has:
 
 | `data.deal` | rows of a mini-batch |
 |---|---|
-| `stratified` | G / m rows of every group. Where m does not divide G, a group gives one row more to some mini-batches, in turn, so that all have the same number of rows. |
+| `stratified` | G / m rows of every group; where that is no whole number, the rows that are left go to each in turn |
 | `shuffled` | a random permutation of all rows, cut into m equal parts, as in TRL |
 | `groups` | all G rows of P / m groups |
 
@@ -38,26 +38,18 @@ denominator of the loss is that of the whole mini-batch.
 
 ## Why
 
-A few whole groups are a small sample of prompts. The mean squared deviation of a mini-batch's gradient from the rollout
-batch's, as a share of the latter's squared norm (quickstart, 4 mini-batches of 64 rows):
-
-| iteration | 0 | 5 | 10 | 15 |
-|---|---|---|---|---|
-| `groups` | 1.11 | 1.06 | .47 | .77 |
-| `shuffled` | .56 | .93 | .41 | .54 |
-| `stratified` | .48 | .92 | .41 | .52 |
-
-[`update/gradient_noise`](metrics.md) measures the noise of a run from the gradients of its micro-batches. On the
-quickstart, cut into four of them (`--data.max_tokens_per_micro_batch 300`), it ends at 6.2 with `groups` and at 3.6 with
-`stratified`.
+A few whole groups are a small sample of prompts, and the gradient of a mini-batch is the more noisy for it.
+[`update/gradient_noise`](metrics.md) measures this from the gradients of the micro-batches: on the quickstart, with
+`--data.max_tokens_per_micro_batch 300`, which cuts a mini-batch into four or five, the noise of its last 64 updates is
+6.2 times the signal with `groups` and 3.6 times with `stratified`.
 
 ## What each learns
 
-`python -m experiments.dealing` makes these runs with `gspo compare` and writes this page. Finished runs are kept, so you
-can stop it and go on; `--minutes 30` begins no further seed after half an hour. All runs of a task begin with one cold
-start. Accuracy is greedy and measured after every iteration. Differences are paired by seed, mean [95% interval of a
-bootstrap over seeds], as `gspo compare` computes them; fewer than {SEEDS_FOR_A_CLAIM} seeds support no claim. A run that
-does not reach {GOAL:.0%} has a dash and no part in the mean and the difference of that row.
+`python -m experiments.dealing` makes these runs with `gspo compare` and writes this page. It keeps finished runs, so
+you can stop it at any time and repeat the command; with `--minutes 30` it begins no further seed after half an hour.
+All runs of a task begin with one cold start. Accuracy is greedy, after every iteration. Differences are paired by seed:
+mean [95% interval of a bootstrap over seeds], as `gspo compare` computes them. Fewer than {SEEDS_FOR_A_CLAIM} seeds
+support no claim. A run that does not reach {GOAL:.0%} has a dash and no part in the mean and difference of that row.
 
 ![gspo compare on the quickstart: reward, accuracy and more of each deal](dealing.png)
 """
@@ -78,11 +70,11 @@ AFTER = """
 The factor in tokens is (min(m, G) x prompt + G x response) / (prompt + G x response). It applies to training only:
 sampling computes a prompt once for all its responses, whatever the deal. `gspo plan` counts these tokens.
 
-One forward pass of a prompt cannot serve several mini-batches, because an optimizer step comes between them. What lowers
-the price:
+One forward pass of a prompt cannot serve several mini-batches, because an optimizer step comes between them. These
+lower the price:
 
-* keep `model.old_logprobs: auto`: where the sampler's log-probabilities are accurate enough, no second forward pass over
-  the same prompts is needed;
+* keep `model.old_logprobs: auto`: where the sampler's log-probabilities are accurate enough, no second forward pass
+  over the same prompts is needed;
 * leave `data.max_tokens_per_micro_batch` large enough: a prompt whose rows do not fit into one micro-batch is computed
   again in the next;
 * fewer mini-batches or larger groups;
