@@ -1,6 +1,6 @@
 """What ``data.deal`` costs in shared prompts: ``python -m benchmarks.dealing [--rounds N] [--output FILE]``.
 
-Four optimizer steps on the same frozen rollouts, 8 prompts x 8 responses of equal lengths, whose rows are dealt to four
+Four optimizer steps on the same frozen rollouts, 4 prompts x 8 responses of equal lengths, whose rows are dealt to four
 mini-batches in each way. A prompt goes through the model once in every mini-batch that has responses to it. Tokens are
 counted; CPU seconds are medians over rounds in which the deals take turns (the first round is dropped), one thread.
 """
@@ -28,14 +28,14 @@ from gspo_lightning.types import FinishReason, MiniBatch, Rollout
 
 __all__ = ["measure", "tokens_of"]
 
-CASES = ((24, 128), (24, 512), (512, 128), (512, 512))
+CASES = ((24, 128), (512, 128), (512, 512))
 """Tokens of a prompt and of a response."""
 MODEL = "1m"
 
 
 def measure(prompt: int, response: int, rounds: int) -> dict[str, Any]:
     """Tokens that go through the model, and CPU seconds of each deal."""
-    work = Workload(8, 8, (prompt, prompt), response, response, sigma=0.0)
+    work = Workload(4, 8, (prompt, prompt), response, response, sigma=0.0)
     shape = MODELS[MODEL]
     first = build_model(shape, context=prompt + response)
     sides = {
@@ -89,7 +89,7 @@ def _frozen(work: Workload, vocabulary: int) -> Groups:
 def main(argv: Sequence[str]) -> int:
     """Measure every case and print a table."""
     parser = argparse.ArgumentParser("benchmarks.dealing", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(list(argv))
     torch.set_num_threads(1)

@@ -58,7 +58,7 @@ PRICE = """\
 ## What it costs
 
 Packed rows share the computation of their prompt inside a mini-batch. With `groups` a prompt is computed once per pass,
-with `stratified` in min(m, G) mini-batches. 8 prompts x 8 responses, 4 updates, forward and backward pass and optimizer
+with `stratified` in min(m, G) mini-batches. 4 prompts x 8 responses, 4 updates, forward and backward pass and optimizer
 step on a model of 0.9 million parameters; CPU seconds are medians of {rounds} rounds, one thread
 (`python -m benchmarks.dealing`):
 
