@@ -51,8 +51,8 @@ def table(results: dict[str, list[dict[str, Any]]], seeds: Sequence[int], iterat
         "`python -m experiments.objective_family`: held-out greedy accuracy (512 prompts) after "
         f"{iterations} iterations, one column a seed. Same prompts, cold start (accuracy before: "
         f"{', '.join(f'{b:.3f}' for b in before)}), learning rate 2e-4, 4 mini-batches of whole groups; each "
-        "objective with its own defaults, nothing tuned. It shows that each one trains, not which is best: at this size and this mild regime "
-        "nothing collapses.",
+        "objective with its own defaults, nothing tuned. It shows that each one trains, not which is best: at this "
+        "size and this mild regime nothing collapses.",
         "",
         "| objective | advantages | "
         + " | ".join(f"seed {s}" for s in seeds)
