@@ -92,11 +92,18 @@ def page(results: Results, price: Sequence[Mapping[str, Any]] | None) -> str:
     lines = [BEGIN]
     for name, by_deal in results.items():
         lines += _task(name, by_deal)
+    few = [
+        f"{TASKS[name].title} ({seeds})"
+        for name, by_deal in results.items()
+        if (seeds := len(by_deal[TASKS[name].deals[0]])) < SEEDS_FOR_A_CLAIM
+    ]
+    if few:
+        lines += [f"Too few seeds so far: {', '.join(few)}. Nothing is claimed about them.", ""]
     missing = [task.title for name, task in TASKS.items() if name not in results]
     if missing:
         lines += [f"Not run: {', '.join(missing)}.", ""]
     if price is not None:
-        lines += [PRICE.format(rounds=price[0]["rounds"]) + _price(price) + AFTER]
+        lines += [PRICE.format(rounds=price[0]["rounds"]) + _price(price) + "\n" + AFTER]
     found = ", ".join(f"{k} {v}" for k, v in versions().items())
     lines += [f"Versions: {found}. One CPU thread.", ""]
     return "\n".join(lines)
