@@ -20,6 +20,7 @@ from gspo_lightning.objectives import GSPO
 from gspo_lightning.old_policy.logprobs import OldLogProbs
 from gspo_lightning.old_policy.snapshots import CachedLogProbs
 from gspo_lightning.packing.batches import make_mini_batches
+from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
 from gspo_lightning.policy.checks import choose_layout
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import Layout
@@ -29,7 +30,7 @@ from gspo_lightning.types import MiniBatch, Rollout, SamplingParams
 from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_count
 from gspo_lightning.update.optimizers import fuse
 
-__all__ = ["Ours", "recorded"]
+__all__ = ["Groups", "Ours", "recorded"]
 
 Groups = list[list[Rollout]]
 
@@ -43,6 +44,7 @@ class Ours:
         workload: prompts and scheduled lengths.
         max_tokens: budget of a micro-batch; the default of ``gspo fit``.
         layout: how rows go through the model, as ``model.layout`` of ``gspo fit``.
+        deal: which rows a mini-batch has, as ``data.deal``.
         context: entered around forwards (autocast).
         sync: waits for the device.
     """
@@ -55,12 +57,14 @@ class Ours:
         *,
         max_tokens: int = 16384,
         layout: Layout = "auto",
+        deal: Deal = DEFAULT_DEAL,
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         sync: Callable[[], None] | None = None,
     ) -> None:
         self.policy = Policy(model, tokenizer)
         choose_layout(self.policy, layout, int(workload.lengths.max()) + workload.prompt_tokens[1])
         self.workload, self.max_tokens, self.context = workload, max_tokens, context
+        self.deal = deal
         self.prompts = workload.make_prompts(model.config.vocab_size)
         self.sampler = GroupedSampler()
         self.objective = GSPO(3e-4, 4e-4)
@@ -99,7 +103,11 @@ class Ours:
     def cut(self, groups: Groups, mini_batches: int = MINI_BATCHES) -> list[MiniBatch]:
         """Mini-batches from groups with advantages."""
         return make_mini_batches(
-            groups, mini_batches=mini_batches, max_tokens=self.max_tokens, packed=self.policy.packed
+            groups,
+            mini_batches=mini_batches,
+            max_tokens=self.max_tokens,
+            packed=self.policy.packed,
+            deal=self.deal,
         )
 
     def prepare(self, batches: Sequence[MiniBatch]) -> list[MiniBatch]:

@@ -11,7 +11,7 @@ One iteration: sample G responses to each of P prompts, reward them, compare eac
 Shapes: N = P * G sequences, S tokens of the longest one (prompt, response, padding).
 
 Where it departs from the paper:
-* The paper cuts a rollout batch into 4 mini-batches; here each of them is made of whole groups.
+* The paper cuts a rollout batch into 4 mini-batches and does not say how; here each has equal parts of every group.
 * The standard deviation of Eq. 6 is the unbiased one (divisor G - 1), plus 1e-6; the paper does not say which.
 * The old policy is kept as log-probabilities, computed once per iteration, not as a second copy of the weights.
 * AdamW, learning rate and gradient clipping are this example's choice; the paper does not print its own.
@@ -138,7 +138,7 @@ def group_advantages(rewards: Tensor) -> Tensor:
 def roll_out(
     model: Any, tokenizer: Any, rng: random.Random, args: argparse.Namespace
 ) -> tuple[list[Batch], float, str]:
-    """Mini-batches of whole groups, the mean reward, and one response to look at."""
+    """Mini-batches of equal parts of every group, the mean reward, and one response to look at."""
     problems = [make_problem(rng) for _ in range(args.prompts)]
     problems = [problem for problem in problems for _ in range(args.group_size)]  # a group stands together
     prompts = [tokenizer.encode(prompt) for prompt, _, _ in problems]
@@ -149,9 +149,12 @@ def roll_out(
         for text, ids, (_, _, answer) in zip(texts, responses, problems, strict=True)
     ]
     advantages = group_advantages(torch.tensor(rewards).view(-1, args.group_size)).flatten().tolist()
-    rows, size = list(zip(prompts, responses, strict=True)), len(problems) // args.minibatches
-    cuts = [slice(start, start + size) for start in range(0, len(rows), size)]
-    batches = [make_batch(rows[cut], advantages[cut], model.device) for cut in cuts]
+    rows = list(zip(prompts, responses, strict=True))
+    block = len(rows) // args.minibatches  # rows are dealt like cards, those of the next block of groups one place on
+    dealt: list[list[int]] = [[] for _ in range(args.minibatches)]
+    for i in range(len(rows)):
+        dealt[(i // block + i % args.group_size) % args.minibatches].append(i)
+    batches = [make_batch([rows[i] for i in part], [advantages[i] for i in part], model.device) for part in dealt]
     with torch.no_grad():
         for batch in batches:  # the same code on the same shapes as in training: the first ratios are exactly 1
             batch.old_logprobs, _ = token_logprobs(model, batch)
@@ -161,8 +164,8 @@ def roll_out(
 def update(model: Any, optimizer: torch.optim.Optimizer, batch: Batch) -> tuple[float, float]:
     """One optimizer step; returns the loss and the fraction of clipped sequences before it.
 
-    In the first update of an iteration the loss is 0: all ratios are 1, and the advantages of a group add up to 0.
-    Its gradient is not 0.
+    In the first update of an iteration all ratios are 1, and the loss is the mean advantage, about 0. Its gradient is
+    not 0.
     """
     logprobs, mask = token_logprobs(model, batch)
     loss, clipped = gspo_loss(logprobs, batch.old_logprobs, batch.advantages, mask)
@@ -234,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
         parser.add_argument(f"--{name}", type=type(value), default=value, help=f"{meaning} (default: {value})")
     args = parser.parse_args(argv)
     if args.prompts % args.minibatches:
-        parser.error(f"{args.prompts} prompts cannot be cut into {args.minibatches} mini-batches of whole groups")
+        parser.error(f"{args.prompts} prompts cannot be cut into {args.minibatches} equal mini-batches")
 
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed)

@@ -33,7 +33,7 @@ class Purpose(IntEnum):
     PROMPT_ORDER = 3
     """Which prompts an iteration gets."""
     ROW_ORDER = 4
-    """Which groups share a mini-batch."""
+    """In which order a later pass over a rollout batch takes its mini-batches."""
     COLD_START = 5
     """Order of the demonstrations of a cold start."""
     INITIALISATION = 6
@@ -50,6 +50,8 @@ class Purpose(IntEnum):
     """Which prompts' preference pairs a reward model is only judged on."""
     MIXTURE = 12
     """Which place of an iteration a prompt of a source gets."""
+    DEAL = 13
+    """Which mini-batch a row of a rollout batch is in, where rows are shuffled."""
 
 
 def _signed(value: int) -> int:

@@ -297,7 +297,7 @@ class MicroBatch:
 
 @dataclass(slots=True)
 class MiniBatch:
-    """What one optimizer step trains on: whole groups, cut into micro-batches.
+    """What one optimizer step trains on: rows of groups, cut into micro-batches.
 
     ``index`` counts the mini-batches of an iteration, over all passes; ``iteration`` counts rollout batches.
     """

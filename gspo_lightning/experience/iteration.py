@@ -19,6 +19,7 @@ from gspo_lightning.metrics.rollouts import measure_staleness
 from gspo_lightning.metrics.sources import measure_sources
 from gspo_lightning.packing.batches import batches_of, cut_groups, with_advantages
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.randomness import Purpose, stream
 from gspo_lightning.rollouts.partial import PartialRollouts
 from gspo_lightning.rollouts.prefetcher import Job, RolloutPrefetcher
 from gspo_lightning.rollouts.recording.records import record, recording_file, write_records
@@ -95,7 +96,7 @@ class Iteration:
             fresh, more = self._resample(number, groups, sampler)
             self._record(number, first + fresh)
         metrics = measure_rewards(groups, number, learner.device) | _added(seconds, more) | self._staleness(groups)
-        rows = self._cut(groups)
+        rows = self._cut(number, groups)
         batches = batches_of(rows, iteration=number, version=learner.version, sources=self.prompts.sources)
         with learner.forward_context():
             self._penalise(groups)
@@ -186,12 +187,14 @@ class Iteration:
             return {}
         return measure_staleness([r for g in groups for r in g], self.learner.version, self.learner.device)
 
-    def _cut(self, groups: Groups) -> list[list[list[Rollout]]]:
+    def _cut(self, number: int, groups: Groups) -> list[list[list[Rollout]]]:
         return cut_groups(
             groups,
             mini_batches=self.settings.minibatches_per_rollout,
             max_tokens=self.budget(),
             packed=self.learner.policy.packed,
+            deal=self.settings.deal,
+            base=stream(self.settings.seed, Purpose.DEAL, number),
         )
 
     def _penalise(self, groups: Groups) -> None:

@@ -9,6 +9,7 @@ from gspo_lightning.advantages.base import Advantages, try_advantages
 from gspo_lightning.advantages.shaping import Shaping
 from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.errors import UserError
+from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
 from gspo_lightning.types import SamplingParams
 
 __all__ = ["ExperienceSettings"]
@@ -32,6 +33,7 @@ class ExperienceSettings:
     prompts_per_rollout: int = 32
     minibatches_per_rollout: int = 4
     epochs_per_rollout: int = 1
+    deal: Deal = DEFAULT_DEAL
     max_tokens_per_micro_batch: int = 16384
     max_prompt_tokens: int = 512
     max_response_tokens: int = 512
@@ -149,8 +151,7 @@ class ExperienceSettings:
             near = f"{below} or {above}" if below else str(above)
             raise UserError(
                 "data.prompts_per_rollout",
-                f"{prompts} prompts x {self.group_size} responses cannot be cut into {cuts} mini-batches of whole "
-                "groups",
+                f"{prompts} prompts cannot be dealt evenly to {cuts} mini-batches",
                 fix=f"use {near} prompts, or a divisor of {prompts} for data.minibatches_per_rollout",
             )
 

@@ -10,9 +10,11 @@ from typing import Any
 
 from torch import nn
 
+from gspo_lightning.metrics.gradient_noise import GradientNoise
 from gspo_lightning.metrics.parameters import ParameterMeter
 from gspo_lightning.metrics.ratios import by_mini_batch, ratio_histograms, ratio_scalars
 from gspo_lightning.metrics.sums import Level, MetricSums, ratio_percentiles
+from gspo_lightning.types import MicroBatch
 
 __all__ = ["UpdateMeter"]
 
@@ -34,14 +36,24 @@ class UpdateMeter:
         """Of the last update: tag -> counts over :data:`gspo_lightning.metrics.sums.RATIO_EDGES`."""
         self._norms: deque[float] = deque(maxlen=HISTORY)
         self._parameters: ParameterMeter | None = None
+        self._noise: GradientNoise | None = None
+        self._noise_before: list[list[float]] = []
 
     def watch(self, policy: nn.Module) -> None:
         """Called once, with the whole model, before a strategy shards it."""
         if self.level == "full":
             self._parameters = ParameterMeter(policy)
+            self._noise = GradientNoise(policy)
+            self._noise.load_state_dict(self._noise_before)
 
-    def sums(self) -> MetricSums:
-        """Where the micro-batches of an update add up."""
+    def sums(self, parts: Sequence[MicroBatch] = ()) -> MetricSums:
+        """Where the micro-batches of an update add up.
+
+        Args:
+            parts: this rank's, whose gradients are to be compared; none where rows of a length stand together.
+        """
+        if self._noise is not None and parts:
+            self._noise.start(parts)
         return MetricSums(self.level)
 
     def of_ratios(
@@ -67,12 +79,14 @@ class UpdateMeter:
         """How large the gradient is beside those before it; remembers the weights."""
         if self.level == "off":
             return {}
-        if self._parameters is not None:
+        noise = {}
+        if self._parameters is not None and self._noise is not None:
             self._parameters.before_step(policy)
+            noise = self._noise.finish(gradient_norm, next(policy.parameters()).device)
         usual = median(self._norms) if self._norms else gradient_norm
         if 0 < gradient_norm < math.inf:  # an update with nothing to learn says nothing about what is usual
             self._norms.append(gradient_norm)
-        return {"optim/gradient_spike": gradient_norm / usual if usual > 0 else 1.0}
+        return {"optim/gradient_spike": gradient_norm / usual if usual > 0 else 1.0, **noise}
 
     def after_step(self, policy: nn.Module) -> dict[str, float]:
         """What the update did to the weights."""
@@ -80,8 +94,11 @@ class UpdateMeter:
 
     def state_dict(self) -> dict[str, Any]:
         """Primitives only."""
-        return {"norms": list(self._norms)}
+        return {"norms": list(self._norms), "noise": self._noise.state_dict() if self._noise is not None else []}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         self._norms = deque(state.get("norms", ()), maxlen=HISTORY)
+        self._noise_before = state.get("noise", [])
+        if self._noise is not None:
+            self._noise.load_state_dict(self._noise_before)

@@ -29,9 +29,9 @@ that iteration. All means are sums over micro-batches and ranks divided by count
 ## Common misreadings
 
 **"The loss is 0."** That is right. In the first update of an iteration the policy is still the snapshot it is compared
-with: every ratio is 1, so the loss is minus the mean advantage, and advantages add up to 0 in every group. Its gradient
-is minus the mean of advantage x gradient of the log-probability, which is not 0. (With objectives that average over
-tokens rather than sequences, long responses weigh more and the loss is near 0 instead.) The loss does not fall as the
+with: every ratio is 1, so the loss is minus the mean advantage of the mini-batch. Advantages add up to 0 in every
+group: with `data.deal: groups` this mean is 0, and it is near 0 where a mini-batch has a part of each group. The
+gradient is minus the mean of advantage x gradient of the log-probability, which is not 0. The loss does not fall as the
 policy gets better; read `reward/mean` and `val/accuracy`.
 
 **"GSPO clips half of my tokens."** That is normal, and two orders of magnitude more than GRPO: the paper reports about

@@ -1,8 +1,8 @@
 """From scored groups to mini-batches (one optimizer step each) to micro-batches (one forward each).
 
-Mini-batches are made of whole groups. Micro-batches hold whole groups under a token budget, or, for a model that needs
-padding, rows of similar length. How rows are cut never changes a loss or gradient, because denominators belong to the
-mini-batch.
+:mod:`gspo_lightning.packing.deal` says which rows a mini-batch has. Micro-batches keep its rows of one prompt together
+under a token budget, or, for a model that needs padding, hold rows of similar length. How a mini-batch is cut never
+changes a loss or gradient, because denominators belong to the mini-batch.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.metrics.sources import source_rows
+from gspo_lightning.packing.deal import Deal, deal_rows
 from gspo_lightning.types import MicroBatch, MiniBatch, Rollout
 
 __all__ = [
@@ -41,8 +42,9 @@ def make_mini_batches(
     first_index: int = 0,
     packed: bool = False,
     version: int | None = None,
+    deal: Deal = "groups",
 ) -> list[MiniBatch]:
-    """Deal whole groups to ``mini_batches`` mini-batches of equal numbers of groups.
+    """Deal groups, or their rows, to ``mini_batches`` mini-batches of equal size.
 
     Args:
         groups: P groups of rollouts; missing or masked rollouts keep their row with an empty response mask.
@@ -53,32 +55,34 @@ def make_mini_batches(
         first_index: index of the first mini-batch (later epochs over the same rollouts go on counting).
         packed: for a policy that shares prompts and needs no padding (``Policy.packed``).
         version: of the policy now, see :func:`make_micro_batch`.
+        deal: see :func:`gspo_lightning.packing.deal.deal_rows`.
 
     Raises:
         UserError: P is not a multiple of ``mini_batches``.
     """
     ordered = [groups[i] for i in (order if order is not None else range(len(groups)))]
-    rows = cut_groups(ordered, mini_batches=mini_batches, max_tokens=max_tokens, packed=packed)
+    rows = cut_groups(ordered, mini_batches=mini_batches, max_tokens=max_tokens, packed=packed, deal=deal)
     return batches_of(rows, iteration=iteration, first_index=first_index, version=version)
 
 
 def cut_groups(
-    groups: Sequence[Sequence[Rollout]], *, mini_batches: int, max_tokens: int, packed: bool = False
+    groups: Sequence[Sequence[Rollout]],
+    *,
+    mini_batches: int,
+    max_tokens: int,
+    packed: bool = False,
+    deal: Deal = "groups",
+    base: int = 0,
 ) -> list[list[list[Rollout]]]:
     """Which rollouts stand in which micro-batch of which mini-batch; see :func:`make_mini_batches`.
+
+    A mini-batch of which this rank has no row has no micro-batch either (``shuffled`` only).
 
     Raises:
         UserError: P is not a multiple of ``mini_batches``.
     """
-    if len(groups) % mini_batches:
-        raise UserError(
-            "data.minibatches_per_rollout",
-            f"{len(groups)} groups per rank cannot be cut into {mini_batches} equal mini-batches of whole groups",
-            fix="make prompts_per_rollout a multiple of minibatches_per_rollout times the number of ranks",
-        )
-    size = len(groups) // mini_batches
-    dealt = [list(chain.from_iterable(groups[i * size : (i + 1) * size])) for i in range(mini_batches)]
-    return [_cut(rollouts, max_tokens, packed) for rollouts in dealt]
+    dealt = deal_rows(groups, mini_batches=mini_batches, deal=deal, base=base)
+    return [_cut(rollouts, max_tokens, packed) if rollouts else [] for rollouts in dealt]
 
 
 def batches_of(
@@ -89,12 +93,14 @@ def batches_of(
     version: int | None = None,
     sources: Sequence[str] = (),
 ) -> list[MiniBatch]:
-    """The mini-batches of rollouts that are cut already (:func:`cut_groups`), from these ``sources``."""
+    """The mini-batches of rollouts that are cut already (:func:`cut_groups`), from these ``sources``.
+
+    A filler stands for the rows of a mini-batch of which this rank has none.
+    """
+    made = [[make_micro_batch(part, version, sources) for part in parts] for parts in rows]
+    spare = next(part for parts in made for part in parts)
     return [
-        MiniBatch(
-            [make_micro_batch(part, version, sources) for part in parts], index=first_index + i, iteration=iteration
-        )
-        for i, parts in enumerate(rows)
+        MiniBatch(parts or [filler(spare)], index=first_index + i, iteration=iteration) for i, parts in enumerate(made)
     ]
 
 
@@ -108,6 +114,8 @@ def with_advantages(batches: Sequence[MiniBatch], rows: Sequence[Sequence[Sequen
                 for part, own in zip(batch.micro_batches, parts, strict=True)
             ],
         )
+        if parts
+        else batch
         for batch, parts in zip(batches, rows, strict=True)
     ]
 

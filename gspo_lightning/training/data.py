@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from gspo_lightning.experience.learner import Learner
 from gspo_lightning.experience.loader import ExperienceLoader, PromptLoader, part_of
 from gspo_lightning.experience.respond import Responder, Unrewarded, total_steps
 from gspo_lightning.experience.settings import ExperienceSettings
+from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
 from gspo_lightning.packing.memory import MemoryLimit
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts import Curriculum, Mixture, PromptSet
@@ -93,6 +95,8 @@ class PromptDataModule(LightningDataModule):
             With 0 the two alternate, and only then does a resumed run repeat the interrupted one exactly.
         minibatches_per_rollout: optimizer steps per pass over a rollout batch; the GSPO paper uses 4.
         epochs_per_rollout: passes over each rollout batch.
+        deal: which rows a mini-batch has: ``stratified`` (equal parts of every group), ``shuffled`` (a random
+            permutation of all rows) or ``groups`` (whole groups). None: ``stratified``; a resumed run keeps its own.
         max_tokens_per_micro_batch: tokens, padding included, in one forward pass; changes memory, not results.
         max_prompt_tokens: longer prompts are dropped with a message, never cut.
         max_response_tokens: longer responses are cut and count as truncated.
@@ -141,6 +145,7 @@ class PromptDataModule(LightningDataModule):
         max_staleness: int = 0,
         minibatches_per_rollout: int = 4,
         epochs_per_rollout: int = 1,
+        deal: Deal | None = None,
         max_tokens_per_micro_batch: int = 16384,
         max_prompt_tokens: int = 512,
         max_response_tokens: int = 512,
@@ -182,9 +187,10 @@ class PromptDataModule(LightningDataModule):
             max_response_tokens=max_response_tokens, temperature=temperature, stop_strings=tuple(stop_strings or ()),
             stop_token_ids=tuple(stop_token_ids or ()), resample_dead_groups=resample_dead_groups,
             kl_in_reward=kl_in_reward, prompts_in_flight=prompts_in_flight, max_carry=max_carry,
-            max_staleness=max_staleness, record_rollouts=record_rollouts, shaping=shaping,
+            max_staleness=max_staleness, record_rollouts=record_rollouts, shaping=shaping, deal=deal or DEFAULT_DEAL,
             advantages=advantages if advantages is not None else GroupNormalised(),
         )  # fmt: skip
+        self._deal = deal
         sources.check_sources(self.settings, self.rollouts, judges, weights, turn_credit)
         evaluation.check(judges)
         if isinstance(self.rollouts, EnvironmentRollouts):
@@ -295,7 +301,7 @@ class PromptDataModule(LightningDataModule):
         if self.partial is not None:
             position["partial"] = self.partial.state_dict()
         order = {"order": ORDER} if self._order is None else self._order.state_dict()
-        return {"ranks": gather_objects(position), **order}
+        return {"ranks": gather_objects(position), "deal": self.settings.deal, **order}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore this rank's part.
@@ -306,6 +312,8 @@ class PromptDataModule(LightningDataModule):
         mine = part_of(state_dict["ranks"], *rank_and_world())
         if self._order is not None:
             self._order.load_state_dict(state_dict)
+        if self._deal is None:
+            self._deal_as(state_dict.get("deal", "groups"))  # older code wrote none
         self.loader.go_to(mine)
         if self.partial is not None and "partial" in mine:
             self.partial.load_state_dict(mine["partial"], self.sets.read["train"].by_id)
@@ -344,6 +352,11 @@ class PromptDataModule(LightningDataModule):
         if self.iteration is None:
             raise RuntimeError("no learner: call bind() before the first rollout")
         return self.iteration.run(number)
+
+    def _deal_as(self, deal: Deal) -> None:
+        self.settings = dataclasses.replace(self.settings, deal=deal)
+        if self.iteration is not None:
+            self.iteration.settings = self.settings
 
     def _held_out(self, name: str) -> PromptLoader:
         return PromptLoader(self.sets.share(name, self.evaluation.limit, self.evaluation.batch_size))

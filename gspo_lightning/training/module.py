@@ -301,7 +301,7 @@ class GSPOModule(PolicyModule):
 
         def backward(parts: list[MicroBatch]) -> tuple[Tensor, MetricSums]:
             optimizer.zero_grad(set_to_none=True)
-            sums = self.meter.sums()
+            sums = self.meter.sums(parts if memory.packed and not memory.sharded else ())
             loss = all_but_last_backward(parts, terms, sums, on_policy=update.on_policy, without_sync=without_sync)
             return backward_here(loss) if ddp_of(strategy) is None else loss, sums
 

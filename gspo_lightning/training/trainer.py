@@ -135,6 +135,7 @@ class GSPOTrainer:
         with _modes_restored(self.policy):
             longest = prompt + self.config.max_response_tokens
             verify_decoding(self.policy, self.rollouts, temperature=self.config.temperature, longest=longest)
+        self._deal = self.config.deal
         self.iteration = 0
         self.examples: list[dict[str, Any]] = []
         self.reference = ReferencePolicy(self.policy) if self.objective.kl_coef > 0 else None
@@ -155,8 +156,8 @@ class GSPOTrainer:
         """Sample ``group_size`` responses to each query, reward them, and make ``minibatches * epochs`` updates.
 
         If all rewards of every group are equal there is nothing to learn from, and only momentum moves weights. A
-        loss of 0 is not a sign of that: it is 0 in every first update, because all ratios are 1 and the advantages of a
-        group add up to 0.
+        loss of 0 is not a sign of that: in every first update all ratios are 1, and the loss is minus the mean
+        advantage of the mini-batch, 0 over whole groups.
 
         Args:
             queries: P texts, or P records (``{"prompt": "1+1=", "answer": "2"}``); each may occur more than once.
@@ -180,7 +181,7 @@ class GSPOTrainer:
         if len(records) % self.config.minibatches:
             raise UserError(
                 "queries",
-                f"{len(records)} groups cannot be cut into {self.config.minibatches} mini-batches of whole groups",
+                f"{len(records)} groups cannot be dealt evenly to {self.config.minibatches} mini-batches",
                 fix=f"give a multiple of minibatches = {self.config.minibatches}",
             )
         caller = self._scorer(queries, records, reward_function)
@@ -280,6 +281,7 @@ class GSPOTrainer:
         return {
             "model": self.policy.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "deal": self._deal,
             "iteration": self.iteration,
             "version": self.version,
             "noise": self.old_logprobs.noise,
@@ -300,6 +302,7 @@ class GSPOTrainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.iteration, self.version = int(state["iteration"]), int(state["version"])
         self.old_logprobs.noise = state["noise"]
+        self._deal = self.config.deal if "deal" in state else "groups"  # older code dealt whole groups
 
     def _scorer(
         self, queries: Sequence[Query], records: list[dict[str, Any]], reward: RewardFunction | Reward | None
@@ -356,6 +359,7 @@ class GSPOTrainer:
             prompts_per_rollout=prompts,
             minibatches_per_rollout=config.minibatches,
             epochs_per_rollout=config.epochs,
+            deal=self._deal,
             max_tokens_per_micro_batch=config.max_tokens_per_micro_batch,
             max_prompt_tokens=self._prompt_limit()[0],
             max_response_tokens=config.max_response_tokens,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 
 from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.errors import UserError, check_number
 from gspo_lightning.objectives import GSPO, Objective
+from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
 from gspo_lightning.registry import component
 
 __all__ = ["GSPOConfig", "objective_of"]
@@ -47,8 +49,11 @@ class GSPOConfig:
     temperature: float = 1.0
     """Of sampling and of every log-probability, > 0. At 1 the model itself is trained."""
     minibatches: int = 1
-    """Optimizer steps per pass over the responses of a step; divides the queries, whose groups stay whole. With 1 (and
-    1 epoch) every ratio is 1 and nothing can be clipped; the paper uses 4."""
+    """Optimizer steps per pass over the responses of a step; divides the number of queries. With 1 (and 1 epoch) every
+    ratio is 1 and nothing can be clipped; the paper uses 4."""
+    deal: Deal = DEFAULT_DEAL
+    """Which responses a mini-batch has: ``stratified`` (equal parts of every group), ``shuffled`` (a random permutation
+    of all) or ``groups`` (whole groups)."""
     epochs: int = 1
     """Passes over the responses of a step."""
     gradient_clip: float | None = 1.0
@@ -72,6 +77,8 @@ class GSPOConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(name, f"is {value!r}, but must be a whole number >= 1")
+        if self.deal not in get_args(Deal):
+            raise UserError("deal", f"is {self.deal!r}", fix=f"use one of {', '.join(get_args(Deal))}")
         if self.group_size < GroupNormalised.min_group_size:
             raise UserError(
                 "group_size",

@@ -7,8 +7,9 @@ import copy
 import importlib.util
 import random
 import sys
+from argparse import Namespace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 
 from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.objectives import GSPO
+from gspo_lightning.packing.deal import deal_rows
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts import ChainTask
 from gspo_lightning.prompts.tasks.chain import _solve
@@ -154,6 +156,26 @@ def as_example_batch(example: ModuleType, batch: MiniBatch) -> Any:
     return example.make_batch(rows, advantages)
 
 
+@pytest.mark.parametrize(("prompts", "group_size", "minibatches"), [(4, 4, 2), (6, 4, 3), (4, 2, 4)])
+def test_rows_are_dealt_as_in_the_package(
+    example: ModuleType,
+    policy: Policy,
+    prompts: int,
+    group_size: int,
+    minibatches: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers = iter(range(prompts * group_size))
+    monkeypatch.setattr(example, "sample", lambda _, texts, *__: [[1 + next(numbers), 0] for _ in texts])
+    monkeypatch.setattr(example, "make_batch", lambda rows, *_: SimpleNamespace(rows=[r[1][0] - 1 for r in rows]))
+    monkeypatch.setattr(example, "token_logprobs", lambda *_: (None, None))
+    monkeypatch.setattr(example.CharacterTokenizer, "decode", lambda *_, **__: "")
+    args = Namespace(prompts=prompts, group_size=group_size, minibatches=minibatches, response_tokens=4)
+    batches, _, _ = example.roll_out(policy.model, example.CharacterTokenizer(), random.Random(0), args)
+    every = [[i * group_size + k for k in range(group_size)] for i in range(prompts)]
+    assert [b.rows for b in batches] == deal_rows(every, mini_batches=minibatches, deal="stratified")
+
+
 def test_losses_on_the_first_rollouts_of_the_quickstart_are_those_of_the_package(
     example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +195,8 @@ def test_losses_on_the_first_rollouts_of_the_quickstart_are_those_of_the_package
     for (loss, clipped), ((_, logged_loss), (_, fraction)) in zip(found, expected, strict=True):
         assert loss == pytest.approx(logged_loss, rel=0, abs=1e-6)
         assert clipped == pytest.approx(fraction, abs=1.5 / 64)  # a sequence on the edge may fall to either side
-    assert found[0] == (pytest.approx(0.0, abs=1e-6), 0.0)
+    mean = float(batches[0].advantages.double().mean())
+    assert found[0] == (pytest.approx(-mean, abs=1e-6), 0.0)  # all ratios are 1
     assert min(abs(loss) for loss, _ in found[1:]) > 1e-4  # by then the weights have moved
     learnt = {f"policy.model.{name}": value for name, value in model.state_dict().items()}
     assert runs.largest_difference(runs.weights(run), learnt) < 1e-5  # 4 steps of 2e-4
@@ -201,4 +224,4 @@ def test_script_takes_a_folder_in_transformers_format(example: ModuleType, polic
 def test_groups_that_cannot_be_dealt_are_refused(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         example.main(["--prompts=5", "--minibatches=2"])
-    assert "5 prompts cannot be cut into 2 mini-batches of whole groups" in capsys.readouterr().err
+    assert "5 prompts cannot be cut into 2 equal mini-batches" in capsys.readouterr().err

@@ -188,7 +188,7 @@ def test_nothing_to_learn_from_stops_before_any_forward_pass(
     [
         ({"group_size": 0}, "data.group_size: is 0; it must be at least 1"),
         ({"temperature": 0.0}, "data.temperature: is 0.0; training rollouts must be sampled"),
-        ({"prompts_per_rollout": 5}, "cannot be cut into 2 mini-batches of whole groups"),
+        ({"prompts_per_rollout": 5}, "5 prompts cannot be dealt evenly to 2 mini-batches"),
         ({"max_tokens_per_micro_batch": 13}, "8 \\+ 6 = 14 tokens"),
         ({"prompts_in_flight": 2}, "fewer than data.prompts_per_rollout = 4"),
         ({"prompts_in_flight": 8, "max_staleness": 1}, "data.max_staleness: cannot be combined with partial rollouts"),

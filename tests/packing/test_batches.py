@@ -123,7 +123,7 @@ def test_an_order_deals_the_groups_and_later_epochs_count_on() -> None:
 
 
 def test_groups_that_cannot_be_dealt_evenly_are_refused() -> None:
-    with pytest.raises(UserError, match="3 groups per rank cannot be cut into 2 equal mini-batches") as caught:
+    with pytest.raises(UserError, match="3 groups per rank cannot be dealt evenly to 2 mini-batches") as caught:
         make_mini_batches(groups([[1, 1]] * 3), mini_batches=2, max_tokens=64)
     assert caught.value.field == "data.minibatches_per_rollout"
 

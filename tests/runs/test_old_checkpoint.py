@@ -57,6 +57,7 @@ def test_a_checkpoint_of_724d79e_goes_on_as_it_would_have_then(name: str, tmp_pa
     last = runs.checkpoint(run)
     assert last["global_step"] == UPDATES[name]
     assert last["PromptDataModule"]["order"] == 1  # the next resume goes on with the order of then, too
+    assert last["PromptDataModule"]["deal"] == "groups"  # and so does the deal
     of_weights, of_scalars = difference(run, name)
     allowed = 0.0 if same_machine(name) else ROUNDING
     assert of_weights <= allowed
@@ -69,6 +70,10 @@ def test_a_checkpoint_of_724d79e_can_be_exported(tmp_path: Path) -> None:
     weights = AutoModelForCausalLM.from_pretrained(tmp_path / "exported").state_dict()
     trained = torch.load(file, weights_only=True)["state_dict"]
     assert all(torch.equal(weights[name], trained[f"policy.model.{name}"]) for name in weights)
+
+
+def with_the_deal_of_now(checkpoint: dict[str, Any]) -> None:
+    checkpoint["PromptDataModule"]["deal"] = "stratified"
 
 
 def without_the_buffer(checkpoint: dict[str, Any]) -> None:
@@ -90,6 +95,7 @@ def without_the_optimizers_moments(checkpoint: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "forget"),
     [
+        ("plain", with_the_deal_of_now),
         ("plain", without_the_buffer),
         ("plain", without_the_optimizers_moments),
         ("snapshot", without_the_buffer),

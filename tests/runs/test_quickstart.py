@@ -15,6 +15,7 @@ from gspo_lightning.metrics import table
 from tests.runs import runs
 
 OTHER_RUNS = {
+    "update/gradient_noise",  # a mini-batch of the quickstart is one micro-batch
     "val/pass@<k>", "reward/resampled_groups", "kl/policy_reference_k1", "kl/policy_reference_k3", "objective/<name>",
     "alarms", "reward/agreement/<name>", "suite/<name>/<metric>", "cold_start/held_out_loss",
     "reward/logged/<name>",

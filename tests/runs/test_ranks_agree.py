@@ -22,7 +22,9 @@ from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience.collect import collect, measure_rewards
 from gspo_lightning.metrics.rollouts import measure_rollouts
-from gspo_lightning.packing.batches import make_mini_batches
+from gspo_lightning.packing.batches import batches_of, cut_groups, make_mini_batches, with_advantages
+from gspo_lightning.packing.deal import deal_rows
+from gspo_lightning.randomness import stream
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 from tests.runs.processes import SERVER
 
@@ -146,3 +148,34 @@ def test_an_iteration_without_any_reward_stops_every_rank_with_all_reasons(tmp_p
 
 def test_a_rank_without_any_reward_goes_on_with_the_other(tmp_path: Path) -> None:
     assert two_ranks(tmp_path, _collected, 1) == ["0.5", "0.5"]
+
+
+def _grid() -> list[list[Rollout]]:
+    every = [[rollout(prompt, 1.0, 0.0) for _ in range(2)] for prompt in range(4)]
+    for group in every:
+        group[1].sample = 1
+    return every
+
+
+ONE_SIDED = next(
+    base
+    for base in map(stream, range(10_000))
+    if {r.prompt.id % 2 for r in deal_rows(_grid(), mini_batches=2, deal="shuffled", base=base)[0]} == {0}
+)
+"""A stream whose permutation puts all rows of the first rank into the first mini-batch."""
+
+
+def _dealt(rank: int) -> list[tuple[int, float, list[tuple[int, int]]]]:
+    """Of each mini-batch: its rows, the sum of its micro-batches' weights, and whose its rows are."""
+    cut = cut_groups(_grid()[rank::WORLD], mini_batches=2, max_tokens=30, packed=True, deal="shuffled", base=ONE_SIDED)
+    made = with_advantages(batches_of(cut), cut)
+    return [
+        (b.num_rows, sum(p.weight for p in b.micro_batches), [(r.prompt.id, r.sample) for part in parts for r in part])
+        for b, parts in zip(made, cut, strict=True)
+    ]
+
+
+def test_a_rank_that_has_no_row_of_a_mini_batch_keeps_step_with_a_filler(tmp_path: Path) -> None:
+    first, second = two_ranks(tmp_path, _dealt)
+    assert first == [(4, 1.0, [(0, 0), (0, 1), (2, 0), (2, 1)]), (0, 0.0, [])]
+    assert second == [(0, 0.0, []), (4, 1.0, [(1, 0), (1, 1), (3, 0), (3, 1)])]

@@ -85,6 +85,23 @@ def test_a_run_that_max_steps_ends_goes_on_where_it_stopped(tmp_path: Path, undi
     }  # the run that ended has one more evaluation
 
 
+@pytest.mark.parametrize("deal", ["shuffled", "groups"])
+def test_a_deal_is_resumed_in_the_middle_of_an_iteration_and_is_not_changed(
+    tmp_path: Path, undisturbed: Path, deal: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*OPTIONS, "--trainer.max_epochs=2", f"--data.deal={deal}"]
+    whole = runs.fit(tmp_path / "whole", *options)
+    run = runs.fit(tmp_path / "halves", *options, "--trainer.max_steps=1")
+    runs.fit(tmp_path / "halves", *options[:-1], "--data.deal=stratified", "--ckpt_path=last", code=2)
+    assert f"data.deal: {deal} -> stratified" in capsys.readouterr().err
+    batches = runs.handed_out(monkeypatch)
+    assert runs.fit(tmp_path / "halves", *options, "--ckpt_path=last") == run
+    assert [(b.iteration, b.index) for b in batches] == [(0, 1), (1, 0), (1, 1)]
+    assert runs.largest_difference(runs.weights(run), runs.weights(whole)) == 0.0
+    assert runs.scalars(run)["reward/mean"] == runs.scalars(whole)["reward/mean"]
+    assert runs.scalars(run)["loss"][:2] != runs.scalars(undisturbed)["loss"][:2]  # which deals in another way
+
+
 def test_interrupt_during_a_rollout_then_resume(
     tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

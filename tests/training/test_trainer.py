@@ -309,6 +309,27 @@ def test_gradient_is_clipped_to_the_norm_and_reported_before(
     assert moved == pytest.approx(1e-2, rel=1e-3)
 
 
+def test_a_state_that_names_no_deal_goes_on_with_whole_groups(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """As older code wrote it."""
+    config = dataclasses.replace(SHORT, minibatches=2)
+    state = copy.deepcopy(GSPOTrainer(model, tokenizer, config).state_dict())
+
+    def trained(deal: str, state: dict[str, Any]) -> dict[str, Tensor]:
+        fresh = build_tiny_model("tiny-qwen3", seed=1)
+        trainer = GSPOTrainer(fresh, tokenizer, dataclasses.replace(config, deal=deal))
+        trainer.load_state_dict(copy.deepcopy(state))
+        trainer.train_step(QUERIES, graded)
+        assert trainer.state_dict()["deal"] == ("groups" if "deal" not in state else deal)
+        return weights(fresh)
+
+    before = {name: value for name, value in state.items() if name != "deal"}
+    wanted = trained("groups", state)
+    assert runs.largest_difference(trained("stratified", before), wanted) == 0.0
+    assert runs.largest_difference(trained("stratified", state), wanted) > 0.0
+
+
 @pytest.mark.parametrize("changes", [{"minibatches": 4}, {"epochs": 3}])
 def test_several_updates_can_clip(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, changes: dict[str, int]
@@ -412,7 +433,7 @@ def test_what_a_reward_raises_reaches_the_caller(model: PreTrainedModel, tokeniz
         (["1" * 505], {}, "has 505 tokens, but may have 504: the model's context - max_response_tokens = 512 - 8"),
         (["1:"], {"max_response_tokens": 512}, "may have 0: the model's context - max_response_tokens = 512 - 512"),
         (["1+1:"], {"max_tokens_per_micro_batch": 11}, "may have 3: max_tokens_per_micro_batch - max_response_tok"),
-        (["1:", "2:", "3:"], {"minibatches": 2}, "queries: 3 groups cannot be cut into 2 mini-batches of whole gr"),
+        (["1:", "2:", "3:"], {"minibatches": 2}, "queries: 3 groups cannot be dealt evenly to 2 mini-batches"),
     ],
 )
 def test_queries_that_cannot_be_trained_on_are_refused(
@@ -435,6 +456,7 @@ def test_queries_that_cannot_be_trained_on_are_refused(
         ("group_size", 2.0, "must be a whole number >= 1"),
         ("minibatches", 0, "must be a whole number >= 1"),
         ("epochs", True, "must be a whole number >= 1"),
+        ("deal", "rows", "is 'rows'\n  fix: use one of stratified, shuffled, groups"),
         ("max_response_tokens", -1, "must be a whole number >= 1"),
         ("max_prompt_tokens", 0, "must be a whole number >= 1"),
         ("learning_rate", 0.0, "must be a finite number > 0"),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal, prompts_per_update
 from gspo_lightning.policy.lora import LoRA
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.types import MicroBatch
@@ -56,6 +58,8 @@ class Job:
     """Responses that are decoded at the same time."""
     teacher: ModelSettings | None = None
     """Of distillation, where it is a model on the training devices."""
+    deal: Deal = DEFAULT_DEAL
+    """Which rows a mini-batch has."""
 
     @property
     def checkpointing(self) -> bool:
@@ -93,6 +97,18 @@ class Job:
         return max(1, self.prompts // self.minibatches // self.world) * self.group_size
 
     @property
+    def prompts_per_update(self) -> float:
+        """Distinct prompts of a mini-batch, over all ranks."""
+        return prompts_per_update(
+            self.deal, prompts=self.prompts, group_size=self.group_size, mini_batches=self.minibatches
+        )
+
+    @property
+    def rows_of_prompt(self) -> int:
+        """Responses to one prompt that a mini-batch has, rounded up: they share its computation."""
+        return math.ceil(self.prompts * self.group_size / self.minibatches / self.prompts_per_update)
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest sequence."""
         return self.max_prompt + self.max_response
@@ -102,10 +118,11 @@ class Job:
         """Responses of the fullest micro-batch if all have the greatest length."""
         if not self.packed:
             return max(1, min(self.rows, self.budget // self.longest))
-        group = self.max_prompt + self.group_size * self.max_response
+        together = self.rows_of_prompt
+        group = self.max_prompt + together * self.max_response
         if group > self.budget:
-            return max(1, min(self.group_size, (self.budget - self.max_prompt) // self.max_response))
-        return min(self.rows, self.budget // group * self.group_size)
+            return max(1, min(together, (self.budget - self.max_prompt) // self.max_response))
+        return min(self.rows, self.budget // group * together)
 
     @property
     def micro_batches(self) -> int:
@@ -157,6 +174,7 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
         source=type(rollouts).__name__,
         max_rows=int(getattr(rollouts, "max_rows", 1 << 30)),
         teacher=None if module.teacher_model is None else teacher_settings(module.teacher_model, settings),
+        deal=data.settings.deal,
     )
 
 

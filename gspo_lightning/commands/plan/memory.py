@@ -217,7 +217,7 @@ def step_memory(job: Job, prefill: bool = False) -> StepMemory:
         prompts = min(max(1, job.prompts // job.world), max(1, job.max_rows // job.group_size))
         batch = rectangle(prompts, 1, job.max_prompt, 1)
     else:
-        batch = rectangle(job.rows_at_once, job.group_size, job.max_prompt, job.max_response)
+        batch = rectangle(job.rows_at_once, job.rows_of_prompt, job.max_prompt, job.max_response)
     key = (repr(job.model), step, tuple(batch.input_ids.shape), tuple(batch.response_mask.shape))
     if key not in _steps:
         _steps[key] = measure_step(config_of(job.model), batch, step)

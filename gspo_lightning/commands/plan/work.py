@@ -24,7 +24,8 @@ class Work:
     token_flops: float
     """Of a forward pass, per token."""
     trained_prompt_tokens: int
-    """That go through a forward pass in training: a shared prompt once where rows are packed."""
+    """That go through a forward pass in training: where rows are packed, a prompt once in each mini-batch that has
+    responses to it."""
 
 
 def equation(job: Job) -> str:
@@ -34,9 +35,10 @@ def equation(job: Job) -> str:
     ranks = f" = {job.world} ranks x {cut // job.world}" if job.world > 1 else ""
     passes = f" x {job.epochs} passes" if job.epochs > 1 else ""
     updates = job.minibatches * job.epochs
+    mixed = f" of {job.prompts_per_update:.0f} prompts (data.deal: {job.deal})" if job.deal != "groups" else ""
     return (
         f"{job.prompts:,} prompts x {job.group_size} responses = {rows:,} rollouts"
-        f" = {job.minibatches} mini-batches x {cut:,} sequences{ranks},"
+        f" = {job.minibatches} mini-batches x {cut:,} sequences{mixed}{ranks},"
         f" each in up to {job.micro_batches:,} micro-batches of {job.rows_at_once} rows per rank;\n"
         f"{job.minibatches} mini-batches{passes} = {updates} updates per iteration"
         f" x {job.iterations:,} iterations = {updates * job.iterations:,} updates"
@@ -47,7 +49,7 @@ def work_of(job: Job) -> Work:
     """Tokens are upper bounds; 2 FLOP per active weight and token forward, 4 backward, and attention on top."""
     counts, config = counts_of(job.model), config_of(job.model).get_text_config()
     rows = job.prompts * job.group_size
-    prompt = (job.prompts if job.packed else rows) * job.max_prompt
+    prompt = round((job.prompts_per_update * job.minibatches if job.packed else rows) * job.max_prompt)
     response = rows * job.max_response
     head = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     attention = 2.0 * int(config.num_hidden_layers) * int(config.num_attention_heads) * head * job.longest

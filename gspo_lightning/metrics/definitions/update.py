@@ -12,7 +12,7 @@ UPDATE = (
         "loss",
         "the objective's loss of the whole mini-batch, summed over micro-batches and ranks",
         "advantage",
-        "around 0, often exactly 0 in the first update of an iteration while the gradient is not; it does not fall",
+        "around 0, in the first update of an iteration minus its mean advantage; it does not fall",
         "Do not read progress from it: look at reward/mean and val/accuracy.",
         "Optimization",
         reading=Total("loss"),
@@ -41,6 +41,17 @@ UPDATE = (
         "Above 20 the collapse alarm rings; find the update's responses in dumps/ and read what was so surprising.",
         "Optimization",
         when="model.metrics: full or basic",
+    ),
+    MetricSpec(
+        "update/gradient_noise",
+        "variance / squared norm of the expectation of a mini-batch's gradient: the sums, over the last 64 updates, of "
+        "the unbiased estimates from the norms of its micro-batches' gradients (McCandlish et al. 2018, A.1)",
+        "1",
+        "0.1 to 20 (quickstart, four micro-batches: 4 to 7); times the prompts of a mini-batch it is the simple noise "
+        "scale, in prompts with as many rows each",
+        "Far above 1 larger mini-batches need almost proportionally fewer updates; far below 1 smaller ones suffice.",
+        "Optimization",
+        when="model.metrics: full, packed rows in two micro-batches or more, no FSDP",
     ),
     MetricSpec(
         "update/changed",

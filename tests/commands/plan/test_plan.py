@@ -50,7 +50,7 @@ def job(folder: Path) -> Job:
         model=ModelSettings(str(folder)), optimizer="torch.optim.AdamW", precision="32-true", strategy="single",
         shards_weights=True, cpu_offload=False, world=1, nodes=1, old_policy="CachedLogProbs", reference=False,
         prompts=16, group_size=4, minibatches=4, epochs=1, budget=512, max_prompt=20, max_response=100, iterations=10,
-        packed=False, source="GroupedSampler", max_rows=32,
+        packed=False, source="GroupedSampler", max_rows=32, deal="groups",
     )  # fmt: skip
 
 
@@ -157,6 +157,22 @@ def test_work_by_hand(job: Job) -> None:
     token = 2 * active + 2 * 2 * 128 * 120
     assert work.sampling_flops == token * 6720
     assert work.training_flops == 3 * token * 64 * 120
+
+
+def test_a_deal_repeats_prompts_in_training_only(job: Job) -> None:
+    """16 prompts of 20 tokens, 4 responses each, 4 mini-batches: each has one response of every prompt."""
+    job = dataclasses.replace(job, packed=True)
+    whole, parts = (work_of(dataclasses.replace(job, deal=deal)) for deal in ("groups", "stratified"))
+    assert (whole.trained_prompt_tokens, parts.trained_prompt_tokens) == (16 * 20, 4 * 16 * 20)
+    assert whole.sampling_flops == parts.sampling_flops
+    assert parts.training_flops / whole.training_flops == pytest.approx((1280 + 6400) / (320 + 6400))
+    few = dataclasses.replace(job, deal="stratified", group_size=2)
+    assert work_of(few).trained_prompt_tokens == 2 * 16 * 20
+    shuffled = work_of(dataclasses.replace(job, deal="shuffled")).trained_prompt_tokens
+    assert shuffled == round(4 * 16 * (1 - 0.75**4) * 20)
+    assert dataclasses.replace(job, deal="groups").rows_at_once == 4  # 512 // (20 + 4 * 100) groups
+    assert dataclasses.replace(job, deal="stratified").rows_at_once == 4  # 512 // (20 + 100) rows
+    assert "16 sequences of 16 prompts (data.deal: stratified)" in equation(dataclasses.replace(job, deal="stratified"))
 
 
 def test_devices() -> None:

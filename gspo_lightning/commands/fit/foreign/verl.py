@@ -41,8 +41,10 @@ VERL: Table = {
         f"{_REF}.log_prob_micro_batch_size_per_gpu": to(_BUDGET, note=_MEMORY),
         f"{_REF}.log_prob_max_token_len_per_gpu": to(_BUDGET, note=_MEMORY),
         f"{_REF}.log_prob_use_dynamic_bsz": none("always on: micro-batches are cut by tokens"),
-        f"{_ACTOR}.shuffle": none("mini-batches are whole groups in the order of the prompts"),
-        "trainer.balance_batch": none("whole groups are dealt to ranks, micro-batches are cut by tokens"),
+        f"{_ACTOR}.shuffle": to(
+            "data.deal", note="shuffled; by default every mini-batch has equal parts of every group"
+        ),
+        "trainer.balance_batch": none("a group stays on one rank, micro-batches are cut by tokens"),
     },
     "Objective and advantages": {
         f"{_ACTOR}.policy_loss.loss_mode": to(

@@ -1,0 +1,103 @@
+"""How much of a mini-batch's gradient is noise: the simple noise scale, from the gradients of its micro-batches.
+
+McCandlish et al., "An Empirical Model of Large-Batch Training" (arXiv 1812.06162), appendix A.1, for any number of
+batches of any sizes. The gradients of the micro-batches exist one after another in any case; a hook on every parameter
+reads the norm of each before it is added to the others. No gradient is kept and no backward pass is added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gspo_lightning.distributed import all_sum, rank_and_world
+from gspo_lightning.types import MicroBatch
+
+__all__ = ["GradientNoise", "noise_and_signal"]
+
+HISTORY = 64
+"""Updates whose estimates are added up: that of a single one is often negative."""
+
+
+def noise_and_signal(squares: float, whole: float, sizes: tuple[float, float]) -> tuple[float, float]:
+    """Unbiased estimates of a mini-batch gradient's variance and of the squared norm of its expectation.
+
+    Micro-batch j has n_j of the N rows, and its gradient g_j is the sum of as many independent terms of mean mu and
+    covariance S. Then E sum |g_j|^2 = sum n_j^2 |mu|^2 + N tr(S) and E |sum g_j|^2 = N^2 |mu|^2 + N tr(S).
+
+    Args:
+        squares: sum of |g_j|^2 over the micro-batches.
+        whole: |sum g_j|^2.
+        sizes: N and the sum of n_j^2.
+
+    Returns:
+        N tr(S) and N^2 |mu|^2; either may be negative.
+
+    >>> noise_and_signal(squares=1.0 + 9.0, whole=16.0, sizes=(2.0, 2.0))  # 1 and 3 on a line, a row each
+    (4.0, 12.0)
+    """
+    rows, of_squares = sizes
+    between = rows**2 - of_squares
+    return (squares * rows**2 - whole * of_squares) / between, (whole - squares) * rows**2 / between
+
+
+class GradientNoise:
+    """Reads the gradients of the micro-batches of an update on their way into the whole one.
+
+    Right on one process and under DDP, where a hook sees a rank's own gradient before any is reduced. Where a strategy
+    shards the parameters no hook is called, and nothing is measured.
+
+    Args:
+        policy: its trainable parameters are watched; whole, before a strategy wraps it.
+    """
+
+    def __init__(self, policy: nn.Module) -> None:
+        self._norms: list[Tensor] = []
+        self._sizes: tuple[int, int, int] | None = None
+        self._history: deque[tuple[float, float]] = deque(maxlen=HISTORY)
+        for weight in policy.parameters():
+            if weight.requires_grad:
+                weight.register_hook(self._note)
+
+    def start(self, parts: Sequence[MicroBatch]) -> None:
+        """An update on these micro-batches of this rank begins, perhaps once more because memory ran out."""
+        rows = [int(part.response_mask.shape[0]) for part in parts if part.weight > 0]
+        self._sizes = (sum(rows), sum(n * n for n in rows), len(rows))
+        self._norms = []
+
+    def _note(self, gradient: Tensor) -> None:
+        if self._sizes is not None and (self._sizes[2] > 1 or rank_and_world()[1] > 1):
+            self._norms.append(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32))
+
+    def finish(self, norm: float, device: torch.device) -> dict[str, float]:
+        """What is known after this update; nothing where there was a single micro-batch, or no signal to compare with.
+
+        Args:
+            norm: of the gradient over all ranks, before clipping.
+            device: of the collectives.
+        """
+        sizes, self._sizes = self._sizes, None
+        if sizes is None:
+            return {}
+        world = rank_and_world()[1]
+        squares = torch.stack(self._norms).double().square().sum() if self._norms else torch.zeros(())
+        self._norms = []
+        mine = torch.stack([squares.to(device, torch.float64) / world**2, *torch.tensor(sizes, device=device).double()])
+        found, rows, of_squares, count = all_sum(mine).tolist()
+        if count < 2 or not found > 0 or not math.isfinite(found + norm):
+            return {}
+        self._history.append(noise_and_signal(found, norm**2, (rows, of_squares)))
+        noise, signal = (sum(values) for values in zip(*self._history, strict=True))
+        return {"update/gradient_noise": noise / signal} if signal > 0 else {}
+
+    def state_dict(self) -> list[list[float]]:
+        """Primitives only."""
+        return [list(pair) for pair in self._history]
+
+    def load_state_dict(self, state: Sequence[Sequence[float]]) -> None:
+        """The inverse of :meth:`state_dict`."""
+        self._history = deque(((noise, signal) for noise, signal in state), maxlen=HISTORY)

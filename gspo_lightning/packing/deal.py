@@ -1,0 +1,85 @@
+"""Which mini-batch each response of a rollout batch is trained in.
+
+A group's advantages add up to 0, so its rows pull against each other: a mini-batch that holds a few rows of every group
+is nearer to the gradient of the whole rollout batch than one that holds a few whole groups (docs/dealing.md). A group
+stays on the rank that sampled it, and which mini-batch a row goes to depends on its place in the iteration alone, never
+on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from gspo_lightning.distributed import rank_and_world
+from gspo_lightning.errors import UserError
+from gspo_lightning.randomness import permutation
+from gspo_lightning.types import Rollout
+
+__all__ = ["DEFAULT_DEAL", "Deal", "deal_rows", "prompts_per_update"]
+
+Deal = Literal["stratified", "shuffled", "groups"]
+"""``stratified``: equal parts of every group; ``shuffled``: rows in random order; ``groups``: whole groups."""
+
+DEFAULT_DEAL: Deal = "stratified"
+
+
+def deal_rows(
+    groups: Sequence[Sequence[Rollout]], *, mini_batches: int, deal: Deal = DEFAULT_DEAL, base: int = 0
+) -> list[list[Rollout]]:
+    """The rows of each mini-batch on this rank, in the order of the groups.
+
+    The groups of an iteration form ``mini_batches`` blocks, one after another. ``groups`` trains on a block at a time.
+    ``stratified`` deals the G rows of every group like cards: those of block b begin at mini-batch b. So every
+    mini-batch has the same number of rows on every rank, also where G is no multiple of ``mini_batches`` or below it.
+    ``shuffled`` cuts a permutation of the rows of all ranks into equal parts; of one part a rank may have few or none.
+
+    Args:
+        groups: this rank's, of G rollouts each, in the order of :meth:`gspo_lightning.prompts.order.PromptOrder.share`.
+        mini_batches: how many; must divide the groups.
+        deal: how.
+        base: stream (:func:`gspo_lightning.randomness.stream`) of the permutation of ``shuffled``.
+
+    Raises:
+        UserError: the groups are not a multiple of ``mini_batches``.
+    """
+    if len(groups) % mini_batches:
+        raise UserError(
+            "data.minibatches_per_rollout",
+            f"{len(groups)} groups per rank cannot be dealt evenly to {mini_batches} mini-batches",
+            fix="make prompts_per_rollout a multiple of minibatches_per_rollout times the number of ranks",
+        )
+    block = len(groups) // mini_batches
+    places = _shuffled_places(groups, mini_batches, base) if deal == "shuffled" else []
+    dealt: list[list[Rollout]] = [[] for _ in range(mini_batches)]
+    for i, group in enumerate(groups):
+        for k, rollout in enumerate(group):
+            if deal == "shuffled":
+                place = places[i][k]
+            else:
+                place = (i // block + (k if deal == "stratified" else 0)) % mini_batches
+            dealt[place].append(rollout)
+    return dealt
+
+
+def _shuffled_places(groups: Sequence[Sequence[Rollout]], mini_batches: int, base: int) -> list[list[int]]:
+    """The mini-batch of every row: a permutation of the rows of all ranks, cut into equal parts."""
+    rank, world = rank_and_world()
+    size, total = len(groups[0]), len(groups) * world
+    found = permutation(base, total * size) // (total * size // mini_batches)
+    mine = found.view(total, size)[rank::world]  # group i of this rank is group i * world + rank of the iteration
+    return [[int(place) for place in places] for places in mine]
+
+
+def prompts_per_update(deal: Deal, *, prompts: int, group_size: int, mini_batches: int) -> float:
+    """Distinct prompts of which a mini-batch has rows; of a random permutation about as many as on average.
+
+    >>> deals = ("groups", "stratified", "shuffled")
+    >>> [round(prompts_per_update(deal, prompts=32, group_size=8, mini_batches=4), 1) for deal in deals]
+    [8.0, 32.0, 28.8]
+    """
+    if deal == "groups":
+        return prompts / mini_batches
+    if deal == "stratified":
+        return prompts * min(1.0, group_size / mini_batches)
+    return prompts * (1 - (1 - 1 / mini_batches) ** group_size)

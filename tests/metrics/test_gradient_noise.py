@@ -1,0 +1,173 @@
+"""The noise of a mini-batch's gradient, by hand, without bias, and the same on two ranks as on one."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from gspo_lightning.metrics.gradient_noise import GradientNoise, noise_and_signal
+from gspo_lightning.metrics.meter import UpdateMeter
+from gspo_lightning.metrics.sums import MetricSums
+from gspo_lightning.objectives import GSPO
+from gspo_lightning.old_policy import CachedLogProbs
+from gspo_lightning.packing.batches import make_micro_batch, make_mini_batches
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.types import MicroBatch
+from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_count
+from gspo_lightning.update.micro_batches import all_but_last_backward
+from tests.packing.test_batches import groups, rollout
+from tests.runs.processes import in_processes
+
+CPU = torch.device("cpu")
+TAG = "update/gradient_noise"
+
+
+def parts_of(*rows: int) -> list[MicroBatch]:
+    """Micro-batches of so many rows."""
+    return [make_micro_batch([rollout(1, k, 2, 2) for k in range(n)]) for n in rows]
+
+
+class Line(nn.Module):
+    """Two weights whose gradient is whatever is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2))
+
+    def forward(self, gradient: Tensor) -> Tensor:
+        return (self.weight * gradient).sum()
+
+
+def update(
+    line: Line, noise: GradientNoise, rows: Sequence[int], gradients: Sequence[Sequence[float]]
+) -> dict[str, float]:
+    line.weight.grad = None
+    noise.start(parts_of(*rows))
+    for gradient in gradients:
+        line(torch.tensor(gradient)).backward()
+    assert line.weight.grad is not None
+    return noise.finish(float(line.weight.grad.norm()), CPU)
+
+
+def test_two_updates_by_hand() -> None:
+    """One row gave (1, 0), three rows (-3, 0): squares 10, of the sum 4, N = 4, sum of n_j^2 = 10.
+
+    variance = (10 * 16 - 4 * 10) / 6 = 20, signal = (4 - 10) * 16 / 6 = -16. Then (1, 0) and (9, 0): 82 and 100, so
+    (82 * 16 - 100 * 10) / 6 = 52 and (100 - 82) * 16 / 6 = 48.
+    """
+    line = Line()
+    noise = GradientNoise(line)
+    assert update(line, noise, (1, 3), [(1.0, 0.0), (-3.0, 0.0)]) == {}  # nothing to compare the noise with
+    assert update(line, noise, (1, 3), [(1.0, 0.0), (9.0, 0.0)]) == {TAG: pytest.approx((20 + 52) / (-16 + 48))}
+    again = GradientNoise(Line())
+    again.load_state_dict(json.loads(json.dumps(noise.state_dict())))
+    assert again.state_dict() == [pytest.approx([20, -16]), pytest.approx([52, 48])]
+
+
+def test_neither_estimate_has_a_bias() -> None:
+    """Rows are independent with mean (2, 1) and variance 9 + 4, in micro-batches of 1, 2 and 5 rows."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(20_000, 8, 2, generator=generator, dtype=torch.float64) * torch.tensor([3.0, 2.0])
+    rows = rows + torch.tensor([2.0, 1.0])
+    parts = [part.sum(dim=1) for part in rows.split([1, 2, 5], dim=1)]
+    squares = float(torch.stack([p.square().sum(dim=1) for p in parts]).sum(dim=0).mean())
+    whole = float(sum(parts).square().sum(dim=1).mean())
+    noise, signal = noise_and_signal(squares, whole, (8.0, 30.0))
+    assert noise == pytest.approx(8 * 13, rel=0.02)
+    assert signal == pytest.approx(64 * 5, rel=0.02)
+
+
+def test_what_is_no_comparison_is_not_logged() -> None:
+    line = Line()
+    noise = GradientNoise(line)
+    assert update(line, noise, (4,), [(1.0, 1.0)]) == {}  # a single micro-batch
+    assert noise.finish(1.0, CPU) == {}  # no update began
+    line(torch.tensor([5.0, 5.0])).backward()  # of a check, say
+    assert update(line, noise, (1, 1), [(math.nan, 0.0), (1.0, 0.0)]) == {}
+    assert noise.state_dict() == []
+
+
+def test_a_second_attempt_with_smaller_pieces_forgets_the_first() -> None:
+    line = Line()
+    noise = GradientNoise(line)
+    noise.start(parts_of(4, 4))
+    line(torch.tensor([100.0, 100.0])).backward()  # then memory ran out
+    assert update(line, noise, (1, 3), [(1.0, 0.0), (9.0, 0.0)]) == {TAG: pytest.approx(52 / 48)}
+
+
+def test_the_gradients_are_those_of_the_micro_batches(policy: Policy) -> None:
+    """Against each micro-batch's gradient, computed alone."""
+    every = groups([[3, 5], [4, 4], [1, 6], [2, 2]])
+    for r in (r for group in every for r in group):
+        r.token_ids, r.advantage = r.token_ids % 20 + 2, r.sample - 0.4
+        r.prompt = type(r.prompt)(r.prompt.id, "p", tuple(t % 20 + 2 for t in r.prompt.token_ids))
+    (batch,) = make_mini_batches(every, mini_batches=1, max_tokens=16, packed=True)
+    assert len(batch.micro_batches) >= 3
+    terms = LossTerms(policy, CachedLogProbs(), GSPO(), 1.0)
+    weights = [p for p in policy.parameters() if p.requires_grad]
+    denominator = mini_batch_count(terms.objective, batch.micro_batches)
+    alone = [
+        torch.cat(
+            [
+                g.flatten().double()
+                for g in torch.autograd.grad(
+                    micro_batch_loss(part, terms, denominator=denominator, sums=MetricSums(), on_policy=True), weights
+                )
+            ]
+        )
+        for part in batch.micro_batches
+    ]
+    sizes = [len(part.advantages) for part in batch.micro_batches]
+    wanted = noise_and_signal(
+        sum(float(g.square().sum()) for g in alone), float(sum(alone).square().sum()),
+        (float(sum(sizes)), float(sum(n * n for n in sizes))),
+    )  # fmt: skip
+    meter = UpdateMeter("full")
+    meter.watch(policy)
+    sums = meter.sums(batch.micro_batches)
+    all_but_last_backward(batch.micro_batches, terms, sums, on_policy=True).backward()
+    norm = math.sqrt(sum(float(w.grad.double().square().sum()) for w in weights if w.grad is not None))
+    found = meter.before_step(policy, norm)
+    assert meter.state_dict()["noise"] == [pytest.approx(wanted, rel=1e-4)]
+    assert found.get(TAG) == (pytest.approx(wanted[0] / wanted[1], rel=1e-4) if wanted[1] > 0 else None)
+
+
+ROWS = ((1, 3), (2, 2))
+GRADIENTS = (((1.0, 2.0), (9.0, 0.0)), ((3.0, 1.0), (2.0, 2.0)))
+
+
+def _rank(rank: int, folder: str) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    try:
+        line = Line()
+        noise = GradientNoise(line)
+        ddp = DistributedDataParallel(line)
+        noise.start(parts_of(*ROWS[rank]))
+        for i, gradient in enumerate(GRADIENTS[rank]):
+            with nullcontext() if i else ddp.no_sync():
+                (2 * ddp(torch.tensor(gradient))).backward()  # DDP averages, an update adds up
+        assert line.weight.grad is not None
+        found = noise.finish(float(line.weight.grad.norm()), CPU)
+        Path(folder, str(rank)).write_text(json.dumps(found))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_two_ranks_measure_what_one_process_does(tmp_path: Path) -> None:
+    line = Line()
+    wanted = update(line, GradientNoise(line), [*ROWS[0], *ROWS[1]], [*GRADIENTS[0], *GRADIENTS[1]])
+    assert wanted
+    in_processes(_rank, str(tmp_path))
+    for rank in range(2):
+        assert json.loads((tmp_path / str(rank)).read_text()) == pytest.approx(wanted, rel=1e-6)
