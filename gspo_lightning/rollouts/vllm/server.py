@@ -31,7 +31,7 @@ from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.vllm.local import LocalVLLM, check_installed, check_options
 from gspo_lightning.rollouts.vllm.probe import Probe
 from gspo_lightning.rollouts.vllm.protocol import parse, request, seed_of, to_rollouts
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.types import Prompt, Rollout, SamplingParams, WeightsOn
 
 __all__ = ["VLLMServer"]
 
@@ -141,6 +141,11 @@ class VLLMServer(RolloutSource):
         self._private.close()
 
     # weights -----------------------------------------------------------------------------------------------------
+
+    @property
+    def weights_on(self) -> WeightsOn:
+        """Rank 0 writes the weights and computes the probe; other ranks only send requests."""
+        return WeightsOn.FIRST_RANK
 
     def sync_weights(self, policy: Policy, version: int) -> None:
         """Rank 0 hands the weights to every server, and a probe shows that they arrived.
