@@ -42,7 +42,7 @@ class ToyServer:
     refused: int = 0
     """Requests without it."""
     draws: Draws | None = None
-    """The randomness of all answers; None: the seed of each request."""
+    """The randomness of all answers; None: the seed of each request, or its number."""
     prompts: dict[tuple[int, ...], Prompt] = field(default_factory=dict)
     """Prompts with their ids, for the draws; others have id 0."""
     fault: Fault | None = None
@@ -114,7 +114,7 @@ class ToyServer:
                 [known],
                 group_size=body.get("n", 1),
                 sampling=sampling,
-                draws=self.draws or Draws(body["seed"]),
+                draws=self.draws or Draws(body.get("seed", self.asked)),
             )
         return [
             {

@@ -241,7 +241,7 @@ def test_other_models_and_snapshots(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
 def test_a_server_is_given_the_weights_by_the_first_of_two_ranks(strategy: str, tmp_path: Path) -> None:
     with ToyServer() as server:
-        source = {"class_path": "VLLMServer", "init_args": {"urls": [server.url]}}
+        source = {"class_path": "VLLMServer", "init_args": {"urls": [server.url], "exact_seeds": True}}
         case = Case(strategy, [f"--data.rollouts={json.dumps(source)}"])
         two = case.run(tmp_path / "two")
         assert server.loads == 3  # for the evaluation before the first update, and after each iteration

@@ -77,7 +77,7 @@ class LocalVLLM:
             longest: tokens of a prompt and its response, at most; 0: as long as the model allows.
             remove: see :class:`LocalServer`.
         """
-        options = {**DEFAULTS, "dtype": self.dtype or dtype}
+        options = {**DEFAULTS, "dtype": self.dtype or dtype, "seed": number}
         environment = dict(ENVIRONMENT)
         if device == "cpu":
             options |= CPU_DEFAULTS

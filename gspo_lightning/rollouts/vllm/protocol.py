@@ -27,17 +27,24 @@ def seed_of(draws: Draws, row: Beginning) -> int:
     return int(float(uniform[0]) * 2**53)
 
 
-def request(model: str, row: Beginning, count: int, sampling: SamplingParams, seed: int) -> dict[str, Any]:
+def request(model: str, row: Beginning, count: int, sampling: SamplingParams, seed: int | None) -> dict[str, Any]:
     """The body of ``POST /v1/completions`` for ``count`` responses that begin alike.
 
     Every default that a server could take from the model's own generation config is said explicitly. Greedy responses
     are all the same, so one is asked for.
+
+    Args:
+        model: the name under which it is served.
+        row: what the responses continue.
+        count: responses.
+        sampling: temperature, limits and stops.
+        seed: of these responses; None leaves the draws to the random numbers of the engine, which then samples all its
+            requests in one call instead of one by one.
     """
-    return {
+    body: dict[str, Any] = {
         "model": model,
         "prompt": list(row.context),
         "n": count if sampling.temperature > 0 else 1,
-        "seed": seed,
         "max_tokens": row.room,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -55,6 +62,7 @@ def request(model: str, row: Beginning, count: int, sampling: SamplingParams, se
         "logprobs": 0,
         "return_token_ids": True,
     }
+    return body if seed is None else body | {"seed": seed}
 
 
 def parse(reply: Any, asked: Mapping[str, Any], vocabulary: int) -> list[Answer]:

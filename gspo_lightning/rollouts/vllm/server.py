@@ -61,7 +61,9 @@ class VLLMServer(RolloutSource):
         weights_dir: folder through which weights are sent, under the same path on every server; None is a
             temporary one on this machine.
         concurrency: groups that a server works on at a time; more wait here.
-        timeout_s: seconds that a group, or taking weights, may take.
+        timeout_s: seconds that a server may be silent while it has requests: it completes none, and its counter of
+            tokens (``GET /metrics``) stands still. A group may take as long as it needs. Also the seconds that taking
+            weights may take.
         start_timeout_s: seconds until a server that was started has to answer.
         health_every_s: seconds between two health checks of working servers.
         health_timeout_s: seconds that a health check may take.
@@ -69,6 +71,8 @@ class VLLMServer(RolloutSource):
         backoff_s: seconds before the first of them; doubled before each further one.
         tolerance: nats by which log-probabilities of a probe may differ from the trainer's, on average, after weights
             were sent; None is 1e-3 in float32, else 0.1.
+        exact_seeds: send a seed with every group, so that a group that is requested again draws the same: vLLM then
+            draws for one response after another, in Python. False: servers draw from random numbers of their own.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class VLLMServer(RolloutSource):
         retries: int = 4,
         backoff_s: float = 1.0,
         tolerance: float | None = None,
+        exact_seeds: bool = False,
     ) -> None:
         if urls is None and start < 1:
             raise UserError("data.rollouts.start", f"is {start}; it must be at least 1, or give urls")
@@ -105,9 +110,9 @@ class VLLMServer(RolloutSource):
         self.local_servers = LocalVLLM(
             python or sys.executable, gpus, dtype, dict(options or {}), dict(environment or {})
         )
-        self.concurrency, self.tolerance = concurrency, tolerance
+        self.concurrency, self.tolerance, self.exact_seeds = concurrency, tolerance, exact_seeds
         self.timeout_s, self.health_timeout_s = timeout_s, health_timeout_s
-        self.faults = Faults(retries, backoff_s, health_every_s, start_timeout_s)
+        self.faults = Faults(retries, backoff_s, health_every_s, start_timeout_s, timeout_s)
         self._folders = WeightFolders(weights_dir, in_memory=urls is None)
         self._longest = 0
         self._run = secrets.token_hex(4)
@@ -263,8 +268,9 @@ class VLLMServer(RolloutSource):
 
         async def ask(row: Beginning, server: Server) -> list[Rollout]:
             numbers = [row.sample] if samples is None else samples
-            body = request(server.model, row, len(numbers), sampling, seed_of(draws, row))
-            answers = parse(await server.client.complete(body), body, vocabulary)
+            seed = seed_of(draws, row) if self.exact_seeds else None
+            body = request(server.model, row, len(numbers), sampling, seed)
+            answers = parse(await server.client.complete(body, patiently=True), body, vocabulary)
             return to_rollouts(answers, row, numbers, sampling, version, policy)
 
         done: queue.SimpleQueue[tuple[int, list[Rollout]] | None] = queue.SimpleQueue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -30,7 +31,7 @@ from tests.rollouts.toy_server import Fault, Reply, ToyServer
 
 DRAWS = Draws.of(0, Purpose.TRAIN_SAMPLING, 2)
 SAMPLING = SamplingParams(14, stop_token_ids=(1, 5, 9, 20))
-FAST: dict[str, Any] = {"backoff_s": 0.01, "timeout_s": 20.0, "retries": 2}
+FAST: dict[str, Any] = {"backoff_s": 0.01, "timeout_s": 20.0, "retries": 2, "exact_seeds": True}
 
 
 @pytest.fixture
@@ -141,6 +142,54 @@ def test_a_server_that_hangs_is_left_by_its_health(policy: Policy, prompts: list
         wanted = ids(ask(source, policy, prompts))
         one.delay_s = 30.0  # whatever it is asked; a request alone would be waited for 600 s
         assert ids(ask(source, policy, prompts)) == wanted
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_server_may_take_its_time_but_not_be_silent(
+    toy: ToyServer, policy: Policy, prompts: list[Prompt], counts: bool
+) -> None:
+    """Groups take six times ``timeout_s``: fine while its counter of tokens moves."""
+    options = FAST | {"timeout_s": 0.5, "health_every_s": 0.1, "retries": 0}
+    tokens = itertools.count(1)
+
+    def slow(route: str, body: dict[str, Any], reply: Reply) -> Reply:
+        if route == "/metrics":
+            lines = ["# HELP vllm:generation_tokens_total tokens", 'vllm:prompt_tokens_total{engine="0"} 7.0']
+            lines += [f'vllm:generation_tokens_total{{engine="0"}} {next(tokens) if counts else 3}.0', "other 5"]
+            return 200, "\n".join(lines).encode()
+        if route == "/v1/completions":
+            time.sleep(3.0)
+        return reply
+
+    with closing(VLLMServer([toy.url], **options)) as source:
+        source.timeout_s = 20.0  # for the weights
+        source.sync_weights(policy, 0)
+        wanted = ids(ask(source, policy, prompts[:2]))
+        toy.fault = slow
+        if counts:
+            assert ids(ask(source, policy, prompts[:2])) == wanted
+        else:
+            why = "it has completed no request, and counted no token, for 0.5 s"
+            with pytest.raises(InfrastructureError, match=why):
+                ask(source, policy, prompts[:2])
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_seeds_are_sent_only_where_they_are_asked_for(
+    toy: ToyServer, policy: Policy, prompts: list[Prompt], exact: bool
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def note(route: str, body: dict[str, Any], reply: Reply) -> Reply:
+        asked.extend([body] if route == "/v1/completions" else [])
+        return reply
+
+    with closing(VLLMServer([toy.url], **FAST | {"exact_seeds": exact})) as source:
+        source.sync_weights(policy, 0)
+        toy.fault = note
+        groups = ask(source, policy, prompts)
+    assert {"seed" in body for body in asked} == {exact}
+    assert len({tuple(row) for row in ids(groups)}) > len(prompts)  # a group has different responses
 
 
 def test_servers_have_the_new_weights_and_no_others(toy: ToyServer, policy: Policy, prompts: list[Prompt]) -> None:
