@@ -26,7 +26,7 @@ __all__ = ["Policy"]
 
 KEPT_LOGITS = 192 << 20
 """Bytes of float32 logits of a micro-batch up to which they are computed once; beyond, again in the backward pass."""
-CHUNK_LOGITS = {True: 32 << 20, False: 256 << 20}
+CHUNK_LOGITS = {True: 32 << 20, False: 1 << 30}
 """Bytes of float32 logits that exist at a time where they are computed twice, on a CPU and elsewhere. Every piece reads
 and writes the gradient of the head's weight, which costs a GPU more beside its arithmetic (reckoned, not measured)."""
 
