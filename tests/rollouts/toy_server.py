@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import argparse
+import base64
+import io
 import json
 import os
 import socket
@@ -18,8 +20,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.routing import hook_routers
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.types import Prompt, SamplingParams
@@ -77,6 +83,7 @@ class ToyServer:
 
     def load(self, folder: str) -> None:
         self._policy = load_policy(ModelSettings(folder)).eval()
+        self._policy.routing = hook_routers(self._policy.backbone)
         self.loads += 1
 
     def answer(self, route: str, body: dict[str, Any]) -> Reply:
@@ -124,6 +131,7 @@ class ToyServer:
                 "prompt_token_ids": list(ids),
                 "logprobs": {"token_logprobs": r.logprobs.tolist() if r.logprobs is not None else None},
                 "finish_reason": str(r.finish_reason),
+                "routed_experts": None if r.routes is None else _encoded(r.routes),
             }
             for r in group
         ]
@@ -162,6 +170,13 @@ class ToyServer:
                     self.wfile.write(data)
 
         return Handler
+
+
+def _encoded(routes: Tensor) -> str:
+    """As vLLM encodes arrays."""
+    with io.BytesIO() as buffer:
+        np.save(buffer, routes.numpy(), allow_pickle=False)
+        return base64.b64encode(buffer.getvalue()).decode()
 
 
 class _OnSocket(ThreadingHTTPServer):

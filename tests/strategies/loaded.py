@@ -1,5 +1,7 @@
 """Ranks that load and gather a model by rank 0, compared with a model that every rank loads; prints JSON.
 
+They also replay routes, and their gradients are compared with those of one process.
+
 A process of its own, ``python -m tests.strategies.loaded RANKS``: ranks are forked before anything is computed.
 """
 
@@ -21,6 +23,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from transformers import Phi3Config, Phi3ForCausalLM
 
 from benchmarks.simulated.ranks import WithoutTrainer, traffic_of
@@ -28,9 +32,10 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.lora import LoRA
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.routing import Replay
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer
-from gspo_lightning.strategies import loading
+from gspo_lightning.strategies import FSDPStrategy, Sharding, loading
 from gspo_lightning.strategies.sharding import full_weights, gathered
 from gspo_lightning.training import build
 from gspo_lightning.types import FinishReason, Prompt, Rollout, WeightsOn
@@ -56,10 +61,10 @@ def settings_of(name: str, folder: Path) -> ModelSettings:
     }[name]
 
 
-def made(settings: ModelSettings, *, on_first_rank: bool) -> Policy:
+def made(settings: ModelSettings, *, on_first_rank: bool, replay: Replay | None = None) -> Policy:
     moe = "moe" in settings.name_or_path
     return build.build_policy(
-        settings, replay="R2" if moe else "off", router_metrics=None, router_aux_loss_coef=0.0, longest=40,
+        settings, replay=replay or ("R2" if moe else "off"), router_metrics=None, router_aux_loss_coef=0.0, longest=40,
         device=torch.device("cpu"), dtype=None, on_first_rank=on_first_rank,
     )  # fmt: skip
 
@@ -147,6 +152,66 @@ def refused(_: ModelSettings, __: WithoutTrainer) -> None:
         made(ModelSettings("tiny-qwen3", config_overrides={"sliding": 1}), on_first_rank=True)
 
 
+class OldFSDP(FSDPStrategy):
+    """FSDP1 without a trainer."""
+
+    @property
+    def root_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def rows_with_routes() -> list[Rollout]:
+    """Four, of two prompts, each token with experts of its own, which live routers would not choose."""
+    draws = torch.Generator().manual_seed(4)
+    rows = []
+    for number, (prompt, length) in enumerate([((4, 5, 6), 7), ((4, 5, 6), 5), ((9, 8), 6), ((9, 8), 9)]):
+        ids = torch.randint(3, 30, (length,), generator=draws)
+        rows.append(Rollout(Prompt(number // 2, "", prompt), number % 2, ids, None, torch.ones_like(ids).bool(),
+                            FinishReason.LENGTH, 0, reward=0.0))  # fmt: skip
+        tokens = len(prompt) + length - 1
+        rows[-1].routes = torch.rand(tokens, 2, 16, generator=draws).argsort(-1)[..., :2].to(torch.uint8)
+    for one, other in ((0, 1), (2, 3)):  # a prompt is computed once
+        width, own = len(rows[one].prompt.token_ids), rows[one].routes
+        assert own is not None
+        assert rows[other].routes is not None
+        rows[other].routes[:width] = own[:width]  # type: ignore[index]
+    return rows
+
+
+def gradients(policy: Policy, rows: list[Rollout], scale: float) -> dict[str, Tensor]:
+    """Of the summed log-probabilities of some rows, by plain names; of shards the whole tensors, a collective."""
+    policy.zero_grad()
+    (policy(make_micro_batch(rows), 1.0)[0].sum() * scale).backward()
+    if isinstance(policy, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(policy, with_grads=True):
+            named = [(n.replace("_fsdp_wrapped_module.", ""), p.grad) for n, p in policy.named_parameters()]
+            return {name: grad.clone() for name, grad in named if grad is not None}
+    found = {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
+    return {name: g.full_tensor() if isinstance(g, DTensor) else g.clone() for name, g in found.items()}
+
+
+def replay(strategy: Sharding) -> None:
+    """Routes of the rollouts (R3) prescribe the experts on shards, too, also when activations are recomputed."""
+    rank, rows = dist.get_rank(), rows_with_routes()
+    settings = settings_of("mixture", Path())
+    plain = made(settings, on_first_rank=False, replay="R3")
+    assert plain.packed
+    expected = gradients(plain, rows, 1.0)
+    for row in (free_rows := rows_with_routes()):
+        row.routes = None
+    free = gradients(plain, free_rows, 1.0)
+    worst = max(float((free[name] - value).abs().max()) for name, value in expected.items())
+    assert worst > 1e-2, "nothing was replayed"
+    groups = [rows[:2], rows[2:]]
+    mine = groups[rank % 2]
+    policy = strategy.shard(made(settings, on_first_rank=strategy.loads_on_first_rank, replay="R3"))
+    found = gradients(policy, mine, 2.0)  # the mean over ranks is half the sum over both groups
+    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
+    for name, value in expected.items():
+        off = float((found[name] - value).abs().max() / value.abs().max())
+        assert off < 1e-5, f"gradient of {name} is off by {off:.2g}"
+
+
 def rank_of(rank: int, world: int, folder: Path, answers: Any) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -154,6 +219,7 @@ def rank_of(rank: int, world: int, folder: Path, answers: Any) -> None:
     strategy, found = WithoutTrainer(world), dict[str, str]()
     jobs: dict[str, Callable[[ModelSettings, WithoutTrainer], None]] = dict.fromkeys(CASES, compare)
     jobs |= {"not sent": cannot_be_sent, "refused": refused}
+    jobs |= {"replay fsdp2": lambda *_: replay(strategy), "replay fsdp": lambda *_: replay(OldFSDP())}
     for name, job in jobs.items():
         try:
             job(settings_of(name if name in CASES else "tied", folder), strategy)

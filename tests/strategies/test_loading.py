@@ -35,6 +35,11 @@ def test_a_model_that_rank_0_loads_is_the_one_that_every_rank_would_load(two: di
     assert [found.get(name, found) for found in two["ranks"]] == ["", ""]
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
+def test_gradients_of_replayed_routes_on_two_ranks_are_those_of_one_process(two: dict[str, Any], strategy: str) -> None:
+    assert [found.get(f"replay {strategy}", found) for found in two["ranks"]] == ["", ""]
+
+
 def check_traffic(traffic: dict[str, float], ranks: int) -> None:
     assert traffic["loaded"] == 1 / ranks  # one of them reads all
     assert traffic["gathered"] == (ranks - 1) / ranks / ranks  # one of them receives what the others have
@@ -49,5 +54,5 @@ def test_of_two_ranks_one_reads_and_one_receives(two: dict[str, Any]) -> None:
 @pytest.mark.long
 def test_four_ranks_do_the_same() -> None:
     found = report(4)
-    assert found["ranks"] == [dict.fromkeys([*CASES, "refused"], "")] * 4
+    assert found["ranks"] == [dict.fromkeys([*CASES, "refused", "replay fsdp2", "replay fsdp"], "")] * 4
     check_traffic(found["traffic"], 4)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.contract import LARGEST_LOGPROB
 from gspo_lightning.types import SamplingParams
@@ -24,6 +26,8 @@ class Answer:
 
     token_ids: list[int]
     logprobs: list[float]
+    routes: Tensor | None = None
+    """[prompt + response - 1, L, k], the experts that it was sampled with, where a server tells."""
 
 
 def checked(answer: Answer, reason: str, asked: Mapping[str, Any], vocabulary: int) -> Answer:

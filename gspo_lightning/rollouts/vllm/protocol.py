@@ -12,10 +12,12 @@ from typing import Any
 import torch
 
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.routing import Routing
 from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import finish
 from gspo_lightning.rollouts.serving.answers import Answer, BadReplyError, checked, complete, shown
+from gspo_lightning.rollouts.vllm.experts import routes_of
 from gspo_lightning.types import FinishReason, Rollout, SamplingParams
 
 __all__ = ["parse", "request", "seed_of", "to_rollouts"]
@@ -65,8 +67,14 @@ def request(model: str, row: Beginning, count: int, sampling: SamplingParams, se
     return body if seed is None else body | {"seed": seed}
 
 
-def parse(reply: Any, asked: Mapping[str, Any], vocabulary: int) -> list[Answer]:
+def parse(reply: Any, asked: Mapping[str, Any], vocabulary: int, routing: Routing | None = None) -> list[Answer]:
     """The answers of a reply, in order.
+
+    Args:
+        reply: as it came.
+        asked: the body of the request.
+        vocabulary: of the policy.
+        routing: of the policy, where the answers must say which experts they were sampled with.
 
     Raises:
         BadReplyError: what is there is not what was asked for.
@@ -76,10 +84,10 @@ def parse(reply: Any, asked: Mapping[str, Any], vocabulary: int) -> list[Answer]
         raise BadReplyError(f"it sent no choices: {shown(reply)}")
     if len(choices) != asked["n"]:
         raise BadReplyError(f"it sent {len(choices)} responses instead of {asked['n']}")
-    return [_answer(choice, asked, vocabulary) for choice in choices]
+    return [_answer(choice, asked, vocabulary, routing) for choice in choices]
 
 
-def _answer(choice: dict[str, Any], asked: Mapping[str, Any], vocabulary: int) -> Answer:
+def _answer(choice: dict[str, Any], asked: Mapping[str, Any], vocabulary: int, routing: Routing | None) -> Answer:
     ids, echoed = choice.get("token_ids"), choice.get("prompt_token_ids")
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
         raise BadReplyError(f"it does not return token ids (token_ids: {shown(ids)})")
@@ -89,7 +97,8 @@ def _answer(choice: dict[str, Any], asked: Mapping[str, Any], vocabulary: int) -
     logprobs = found.get("token_logprobs") if isinstance(found, dict) else None
     if not isinstance(logprobs, list) or len(logprobs) != len(ids):
         raise BadReplyError(f"it does not return a log-probability for each token (logprobs: {shown(found)})")
-    return checked(Answer(ids, logprobs), str(choice.get("finish_reason")), asked, vocabulary)
+    routes = None if routing is None else routes_of(choice, len(asked["prompt"]) + len(ids), routing)
+    return checked(Answer(ids, logprobs, routes), str(choice.get("finish_reason")), asked, vocabulary)
 
 
 def to_rollouts(
@@ -128,4 +137,6 @@ def _rollout(
     )
     if sampling.top_p != 1.0 or sampling.top_k != 0:
         rollout.logprobs = None
+    if answer.routes is not None and len(row.context) == len(row.prompt.token_ids):  # not the rest of a conversation
+        rollout.routes = answer.routes[: len(row.context) + len(rollout.token_ids) - 1].clone()
     return rollout

@@ -73,6 +73,8 @@ class VLLMServer(RolloutSource):
             were sent; None is 1e-3 in float32, else 0.1.
         exact_seeds: send a seed with every group, so that a group that is requested again draws the same: vLLM then
             draws for one response after another, in Python. False: servers draw from random numbers of their own.
+        routed_experts: whether answers say which experts of a mixture they were sampled with, for Routing Replay R3.
+            Servers that run already need ``--enable-return-routed-experts``, which vLLM has on GPUs only.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class VLLMServer(RolloutSource):
         backoff_s: float = 1.0,
         tolerance: float | None = None,
         exact_seeds: bool = False,
+        routed_experts: bool = False,
     ) -> None:
         if urls is None and start < 1:
             raise UserError("data.rollouts.start", f"is {start}; it must be at least 1, or give urls")
@@ -107,9 +110,9 @@ class VLLMServer(RolloutSource):
         if host is not None:
             check_host(host, plain_http)
         self._host, self._private = host, PrivateFolder()
-        self.local_servers = LocalVLLM(
-            python or sys.executable, gpus, dtype, dict(options or {}), dict(environment or {})
-        )
+        self.records_routes = routed_experts
+        started = ({"enable_return_routed_experts": True} if routed_experts else {}) | (options or {})
+        self.local_servers = LocalVLLM(python or sys.executable, gpus, dtype, started, dict(environment or {}))
         self.concurrency, self.tolerance, self.exact_seeds = concurrency, tolerance, exact_seeds
         self.timeout_s, self.health_timeout_s = timeout_s, health_timeout_s
         self.faults = Faults(retries, backoff_s, health_every_s, start_timeout_s, timeout_s)
@@ -265,12 +268,13 @@ class VLLMServer(RolloutSource):
         if self._synced is None or self._synced[1] != version:
             raise RuntimeError(f"version {version} was not copied by sync_weights()")
         vocabulary = int(policy.model.config.get_text_config().vocab_size)
+        routing = policy.routing if self.records_routes else None
 
         async def ask(row: Beginning, server: Server) -> list[Rollout]:
             numbers = [row.sample] if samples is None else samples
             seed = seed_of(draws, row) if self.exact_seeds else None
             body = request(server.model, row, len(numbers), sampling, seed)
-            answers = parse(await server.client.complete(body, patiently=True), body, vocabulary)
+            answers = parse(await server.client.complete(body, patiently=True), body, vocabulary, routing)
             return to_rollouts(answers, row, numbers, sampling, version, policy)
 
         done: queue.SimpleQueue[tuple[int, list[Rollout]] | None] = queue.SimpleQueue()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import itertools
 import os
 import signal
@@ -15,15 +17,19 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.routing import hook_routers
+from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.randomness import Purpose
-from gspo_lightning.rollouts import Beginning, Draws, VLLMEngine, VLLMServer
+from gspo_lightning.rollouts import Beginning, Draws, GroupedSampler, VLLMEngine, VLLMServer
 from gspo_lightning.rollouts.serving import guard
 from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
@@ -190,6 +196,63 @@ def test_seeds_are_sent_only_where_they_are_asked_for(
         groups = ask(source, policy, prompts)
     assert {"seed" in body for body in asked} == {exact}
     assert len({tuple(row) for row in ids(groups)}) > len(prompts)  # a group has different responses
+
+
+@pytest.fixture
+def mixture() -> Policy:
+    policy = load_policy(ModelSettings("tiny-qwen3-moe")).eval()
+    policy.routing = hook_routers(policy.backbone, "R3")
+    return policy
+
+
+def test_a_server_tells_the_experts_that_it_sampled_with(toy: ToyServer, mixture: Policy) -> None:
+    """The same as the sampler of this process, whose draws the toy has."""
+    ids_of = [(3, 4, 5, 6), (7, 8, 9)]
+    prompts = [Prompt(i, "", row) for i, row in enumerate(ids_of)]
+    toy.prompts, toy.draws = {p.token_ids: p for p in prompts}, DRAWS
+    with closing(VLLMServer([toy.url], **FAST, routed_experts=True)) as source:
+        assert source.records_routes
+        source.sync_weights(mixture, 0)
+        found = ask(source, mixture, prompts)
+    wanted = GroupedSampler().generate(mixture, prompts, group_size=3, sampling=SAMPLING, draws=DRAWS)
+    for ours, theirs in zip((r for g in found for r in g), (r for g in wanted for r in g), strict=True):
+        assert ours.token_ids.tolist() == theirs.token_ids.tolist()
+        assert ours.routes is not None
+        assert theirs.routes is not None
+        assert ours.routes.dtype == theirs.routes.dtype == torch.uint8
+        assert ours.routes.shape == (len(ours.prompt.token_ids) + ours.length - 1, 2, 2)
+        assert torch.equal(ours.routes.sort(-1).values, theirs.routes.sort(-1).values)
+
+
+def array(value: Any) -> str:
+    buffer = io.BytesIO()
+    np.save(buffer, value, allow_pickle=isinstance(value, np.ndarray) and value.dtype == object)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+@pytest.mark.parametrize(("sent", "complaint"), [
+    (None, "does not say which experts it sampled with; start it with --enable-return-routed-experts"),
+    ("!!", "its routed_experts are no array"),
+    (array(np.array([{}], dtype=object)), "its routed_experts are no array"),
+    (array(np.zeros((3, 2, 2), np.uint8)), r"have the shape \(3, 2, 2\) instead of \("),
+    (None, "are no numbers of 16 experts"),
+])  # fmt: skip
+def test_experts_of_another_model_are_a_fault(
+    toy: ToyServer, mixture: Policy, prompts: list[Prompt], sent: str | None, complaint: str
+) -> None:
+    def fault(route: str, body: dict[str, Any], reply: Reply) -> Reply:
+        if route == "/v1/completions":
+            for choice in reply[1]["choices"]:
+                tokens = len(body["prompt"]) + len(choice["token_ids"])
+                wrong = array(np.full((tokens - 1, 2, 2), 16, np.uint8))
+                choice["routed_experts"] = wrong if "numbers" in complaint else sent
+        return reply
+
+    with closing(VLLMServer([toy.url], **FAST | {"retries": 0}, routed_experts=True)) as source:
+        source.sync_weights(mixture, 0)
+        toy.fault = fault
+        with pytest.raises(InfrastructureError, match=complaint):
+            ask(source, mixture, prompts)
 
 
 def test_servers_have_the_new_weights_and_no_others(toy: ToyServer, policy: Policy, prompts: list[Prompt]) -> None:
