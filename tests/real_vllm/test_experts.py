@@ -41,7 +41,7 @@ def reply(asked: dict[str, Any], experts: list[np.ndarray | None]) -> Any:
     final = RequestOutput("cmpl-0", None, PROMPT, None, outputs, finished=True)
     server = OpenAIServingCompletion.__new__(OpenAIServingCompletion)
     server.enable_prompt_tokens_details = server.enable_per_request_metrics = False
-    server.return_tokens_as_token_ids = True
+    server.return_tokens_as_token_ids, server.system_fingerprint = True, None
     made = server.request_output_to_completion_response(
         [final], CompletionRequest(**asked), "cmpl", 0, "policy", None, RequestResponseMetadata(request_id="cmpl")
     )

@@ -58,6 +58,11 @@ class ToyServer:
     """Completions asked for."""
     delay_s: float = 0.0
     """Before every answer, health checks included."""
+    pace_s: float = 0.0
+    """For every token of the longest response of a request."""
+    aborts: bool = True
+    """Whether requests can be ended where they are."""
+    aborted: set[str] = field(default_factory=set)
 
     def __enter__(self) -> ToyServer:
         self._policy: Policy | None = None
@@ -105,7 +110,24 @@ class ToyServer:
         if route == "/v1/completions":
             self.asked += 1
             return 200, {"choices": self._choices(body)}
+        if route == "/abort_requests" and self.aborts:
+            self.aborted |= set(body["request_ids"])
+            return 200, {"status": "aborted"}
         return 404, {"detail": "Not Found"}
+
+    def _paced(self, choices: list[dict[str, Any]], name: str) -> None:
+        """As if tokens came one after another; what is aborted keeps those that have come."""
+        if not self.pace_s:
+            return
+        for count in range(max(len(c["token_ids"]) for c in choices)):
+            if f"cmpl-{name}-0" in self.aborted:
+                for choice in choices:
+                    if len(choice["token_ids"]) > count:
+                        choice["token_ids"] = choice["token_ids"][:count]
+                        choice["logprobs"]["token_logprobs"] = choice["logprobs"]["token_logprobs"][:count]
+                        choice["finish_reason"] = "abort"
+                return
+            self._over.wait(self.pace_s)
 
     def _choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         assert self._policy is not None
@@ -157,6 +179,8 @@ class ToyServer:
                     status, content = 401, {"error": "Unauthorized"}
                 else:
                     status, content = toy.answer(self.path, body)
+                    if self.path == "/v1/completions":
+                        toy._paced(content["choices"], self.headers.get("X-Request-Id", ""))
                 if toy.fault is not None:
                     status, content = toy.fault(self.path, body, (status, content))
                 if content is None:

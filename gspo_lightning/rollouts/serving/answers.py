@@ -28,6 +28,8 @@ class Answer:
     logprobs: list[float]
     routes: Tensor | None = None
     """[prompt + response - 1, L, k], the experts that it was sampled with, where a server tells."""
+    cut: bool = False
+    """It was ended before it was complete."""
 
 
 def checked(answer: Answer, reason: str, asked: Mapping[str, Any], vocabulary: int) -> Answer:
@@ -41,7 +43,8 @@ def checked(answer: Answer, reason: str, asked: Mapping[str, Any], vocabulary: i
         raise BadReplyError(f"it sent the token id {max(ids, key=abs)}, but the policy's vocabulary has {vocabulary}")
     if not all(isinstance(x, int | float) and math.isfinite(x) and x <= LARGEST_LOGPROB for x in logprobs):
         raise BadReplyError(f"its log-probabilities are none: {shown(logprobs)}")
-    _check_end(ids, reason, asked)
+    if not answer.cut:
+        _check_end(ids, reason, asked)
     return answer
 
 

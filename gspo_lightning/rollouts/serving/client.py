@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -70,9 +71,26 @@ class Client:
             raise UnsupportedError("GET /v1/models does not name a model")
         return str(models[0]["id"])
 
-    async def complete(self, body: dict[str, Any], *, patiently: bool = False) -> Any:
-        """``POST /v1/completions``; ``patiently`` without a deadline, where somebody watches over the server."""
-        return await self._call("POST", "/v1/completions", body, timeout_s=math.inf if patiently else None)
+    async def complete(self, body: dict[str, Any], *, patiently: bool = False, name: str | None = None) -> Any:
+        """``POST /v1/completions``.
+
+        Args:
+            body: of the request.
+            patiently: without a deadline, where somebody watches over the server.
+            name: under which :meth:`abort` can end it.
+        """
+        timeout_s = math.inf if patiently else None
+        return await self._call("POST", "/v1/completions", body, timeout_s=timeout_s, name=name)
+
+    async def abort(self, names: Sequence[str]) -> None:
+        """End completions where they are: they are answered with the tokens that there are.
+
+        Raises:
+            UnsupportedError: it has no such route (vLLM has it with VLLM_SERVER_DEV_MODE=1).
+            ServerError: it failed.
+        """
+        ids = [f"cmpl-{name}-0" for name in names]  # as vLLM calls the first prompt of a request
+        await self._text("POST", "/abort_requests", {"request_ids": ids}, timeout_s=self.health_timeout_s)
 
     async def progress(self) -> float | None:
         """Tokens that it has read and written since it started; None where it does not tell."""
@@ -123,14 +141,16 @@ class Client:
         *,
         timeout_s: float | None = None,
         needed_for_sync: bool = False,
+        name: str | None = None,
     ) -> str:
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers, connector=self._connector())
         seconds = timeout_s or self.timeout_s
         limit = aiohttp.ClientTimeout(total=seconds if seconds < math.inf else None)
         try:
+            headers = None if name is None else {"X-Request-Id": name}
             async with self._session.request(
-                method, self._base + path, json=body, timeout=limit, allow_redirects=False
+                method, self._base + path, json=body, timeout=limit, allow_redirects=False, headers=headers
             ) as reply:
                 text = await reply.text(errors="replace")
                 status = reply.status

@@ -22,6 +22,9 @@ from gspo_lightning.types import FinishReason, Rollout, SamplingParams
 
 __all__ = ["parse", "request", "seed_of", "to_rollouts"]
 
+ABORTED = "abort"
+"""Why a response ended that somebody cut (``POST /abort_requests``)."""
+
 
 def seed_of(draws: Draws, row: Beginning) -> int:
     """A seed for what is drawn next: the same again in a repeated call, whatever the server."""
@@ -89,6 +92,9 @@ def parse(reply: Any, asked: Mapping[str, Any], vocabulary: int, routing: Routin
 
 def _answer(choice: dict[str, Any], asked: Mapping[str, Any], vocabulary: int, routing: Routing | None) -> Answer:
     ids, echoed = choice.get("token_ids"), choice.get("prompt_token_ids")
+    cut = choice.get("finish_reason") == ABORTED and bool(asked.get("n") == 1)
+    if cut and not ids:
+        return Answer([], [], cut=True)
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
         raise BadReplyError(f"it does not return token ids (token_ids: {shown(ids)})")
     if echoed is not None and echoed != asked["prompt"]:
@@ -97,8 +103,8 @@ def _answer(choice: dict[str, Any], asked: Mapping[str, Any], vocabulary: int, r
     logprobs = found.get("token_logprobs") if isinstance(found, dict) else None
     if not isinstance(logprobs, list) or len(logprobs) != len(ids):
         raise BadReplyError(f"it does not return a log-probability for each token (logprobs: {shown(found)})")
-    routes = None if routing is None else routes_of(choice, len(asked["prompt"]) + len(ids), routing)
-    return checked(Answer(ids, logprobs, routes), str(choice.get("finish_reason")), asked, vocabulary)
+    routes = None if routing is None or cut else routes_of(choice, len(asked["prompt"]) + len(ids), routing)
+    return checked(Answer(ids, logprobs, routes, cut), str(choice.get("finish_reason")), asked, vocabulary)
 
 
 def to_rollouts(
@@ -123,6 +129,9 @@ def to_rollouts(
 def _rollout(
     answer: Answer, row: Beginning, sample: int, sampling: SamplingParams, version: int, policy: Policy
 ) -> Rollout:
+    if answer.cut:
+        tokens, logprobs = torch.tensor(answer.token_ids, dtype=torch.int64), torch.tensor(answer.logprobs)
+        return finish(row.prompt, sample, tokens, logprobs, reason=FinishReason.CUT, version=version, policy=policy)
     count = complete(answer.token_ids, row.written, sampling, policy)
     if count is None and len(answer.token_ids) < row.room:
         raise BadReplyError("it stopped at a stop string that is not in the response")

@@ -24,6 +24,7 @@ from gspo_lightning.rollouts.ending import cut
 from gspo_lightning.rollouts.serving.answers import BadReplyError
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.endpoint import Endpoint, PrivateFolder, check_host, given, on_port, on_socket
+from gspo_lightning.rollouts.serving.flying import Flying
 from gspo_lightning.rollouts.serving.loop import LoopThread
 from gspo_lightning.rollouts.serving.pool import Faults, Pool, Server, Weights
 from gspo_lightning.rollouts.serving.process import LocalServer
@@ -31,7 +32,7 @@ from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.vllm.local import LocalVLLM, check_installed, check_options
 from gspo_lightning.rollouts.vllm.probe import Probe
 from gspo_lightning.rollouts.vllm.protocol import parse, request, seed_of, to_rollouts
-from gspo_lightning.types import Prompt, Rollout, SamplingParams, WeightsOn
+from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
 
 __all__ = ["VLLMServer"]
 
@@ -243,16 +244,21 @@ class VLLMServer(RolloutSource):
     ) -> list[Rollout]:
         """See :meth:`RolloutSource.extend`; what servers draw differs between a whole response and its pieces.
 
-        Responses that ``enough`` cuts come back without the tokens that they had got in this call.
+        Responses that ``enough`` cuts keep the tokens that they have got, if their server answers in time.
 
         Raises:
             InfrastructureError: servers failed more often than is put up with.
         """
         found: dict[int, Rollout] = {}
-        for i, (rollout,) in self._answers(policy, beginnings, None, sampling, draws, version):
+        ended: set[int] = set()
+        flying = Flying()
+        for i, (rollout,) in self._answers(policy, beginnings, None, sampling, draws, version, flying):
             found[i] = rollout
-            if enough is not None and enough(found.keys()):
-                break
+            if rollout.finish_reason is not FinishReason.CUT:
+                ended.add(i)
+            if enough is not None and not flying.over and enough(ended):
+                flying.over = True
+                self._loop.submit(flying.end(self.health_timeout_s))
         return [found.get(i) or cut(row, version) for i, row in enumerate(beginnings)]
 
     def _answers(
@@ -263,18 +269,24 @@ class VLLMServer(RolloutSource):
         sampling: SamplingParams,
         draws: Draws,
         version: int,
+        flying: Flying | None = None,
     ) -> Iterator[tuple[int, list[Rollout]]]:
         """(index of the row, its rollouts), as they come; who stops listening cancels the rest."""
+        known = Flying() if flying is None else flying
         if self._synced is None or self._synced[1] != version:
             raise RuntimeError(f"version {version} was not copied by sync_weights()")
         vocabulary = int(policy.model.config.get_text_config().vocab_size)
         routing = policy.routing if self.records_routes else None
 
         async def ask(row: Beginning, server: Server) -> list[Rollout]:
+            if known.over:
+                return []
             numbers = [row.sample] if samples is None else samples
             seed = seed_of(draws, row) if self.exact_seeds else None
             body = request(server.model, row, len(numbers), sampling, seed)
-            answers = parse(await server.client.complete(body, patiently=True), body, vocabulary, routing)
+            with known.named(server.client) as name:
+                reply = await server.client.complete(body, patiently=True, name=name)
+            answers = parse(reply, body, vocabulary, routing)
             return to_rollouts(answers, row, numbers, sampling, version, policy)
 
         done: queue.SimpleQueue[tuple[int, list[Rollout]] | None] = queue.SimpleQueue()
@@ -292,7 +304,8 @@ class VLLMServer(RolloutSource):
 
         async def one(i: int, row: Beginning) -> None:
             async with slots:
-                done.put((i, await pool.ask(functools.partial(ask, row))))
+                if found := await pool.ask(functools.partial(ask, row)):
+                    done.put((i, found))
 
         watch = asyncio.ensure_future(pool.watch())
         try:

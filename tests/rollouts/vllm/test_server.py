@@ -198,6 +198,33 @@ def test_seeds_are_sent_only_where_they_are_asked_for(
     assert len({tuple(row) for row in ids(groups)}) > len(prompts)  # a group has different responses
 
 
+@pytest.mark.parametrize("aborts", [True, False])
+def test_what_is_cut_keeps_its_tokens_where_the_server_can_end_a_request(
+    toy: ToyServer, policy: Policy, aborts: bool
+) -> None:
+    """Four responses of 10, 60, 60 and 60 tokens, 100 ms a token; one slot less than responses."""
+    sampling = SamplingParams(60)
+    prompts = [Prompt(i, "", (3 + i, 4, 5)) for i in range(4)]
+    rows = [Beginning(p, 0, p.token_ids, 0, 10 if p.id == 0 else 60) for p in prompts]
+    with closing(VLLMServer([toy.url], **FAST, concurrency=3)) as source:
+        source.sync_weights(policy, 0)
+        whole = source.extend(policy, rows, sampling=sampling, draws=DRAWS)
+        toy.pace_s, toy.aborts = 0.1, aborts
+        pieces = source.extend(policy, rows, sampling=sampling, draws=DRAWS, enough=lambda ended: len(ended) > 0)
+        assert [r.finish_reason for r in pieces] == [FinishReason.LENGTH, *[FinishReason.CUT] * 3]
+        assert pieces[0].token_ids.tolist() == whole[0].token_ids.tolist()
+        assert pieces[3].length == 0  # it never had its turn
+        for piece, response in zip(pieces[1:3], whole[1:3], strict=True):
+            assert (0 < piece.length < 60) if aborts else piece.length == 0
+            assert piece.token_ids.tolist() == response.token_ids.tolist()[: piece.length]
+            assert piece.logprobs is not None
+            assert response.logprobs is not None
+            assert torch.equal(piece.logprobs, response.logprobs[: piece.length])
+        toy.pace_s = 0.0
+        again = source.extend(policy, rows, sampling=sampling, draws=DRAWS)
+        assert [r.token_ids.tolist() for r in again] == [r.token_ids.tolist() for r in whole]
+
+
 @pytest.fixture
 def mixture() -> Policy:
     policy = load_policy(ModelSettings("tiny-qwen3-moe")).eval()
@@ -385,8 +412,7 @@ def test_responses_go_on_where_they_were_cut(toy: ToyServer, policy: Policy, pro
         assert text.index(stop) + len(stop) == len(text)
         assert last.finish_reason is FinishReason.STOP
         some = source.extend(policy, rows, sampling=greedy, draws=DRAWS, enough=lambda ended: len(ended) >= 2)
-        assert [r.finish_reason for r in some].count(FinishReason.CUT) == 2
-        assert all(len(r.token_ids) == 0 for r in some if r.finish_reason is FinishReason.CUT)
+        assert [r.finish_reason for r in some].count(FinishReason.CUT) <= 2
 
 
 @pytest.fixture
