@@ -73,12 +73,13 @@ def measure_masks(bench: Bench) -> dict[str, Any]:
     trained = not bench.toy  # FlexAttention has no backward pass on a CPU
     for tensor in inputs:
         tensor.requires_grad_(trained)
+    query, key, value = inputs
     values = []
     for name, mask in (("with full blocks", listed), ("every block masked", _all_masked(listed))):
         plan.mask = mask
 
         def step() -> Tensor:
-            out = plan.attend(0, *inputs, 0.1)
+            out = plan.attend(0, query, key, value, 0.1)
             if trained:
                 torch.autograd.grad(out.sum(), inputs)
             return out
