@@ -44,6 +44,10 @@ def main() -> int:
 
     traffic = traffic_of(RANKS)  # forks, so before anything is computed here
     tell(f"{RANKS} ranks: of the model's bytes each reads {traffic.loaded:.2f} and receives {traffic.gathered:.2f}")
+    tell(
+        f"layers that a rank but the first holds above its shard: {traffic.peak_loading:.2f} while weights are loaded, "
+        f"{traffic.peak_gathering:.2f} while rank 0 collects them for a server"
+    )
     backend()  # before the first backward pass: autograd makes its queues then
     failed = []
     for name, job in jobs(adapters=importlib.util.find_spec("peft") is not None).items():

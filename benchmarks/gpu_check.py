@@ -31,6 +31,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 import transformers
 
+from benchmarks.gpu_kernels import measure_head, measure_masks
 from benchmarks.gpu_parts import (
     Bench,
     check_kernels,
@@ -129,6 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     run.part("attention", functools.partial(check_kernels, bench), 60)
     run.part("parity", functools.partial(check_parity, bench), 30)
     run.part("noise_bf16", functools.partial(check_noise, bench), 30)
+    run.part("head_pieces", functools.partial(measure_head, bench), 20)
+    run.part("block_masks", functools.partial(measure_masks, bench), 30)
     run.part("memory_0.6b", functools.partial(measure_memory, bench, "0.6b"), 40)
     for model, workload, seconds in (("1.7b", "skewed", 100), ("0.6b", "equal", 90), ("1.7b", "equal", 120)):
         step = functools.partial(measure_step, bench, model, workload)

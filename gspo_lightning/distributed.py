@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ __all__ = [
     "all_names",
     "all_sum",
     "fail_together",
+    "from_first_rank",
     "gather_objects",
     "gather_rows",
     "largest",
@@ -29,6 +30,8 @@ __all__ = [
     "rank_and_world",
 ]
 
+
+T = TypeVar("T")
 
 _OF_RANKS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK")
 """What Lightning tells the processes it starts, and leaves in the one that has started them."""
@@ -109,6 +112,17 @@ def all_gather_objects(value: Any) -> list[Any]:
     gathered: list[Any] = [None] * world
     dist.all_gather_object(gathered, value)
     return gathered
+
+
+def from_first_rank(make: Callable[[], T]) -> T:
+    """What ``make`` returns on rank 0, on every rank; called there alone. A collective."""
+    rank, world = rank_and_world()
+    if world == 1:
+        return make()
+    found: list[Any] = [make() if rank == 0 else None]
+    dist.broadcast_object_list(found, src=0)
+    value: T = found[0]
+    return value
 
 
 def gather_objects(value: Any) -> list[Any]:

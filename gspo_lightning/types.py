@@ -26,6 +26,7 @@ __all__ = [
     "Prompt",
     "Rollout",
     "SamplingParams",
+    "WeightsOn",
 ]
 
 Message = Mapping[str, str]
@@ -47,6 +48,17 @@ class FinishReason(StrEnum):
     """The conversation was cut at the limit of turns (truncated)."""
     LOST = "lost"
     """The environment failed: nobody knows how it would have ended."""
+
+
+class WeightsOn(StrEnum):
+    """Which ranks need whole weights: what is not needed is not gathered from shards."""
+
+    EVERY_RANK = "every_rank"
+    """Each rank computes with them."""
+    FIRST_RANK = "first_rank"
+    """Rank 0 computes with them, or passes them on to servers; the policy of other ranks has none."""
+    NO_RANK = "no_rank"
+    """Nobody does; a policy still says which model and tokenizer it has."""
 
 
 @dataclass(slots=True)

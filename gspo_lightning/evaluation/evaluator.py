@@ -12,7 +12,7 @@ from gspo_lightning.evaluation.settings import Evaluation
 from gspo_lightning.experience.respond import Groups, Responder
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.strategies.sharding import gathered
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.types import Prompt, Rollout, SamplingParams, WeightsOn
 
 __all__ = ["Evaluator"]
 
@@ -44,13 +44,13 @@ class Evaluator:
             raise RuntimeError("no policy is open for an evaluation")
         return self._policy
 
-    def open(self, policy: Policy) -> Policy:
+    def open(self, policy: Policy, weights_on: WeightsOn = WeightsOn.EVERY_RANK) -> Policy:
         """Gather whose answers are asked for, once: ranks have different numbers of prompts. Returns the plain policy.
 
         A collective for sharded policies.
         """
         self._open = contextlib.ExitStack()
-        self._policy = self._open.enter_context(gathered(policy))
+        self._policy = self._open.enter_context(gathered(policy, weights_on))
         return self._policy
 
     def start(self, settings: Evaluation, device: torch.device, sources: Sequence[str] = ()) -> None:

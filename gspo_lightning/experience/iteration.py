@@ -90,7 +90,11 @@ class Iteration:
         """
         learner, settings = self.learner, self.settings
         learner.old_policy.refresh(learner.policy, number)
-        with fail_together(), gathered(learner.old_policy.sampling_policy(learner.policy)) as sampler:
+        source = self.respond.source
+        with (
+            fail_together(),
+            gathered(learner.old_policy.sampling_policy(learner.policy), source.weights_on) as sampler,
+        ):
             groups, seconds = self._sample(number, sampler)
             first = [r for g in groups for r in g]
             fresh, more = self._resample(number, groups, sampler)

@@ -65,20 +65,26 @@ class _LogProbs(torch.autograd.Function):
 
 
 class _HeadLogProbs(torch.autograd.Function):
-    """The product with the head's weight [V, D] and :class:`_LogProbs`, ``chunk`` rows at a time, in one buffer."""
+    """The product with the head's weight [V, D] and :class:`_LogProbs`, ``chunk`` rows at a time, in one buffer.
+
+    Computed in ``dtype``, autocast's where it is on: both factors are cast once in the forward pass and once in the
+    backward pass, and the gradient of the weight adds up in the weight's own dtype.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk: int, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        found = _measured(hidden)
-        buffer = hidden.new_empty(chunk, len(weight))
-        for rows in _slices(hidden, chunk):
-            logits = torch.mm(hidden[rows], weight.t(), out=buffer[: len(hidden[rows])])
-            _measure(logits, targets[rows], temperature, *(x[rows] for x in found))
+        found = _measured(hidden.to(dtype))
+        with torch.autocast(hidden.device.type, enabled=False):
+            narrow, factor = hidden.to(dtype), weight.to(dtype)
+            buffer = narrow.new_empty(chunk, len(weight))
+            for rows in _slices(hidden, chunk):
+                logits = torch.mm(narrow[rows], factor.t(), out=buffer[: len(narrow[rows])])
+                _measure(logits, targets[rows], temperature, *(x[rows] for x in found))
         chosen, entropy, log_z = found
         ctx.save_for_backward(hidden, weight, targets, log_z, entropy)
-        ctx.temperature, ctx.chunk = temperature, chunk
+        ctx.temperature, ctx.chunk, ctx.dtype = temperature, chunk, dtype
         ctx.set_materialize_grads(False)
         return chosen, entropy
 
@@ -86,21 +92,25 @@ class _HeadLogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(
         ctx: Any, d_chosen: Tensor | None, d_entropy: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         hidden, weight, targets, log_z, entropy = ctx.saved_tensors
         d_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        buffer = hidden.new_empty(ctx.chunk, len(weight))
-        for rows in _slices(hidden, ctx.chunk):
-            part = hidden[rows]
-            logits = torch.mm(part, weight.t(), out=buffer[: len(part)])
-            wanted = (x if x is None else x[rows] for x in (d_chosen, d_entropy))
-            _differentiate(logits, logits, targets[rows], ctx.temperature, log_z[rows], entropy[rows], *wanted)
-            if d_hidden is not None:
-                d_hidden[rows] = logits @ weight
-            if d_weight is not None:
-                d_weight.addmm_(logits.t(), part)
-        return d_hidden, d_weight, None, None, None
+        with torch.autocast(hidden.device.type, enabled=False):
+            narrow, factor = hidden.to(ctx.dtype), weight.to(ctx.dtype)
+            buffer = narrow.new_empty(ctx.chunk, len(weight))
+            for rows in _slices(hidden, ctx.chunk):
+                part = narrow[rows]
+                logits = torch.mm(part, factor.t(), out=buffer[: len(part)])
+                wanted = (x if x is None else x[rows] for x in (d_chosen, d_entropy))
+                _differentiate(logits, logits, targets[rows], ctx.temperature, log_z[rows], entropy[rows], *wanted)
+                if d_hidden is not None:
+                    d_hidden[rows] = logits @ factor
+                if d_weight is not None and d_weight.dtype == logits.dtype:
+                    d_weight.addmm_(logits.t(), part)
+                elif d_weight is not None:
+                    d_weight.add_(logits.t() @ part)
+        return d_hidden, d_weight, None, None, None, None
 
 
 def _measured(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -200,8 +210,9 @@ def token_logprobs(
     if len(hidden) != len(targets):
         raise ValueError(f"{len(hidden)} hidden states and {len(targets)} targets: one each is needed")
 
-    if torch.is_grad_enabled() and hidden.shape[0] > chunk and _is_product(head, hidden):
-        first, second = _HeadLogProbs.apply(hidden, head.weight, targets, temperature, chunk)  # type: ignore
+    dtype = _dtype(hidden)
+    if torch.is_grad_enabled() and hidden.shape[0] > chunk and _is_product(head, hidden, dtype):
+        first, second = _HeadLogProbs.apply(hidden, head.weight, targets, temperature, chunk, dtype)  # type: ignore
         return first, second
 
     def run(part: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
@@ -220,10 +231,18 @@ def token_logprobs(
     return torch.cat(chosen), torch.cat(entropies)
 
 
-def _is_product(head: Callable[[Tensor], Tensor], hidden: Tensor) -> bool:
-    """Whether nothing but a product with a weight of the same type happens in it, unobserved."""
+def _dtype(hidden: Tensor) -> torch.dtype:
+    """That a product with hidden states is computed in, here and now."""
+    kind = hidden.device.type
+    casts = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if casts else hidden.dtype
+
+
+def _is_product(head: Callable[[Tensor], Tensor], hidden: Tensor, dtype: torch.dtype) -> bool:
+    """Whether nothing but a product with a weight happens in it, in ``dtype``, unobserved."""
     if not isinstance(head, nn.Linear) or {type(head), type(head.weight)} != {nn.Linear, nn.Parameter}:
         return False
     watched = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or "forward" in vars(head)
-    autocast = torch.is_autocast_enabled(hidden.device.type)
-    return getattr(head, "bias", None) is None and not watched and not autocast and head.weight.dtype == hidden.dtype
+    casts = dtype != hidden.dtype or torch.is_autocast_enabled(hidden.device.type)
+    fits = head.weight.dtype == hidden.dtype or (casts and head.weight.dtype != torch.float64)
+    return getattr(head, "bias", None) is None and not watched and fits

@@ -20,14 +20,14 @@ from gspo_lightning.policy.lora import has_adapters, merge_adapters
 from gspo_lightning.policy.routing import Routing, TokenPlaces, gather_routes, routed
 from gspo_lightning.policy.silence import Silenced, hold, silence
 from gspo_lightning.policy.states import Distribution, States, vocabulary_kl
-from gspo_lightning.types import Decoding, MicroBatch
+from gspo_lightning.types import Decoding, MicroBatch, WeightsOn
 
 __all__ = ["Policy"]
 
 
 KEPT_LOGITS = 192 << 20
 """Bytes of float32 logits of a micro-batch up to which they are computed once; beyond, again in the backward pass."""
-CHUNK_LOGITS = {True: 32 << 20, False: 256 << 20}
+CHUNK_LOGITS = {True: 32 << 20, False: 1 << 30}
 """Bytes of float32 logits that exist at a time where they are computed twice, on a CPU and elsewhere. Every piece reads
 and writes the gradient of the head's weight, which costs a GPU more beside its arithmetic (reckoned, not measured)."""
 
@@ -59,6 +59,8 @@ class Policy(nn.Module):
         """How tokens are decoded, as measured; its copies share it."""
         self.gathering: Any = None
         """How the whole weights are put together where they are sharded (:mod:`gspo_lightning.strategies.sharding`)."""
+        self.weights_on = WeightsOn.EVERY_RANK
+        """Where its weights are; other ranks have them on the meta device, until a strategy has sharded them."""
         self.routing: Routing | None = None
         """The routers of a mixture of experts, where they are measured or replayed."""
         self.silenced = silence(self.model) if silenced is None else silenced
@@ -214,7 +216,7 @@ class Policy(nn.Module):
         """
         shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
         twin = Policy(copy.deepcopy(self.model, shared | (memo or {})), self.tokenizer, self.silenced)
-        twin.decoding = self.decoding
+        twin.decoding, twin.weights_on = self.decoding, self.weights_on
         twin.packed, twin.routing = self.packed, self.routing  # the hooks of its routers were copied with the model
         return twin.requires_grad_(False)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.drawing import Draws
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.types import Prompt, Rollout, SamplingParams, WeightsOn
 
 __all__ = ["Beginning", "Enough", "Generator", "OnGroup", "Progress", "RolloutSource"]
 
@@ -49,6 +49,10 @@ class Generator(Protocol):
 
     on_group: OnGroup | None
 
+    @property
+    def weights_on(self) -> WeightsOn:
+        """See :attr:`RolloutSource.weights_on`."""
+
     def generate(
         self,
         policy: Policy,
@@ -80,6 +84,14 @@ class RolloutSource(ABC):
 
     records_routes: bool = False
     """Whether rollouts bring the experts that they were sampled with (``Rollout.routes``), for Routing Replay."""
+
+    @property
+    def weights_on(self) -> WeightsOn:
+        """Which ranks read the weights of the policies that this source is called with.
+
+        The others get a policy without weights (on the meta device): its config, tokenizer and shapes only.
+        """
+        return WeightsOn.EVERY_RANK
 
     @abstractmethod
     def generate(
@@ -169,7 +181,7 @@ class RolloutSource(ABC):
         """Hand new weights to a source that keeps its own copy; called before every :meth:`generate`.
 
         Args:
-            policy: the weights, gathered on this rank.
+            policy: the weights, gathered on this rank if :attr:`weights_on` says so.
             version: the ``version`` of the calls that follow.
         """
 

@@ -20,7 +20,7 @@ from gspo_lightning.rollouts.base import Beginning, OnGroup, Progress, RolloutSo
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import cut
 from gspo_lightning.rollouts.retrying import RetryingSource
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
+from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
 
 __all__ = ["PartialRollouts"]
 
@@ -148,6 +148,11 @@ class PartialRollouts:
                 assert row.logprobs is not None
                 own = row.versions == version
                 row.logprobs = torch.where(own, values[: len(own)], row.logprobs)
+
+    @property
+    def weights_on(self) -> WeightsOn:
+        """As the source's."""
+        return self.source.weights_on
 
     def sync_weights(self, policy: Policy, version: int) -> None:
         """As the source's."""

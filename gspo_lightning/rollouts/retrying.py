@@ -15,7 +15,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import Beginning, RolloutSource
 from gspo_lightning.rollouts.base import OnGroup
 from gspo_lightning.rollouts.contract import check_pieces
-from gspo_lightning.types import Prompt, Rollout
+from gspo_lightning.types import Prompt, Rollout, WeightsOn
 
 __all__ = ["RetryingSource"]
 
@@ -39,6 +39,11 @@ class RetryingSource:
 
     def __init__(self, source: RolloutSource, retries: int, wait_s: float) -> None:
         self.source, self.retries, self.wait_s = source, retries, wait_s
+
+    @property
+    def weights_on(self) -> WeightsOn:
+        """As the source's."""
+        return self.source.weights_on
 
     def sync_weights(self, policy: Policy, version: int) -> None:
         """As the source's.

@@ -28,12 +28,15 @@ class Sharding(Strategy):
     reduces_each = True
     """Whether every backward pass reduces gradients: so a rank never holds more than its shard of them."""
 
+    loads_on_first_rank = False
+    """Whether rank 0 alone needs the whole weights before they are sharded. Of FSDP1 every rank does."""
+
     @abstractmethod
     def shard(self, policy: Policy, offload: bool = False) -> Policy:
         """Spread a policy; the result is called and read like it.
 
         Args:
-            policy: whole, on every rank.
+            policy: whole, on every rank, or where :attr:`loads_on_first_rank` says so.
             offload: keep its shards in the main memory, whatever the strategy does with others: they visit the device
                 layer by layer, while they compute.
         """

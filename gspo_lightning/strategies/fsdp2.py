@@ -18,6 +18,7 @@ from gspo_lightning.distributed import fail_together
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.strategies.base import Sharding
 from gspo_lightning.strategies.layers import compute_dtype, decoder_layers
+from gspo_lightning.strategies.loading import receive_weights, whole_state
 from gspo_lightning.strategies.sharding import Gathering
 
 __all__ = ["FSDP2Strategy"]
@@ -36,6 +37,8 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
             for the longest response at every step.
         timeout_minutes: after which a collective that some rank does not join fails; a rollout may take this long.
     """
+
+    loads_on_first_rank = True
 
     def __init__(
         self,
@@ -65,9 +68,11 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
         }
         if (self.cpu_offload or offload) and self.root_device.type != "cpu":
             options["offload_policy"] = CPUOffloadPolicy()
+        state = whole_state(policy)
         for layer in decoder_layers(policy):
             fully_shard(layer, reshard_after_forward=self.reshard_after_forward, **options)
         fully_shard(policy, **options)
+        receive_weights(policy, state, torch.device("cpu") if "offload_policy" in options else self.root_device)
         return policy
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:

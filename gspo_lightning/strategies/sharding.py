@@ -10,16 +10,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
-from gspo_lightning.distributed import all_sum, gather_rows, largest, local
+from gspo_lightning.distributed import all_sum, gather_rows, largest, local, rank_and_world
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.types import WeightsOn
 
 __all__ = [
-    "Gathering", "clip_norm", "clip_values", "copy_weights", "full_weights", "gathered", "in_step", "is_sharded",
-    "total_norm", "units", "unwrapped", "without_sync",
+    "Gathering", "clip_norm", "clip_values", "copy_weights", "first_rank_weights", "full_weights", "gathered",
+    "in_step", "is_sharded", "total_norm", "units", "unwrapped", "without_sync",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -137,21 +139,26 @@ class Gathering:
 
 
 @contextlib.contextmanager
-def gathered(policy: Policy) -> Iterator[Policy]:
+def gathered(policy: Policy, weights_on: WeightsOn = WeightsOn.EVERY_RANK) -> Iterator[Policy]:
     """A plain policy with all weights, for forward passes that ranks make in different numbers. No gradients.
 
-    A collective for sharded policies: every rank must come here. One copy of all parameters in the dtype that computes.
+    A collective for sharded policies: every rank must come here, with the same ``weights_on``. One copy of all
+    parameters in the dtype that computes, on the ranks that need it; on others the policy is on the meta device.
     """
     if not is_sharded(policy):
         yield policy
         return
     gathering: Gathering = policy.gathering
-    if gathering.lockstep:
+    if weights_on is WeightsOn.NO_RANK:
+        yield gathering.twin
+        return
+    if gathering.lockstep and weights_on is WeightsOn.EVERY_RANK:
         with _lockstep(policy):
             yield policy
         return
+    collect = full_weights if weights_on is WeightsOn.EVERY_RANK else first_rank_weights
     try:
-        yield gathering.fill(full_weights(policy, gathering.device, gathering.dtype))
+        yield gathering.fill(collect(policy, gathering.device, gathering.dtype))
     finally:
         gathering.clear()
 
@@ -189,6 +196,45 @@ def full_weights(
         whole = tensor.detach().to(device=device, dtype=kept)
         whole = whole.full_tensor() if isinstance(whole, DTensor) else whole
         yield name.removeprefix("model."), whole.clone() if whole.data_ptr() == tensor.data_ptr() else whole
+
+
+@torch.no_grad()
+def first_rank_weights(
+    policy: Policy, device: torch.device, dtype: torch.dtype | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """:func:`full_weights` on rank 0, nothing on others, which send their shards one by one; a collective.
+
+    FSDP1 can only gather a whole layer on every rank at a time: others drop it at once.
+    """
+    first = rank_and_world()[0] == 0
+    for name, tensor in _whole(policy):
+        kept = dtype if tensor.is_floating_point() else None
+        own = tensor.detach()
+        if isinstance(own, DTensor):
+            found = _on_first_rank(own.to(device=device, dtype=kept))
+        else:
+            found = own.to(device=device, dtype=kept, copy=True) if first else None
+        if found is not None:
+            yield name.removeprefix("model."), found
+
+
+def _on_first_rank(tensor: Tensor) -> Tensor | None:
+    """A tensor that is split into equal pieces of rows, the last ones shorter; None on other ranks than the first."""
+    assert isinstance(tensor, DTensor)
+    mesh = tensor.device_mesh
+    if mesh.ndim != 1 or tuple(tensor.placements) != (Shard(0),):
+        everywhere = tensor.full_tensor()
+        return everywhere if rank_and_world()[0] == 0 else None
+    own, rows = tensor.to_local(), -(-tensor.shape[0] // mesh.size())
+    if own.shape[0] < rows:
+        own = torch.cat([own, own.new_zeros(rows - own.shape[0], *own.shape[1:])])
+    first = mesh.get_local_rank() == 0
+    whole = own.new_empty(rows * mesh.size(), *own.shape[1:]) if first else None
+    parts = None if whole is None else list(whole.chunk(mesh.size()))
+    dist.gather(own.contiguous(), parts, group=mesh.get_group(), group_dst=0)
+    if whole is None or whole.shape[0] == tensor.shape[0]:
+        return whole
+    return whole[: tensor.shape[0]].clone()
 
 
 def _whole(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:

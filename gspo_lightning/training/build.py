@@ -15,6 +15,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Replay, routers_of
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.strategies.checks import check_optimizer
+from gspo_lightning.strategies.loading import made_by_first_rank
 from gspo_lightning.update.nonfinite import check_weights
 from gspo_lightning.update.optimizers import fuse, warn_if_weights_stand_still
 from gspo_lightning.update.schedules import schedule
@@ -31,6 +32,7 @@ def build_policy(
     longest: int,
     device: torch.device,
     dtype: torch.dtype | None,
+    on_first_rank: bool = False,
 ) -> Policy:
     """Load the policy, in train mode, and check its weights, its output head and how its rows can be laid out.
 
@@ -42,18 +44,24 @@ def build_policy(
         longest: tokens that a row may have.
         device: that will train.
         dtype: of autocast in training; None: there is none.
+        on_first_rank: rank 0 does it, and others get a policy without weights; a collective.
 
     Raises:
         UserError: the model cannot be trained exactly, and why.
     """
-    policy = load_policy(settings)
-    policy.train()
+
+    def make() -> Policy:
+        policy = load_policy(settings)
+        policy.train()
+        check_weights(policy, f"in {settings.name_or_path}")
+        check_head(policy)
+        policy.routing = routers_of(policy.backbone, replay, router_metrics, router_aux_loss_coef)
+        choose_layout(policy, settings.layout, longest, device, dtype)
+        return policy
+
+    policy = made_by_first_rank(make) if on_first_rank else make()
     if policy.silenced.held:  # on purpose (gspo_lightning.policy.silence); Lightning would wonder
         warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")
-    check_weights(policy, f"in {settings.name_or_path}")
-    check_head(policy)
-    policy.routing = routers_of(policy.backbone, replay, router_metrics, router_aux_loss_coef)
-    choose_layout(policy, settings.layout, longest, device, dtype)
     return policy
 
 

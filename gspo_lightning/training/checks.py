@@ -145,7 +145,8 @@ def _check_replay(data: PromptDataModule, module: RunModule) -> None:
         raise UserError(
             "model.routing_replay",
             f"is R3, but {type(data.rollouts).__name__} does not say which experts it sampled with",
-            fix="use data.rollouts: GroupedSampler, or model.routing_replay: R2",
+            fix="use data.rollouts: GroupedSampler, or VLLMServer with routed_experts: true, or "
+            "model.routing_replay: R2",
         )
 
 

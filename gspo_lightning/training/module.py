@@ -19,7 +19,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 
-from gspo_lightning.distributed import rank_and_world
+from gspo_lightning.distributed import from_first_rank, rank_and_world
 from gspo_lightning.metrics.meter import UpdateMeter
 from gspo_lightning.metrics.sums import Level, MetricSums
 from gspo_lightning.objectives import GSPO, Objective, segments_by_delimiter
@@ -210,17 +210,17 @@ class GSPOModule(PolicyModule):
         if hasattr(self, "policy"):
             return
         settings, strategy = self.start(), self.trainer.strategy
+        sharding = sharding_of(strategy)
         with self.forward_context():
             dtype = autocast_dtype(strategy.root_device)
         self.policy = build_policy(
             settings, replay=self.routing_replay, router_metrics=self.router_metrics,
             router_aux_loss_coef=self.router_aux_loss_coef, longest=self.data.longest, device=strategy.root_device,
-            dtype=dtype,
+            dtype=dtype, on_first_rank=sharding is not None and sharding.loads_on_first_rank,
         )  # fmt: skip
         self.meter.watch(self.policy)
         self.policy.register_forward_hook(self.guard.watch)
-        self.base_norm = frozen_norm(self.policy) if settings.lora is not None else 0.0
-        sharding = sharding_of(strategy)
+        self.base_norm = from_first_rank(lambda: frozen_norm(self.policy)) if settings.lora is not None else 0.0
         shard = None if sharding is None else sharding.shard
         self.reference = ReferencePolicy(self.policy, shard) if self._keeps_reference(self.data) else None
         if shard is not None:

@@ -217,7 +217,8 @@ class PolicyModule(LightningModule):
     def on_predict_epoch_start(self) -> None:
         """Gather once whose answers are asked for: ranks have different numbers of prompts."""
         policy = self.policy if self.average is None else self.average.policy(self.policy)
-        self.verify(self.evaluator.open(policy), self.data.rollouts.for_evaluation())
+        source = self.data.rollouts.for_evaluation()
+        self.verify(self.evaluator.open(policy, source.weights_on), source)
 
     def predict_step(self, batch: list[Prompt], batch_idx: int) -> list[dict[str, Any]]:
         """Scored responses to the prompts of a batch as plain data, one group after another."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gspo_lightning.policy.logprobs import logprobs_from_logits, token_logprobs
 
@@ -244,6 +246,51 @@ def test_a_graph_that_is_kept_gives_the_same_gradient_again() -> None:
 class _Doubled(nn.Linear):
     def forward(self, hidden: Tensor) -> Tensor:
         return 2 * super().forward(hidden)
+
+
+def bf16_problem() -> tuple[nn.Linear, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    head = nn.Linear(32, 200, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(0.3 * torch.randn(200, 32, generator=generator))
+    hidden = torch.randn(300, 32, generator=generator).requires_grad_()
+    return head, hidden, torch.randint(200, (300,), generator=generator)
+
+
+@pytest.mark.parametrize("hidden_dtype", [torch.float32, torch.bfloat16])
+def test_autocast_casts_the_head_once_and_adds_up_its_gradient_in_float32(hidden_dtype: torch.dtype) -> None:
+    head, hidden, targets = bf16_problem()
+    given = hidden.detach().to(hidden_dtype).requires_grad_()
+    casts = []
+
+    class Casts(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if "_to_copy" in str(func) and out.shape == head.weight.shape:
+                casts.append(out.dtype)
+            return out
+
+    def loss(form: Callable[[Tensor], Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            chosen, entropy = token_logprobs(form, given, targets, temperature=0.9, chunk=32)
+        return chosen, torch.autograd.grad(chosen.sum() + 0.1 * entropy.sum(), [given, head.weight])
+
+    with Casts():
+        chosen, (d_hidden, d_weight) = loss(head)
+    assert casts == [torch.bfloat16] * 2  # forward and backward
+    assert chosen.dtype == d_weight.dtype == torch.float32
+    assert d_hidden.dtype == hidden_dtype
+    by_pieces, _ = loss(lambda x: head(x))
+    assert torch.equal(chosen, by_pieces)  # what every piece for itself gives
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(chosen, token_logprobs(head, given, targets, temperature=0.9, chunk=32)[0])
+    exact = nn.Linear(32, 200, bias=False, dtype=torch.float64)
+    exact.weight = nn.Parameter(head.weight.detach().bfloat16().double())
+    inputs = given.detach().bfloat16().double().requires_grad_()
+    log_p, entropies = plain(exact, inputs, targets, 0.9)
+    expected = torch.autograd.grad(log_p.sum() + 0.1 * entropies.sum(), [inputs, exact.weight])
+    for found, right in zip((d_hidden, d_weight), expected, strict=True):
+        assert (found.double() - right).norm() < 0.01 * right.norm()
 
 
 @pytest.mark.parametrize("change", ["subclass", "hook", "bias", "autocast", "replaced"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,7 +27,7 @@ pytestmark = served.VLLM
 
 @pytest.fixture
 def engine(policy: Policy) -> Iterator[VLLMEngine]:
-    with closing(VLLMEngine(options={"block_size": served.BLOCK})) as source:
+    with closing(VLLMEngine(options={"block_size": served.BLOCK}, exact_seeds=True)) as source:
         source.open(128)
         yield source
 
@@ -37,6 +39,7 @@ def test_the_engine_keeps_the_contract_and_leaves_no_trace(
     served.check_contract(engine, policy, prompts)
     served.check_that_weights_arrive(engine, policy, prompts)
     check_draws(engine, policy, prompts)
+    check_draws_of_a_call(engine, policy, prompts)
     check_pieces(engine, policy, prompts)
     after = surroundings()
     assert {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)} == set()
@@ -49,7 +52,16 @@ def surroundings() -> dict[str, Any]:
     own = ("VLLM_", "_TORCH")
     variables = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     threads = {"function": torch.set_num_threads, "threads": torch.get_num_threads()}
-    return {**variables, **threads, "gradients": torch.is_grad_enabled()}
+    return {**variables, **threads, "gradients": torch.is_grad_enabled(), **generators()}
+
+
+def generators() -> dict[str, Any]:
+    """Where the generators that everybody shares stand."""
+    return {
+        "torch": torch.get_rng_state().tolist(),
+        "numpy": np.random.get_state()[1].tolist(),
+        "python": random.getstate(),
+    }
 
 
 def check_draws(engine: VLLMEngine, policy: Policy, prompts: list[Prompt]) -> None:
@@ -57,6 +69,21 @@ def check_draws(engine: VLLMEngine, policy: Policy, prompts: list[Prompt]) -> No
     forward = served.sample(engine, policy, prompts, 2)
     assert served.tokens(forward) == served.tokens(served.sample(engine, policy, prompts[::-1], 2)[::-1])
     assert served.tokens(served.sample(engine, policy, prompts[1:2], 6))[:2] == served.tokens(forward[1:2])
+
+
+def check_draws_of_a_call(engine: VLLMEngine, policy: Policy, prompts: list[Prompt]) -> None:
+    """Without seeds of their own: the same call draws the same, whatever others drew; no two responses are alike."""
+    engine.exact_seeds = False
+    long = SamplingParams(14, temperature=1.3)
+    first = served.tokens(served.sample(engine, policy, prompts, 4, long))
+    assert len(set(map(tuple, first))) == len(first)
+    with torch.random.fork_rng():
+        torch.rand(3)
+    assert served.tokens(served.sample(engine, policy, prompts, 4, long)) == first
+    assert served.tokens(served.sample(engine, policy, prompts[::-1], 4, long)) != first
+    other = engine.generate(policy, prompts, group_size=4, sampling=long, draws=served.Draws(7), version=served.VERSION)
+    assert served.tokens(other) != first
+    engine.exact_seeds = True
 
 
 def check_pieces(engine: VLLMEngine, policy: Policy, prompts: list[Prompt]) -> None:

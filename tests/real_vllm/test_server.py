@@ -7,11 +7,13 @@ import urllib.request
 from contextlib import closing
 from pathlib import Path
 
+import torch
+
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.rollouts import VLLMServer
+from gspo_lightning.rollouts import Beginning, VLLMServer
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.process import LocalServer
-from gspo_lightning.types import Prompt
+from gspo_lightning.types import FinishReason, Prompt, SamplingParams
 from tests.real_vllm import served
 
 pytestmark = served.VLLM
@@ -24,6 +26,27 @@ def test_a_server_keeps_the_contract_and_has_the_newest_weights(
         source.open(128)
         served.check_contract(source, policy, prompts)
         served.check_that_weights_arrive(source, policy, prompts)
+
+
+def test_what_is_cut_keeps_its_tokens(url: str, policy: Policy, prompts: list[Prompt]) -> None:
+    """Greedy: what was cut begins as the whole response does, with its log-probabilities."""
+    greedy = SamplingParams(110, temperature=0.0)
+    rows = [Beginning(p, 0, p.token_ids, 0, 20 if i == 0 else 110) for i, p in enumerate(prompts)]
+    with closing(VLLMServer([url])) as source:
+        source.open(128)
+        source.sync_weights(policy, 0)
+        whole = source.extend(policy, rows, sampling=greedy, draws=served.DRAWS)
+        pieces = source.extend(policy, rows, sampling=greedy, draws=served.DRAWS, enough=lambda ended: len(ended) > 0)
+        assert [r.finish_reason for r in pieces] == [FinishReason.LENGTH, *[FinishReason.CUT] * (len(rows) - 1)]
+        for piece, response in zip(pieces, whole, strict=True):
+            assert piece.length < 110
+            assert piece.token_ids.tolist() == response.token_ids.tolist()[: piece.length]
+            assert piece.logprobs is not None
+            assert response.logprobs is not None
+            torch.testing.assert_close(piece.logprobs, response.logprobs[: piece.length], rtol=0, atol=1e-5)
+        assert sum(piece.length for piece in pieces[1:]) > 0  # a request that came late may have none
+        again = source.extend(policy, rows, sampling=greedy, draws=served.DRAWS)
+        assert [r.token_ids.tolist() for r in again] == [r.token_ids.tolist() for r in whole]
 
 
 def test_every_route_asks_for_the_key_which_no_command_line_and_no_log_shows(

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import argparse
+import base64
+import io
 import json
 import os
 import socket
@@ -18,10 +20,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.routing import hook_routers
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.rollouts import Draws, GroupedSampler
 from gspo_lightning.types import Prompt, SamplingParams
@@ -44,7 +49,7 @@ class ToyServer:
     refused: int = 0
     """Requests without it."""
     draws: Draws | None = None
-    """The randomness of all answers; None: the seed of each request."""
+    """The randomness of all answers; None: the seed of each request, or its number."""
     prompts: dict[tuple[int, ...], Prompt] = field(default_factory=dict)
     """Prompts with their ids, for the draws; others have id 0."""
     fault: Fault | None = None
@@ -54,6 +59,11 @@ class ToyServer:
     """Completions asked for."""
     delay_s: float = 0.0
     """Before every answer, health checks included."""
+    pace_s: float = 0.0
+    """For every token of the longest response of a request."""
+    aborts: bool = True
+    """Whether requests can be ended where they are."""
+    aborted: set[str] = field(default_factory=set)
 
     def __enter__(self) -> ToyServer:
         self._policy: Policy | None = None
@@ -79,6 +89,7 @@ class ToyServer:
 
     def load(self, folder: str) -> None:
         self._policy = load_policy(ModelSettings(folder)).eval()
+        self._policy.routing = hook_routers(self._policy.backbone)
         self.loads += 1
 
     def answer(self, route: str, body: dict[str, Any]) -> Reply:
@@ -100,7 +111,24 @@ class ToyServer:
         if route == "/v1/completions":
             self.asked += 1
             return 200, {"choices": [self._echo(body)] if body.get("echo") else self._choices(body)}
+        if route == "/abort_requests" and self.aborts:
+            self.aborted |= set(body["request_ids"])
+            return 200, {"status": "aborted"}
         return 404, {"detail": "Not Found"}
+
+    def _paced(self, choices: list[dict[str, Any]], name: str) -> None:
+        """As if tokens came one after another; what is aborted keeps those that have come."""
+        if not self.pace_s:
+            return
+        for count in range(max(len(c["token_ids"]) for c in choices)):
+            if f"cmpl-{name}-0" in self.aborted:
+                for choice in choices:
+                    if len(choice["token_ids"]) > count:
+                        choice["token_ids"] = choice["token_ids"][:count]
+                        choice["logprobs"]["token_logprobs"] = choice["logprobs"]["token_logprobs"][:count]
+                        choice["finish_reason"] = "abort"
+                return
+            self._over.wait(self.pace_s)
 
     def _choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         assert self._policy is not None
@@ -116,7 +144,7 @@ class ToyServer:
                 [known],
                 group_size=body.get("n", 1),
                 sampling=sampling,
-                draws=self.draws or Draws(body["seed"]),
+                draws=self.draws or Draws(body.get("seed", self.asked)),
             )
         return [
             {
@@ -126,6 +154,7 @@ class ToyServer:
                 "prompt_token_ids": list(ids),
                 "logprobs": {"token_logprobs": r.logprobs.tolist() if r.logprobs is not None else None},
                 "finish_reason": str(r.finish_reason),
+                "routed_experts": None if r.routes is None else _encoded(r.routes),
             }
             for r in group
         ]
@@ -163,6 +192,8 @@ class ToyServer:
                     status, content = 401, {"error": "Unauthorized"}
                 else:
                     status, content = toy.answer(self.path, body)
+                    if self.path == "/v1/completions":
+                        toy._paced(content["choices"], self.headers.get("X-Request-Id", ""))
                 if toy.fault is not None:
                     status, content = toy.fault(self.path, body, (status, content))
                 if content is None:
@@ -176,6 +207,13 @@ class ToyServer:
                     self.wfile.write(data)
 
         return Handler
+
+
+def _encoded(routes: Tensor) -> str:
+    """As vLLM encodes arrays."""
+    with io.BytesIO() as buffer:
+        np.save(buffer, routes.numpy(), allow_pickle=False)
+        return base64.b64encode(buffer.getvalue()).decode()
 
 
 class _OnSocket(ThreadingHTTPServer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from gspo_lightning.resume import damage
 from gspo_lightning.strategies.checks import check_optimizer
 from gspo_lightning.training.module import GSPOModule
 from gspo_lightning.update.update import Update
+from tests.rollouts.toy_server import ToyServer
 from tests.runs import runs
 from tests.runs.processes import Command
 from tests.runs.test_invariance import SGD
@@ -234,6 +236,17 @@ def test_other_models_and_snapshots(name: str, tmp_path: Path) -> None:
     assert assert_resumes(case, two, tmp_path / "resumed") == 0.0
     if "adapters" in name:
         assert_exports_merged(two / "checkpoints" / "last.ckpt", tmp_path / "model")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
+def test_a_server_is_given_the_weights_by_the_first_of_two_ranks(strategy: str, tmp_path: Path) -> None:
+    with ToyServer() as server:
+        source = {"class_path": "VLLMServer", "init_args": {"urls": [server.url], "exact_seeds": True}}
+        case = Case(strategy, [f"--data.rollouts={json.dumps(source)}"])
+        two = case.run(tmp_path / "two")
+        assert server.loads == 3  # for the evaluation before the first update, and after each iteration
+        assert_same_run(case, two, tmp_path / "one")
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from gspo_lightning.callbacks import AtomicCheckpointIO, show_evaluation
+from gspo_lightning.commands.fit.allocator import grow_segments
 from gspo_lightning.commands.fit.beside import located
 from gspo_lightning.commands.fit.callbacks import callbacks_of, listed
 from gspo_lightning.commands.fit.defaults import DEFAULTS
@@ -110,6 +111,7 @@ class TrainingCLI(LightningCLI):
         refuse_mappings(sys.argv[2:], components | {"demonstrations": config.model.get("cold_start.demonstrations")})
         if str(config.trainer.precision) == "bf16-true":  # the same weights, but inputs stay as they are
             config.trainer.precision, config.model.dtype = "32-true", "bfloat16"
+        grow_segments(config.data.get("rollouts"))
         check_precision(str(config.trainer.precision))
         check_strategy(config.trainer.strategy)
         if config.trainer.get("barebones"):

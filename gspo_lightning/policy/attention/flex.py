@@ -93,7 +93,8 @@ def _block_mask(own: Tensor, first: Tensor, end: Tensor, device: torch.device) -
     """A token sees its segment from its start ``own`` up to itself, and its prompt from ``first`` to before ``end``.
 
     A block of tokens lists the blocks from the first to the last that any of its tokens sees, in its segments and in
-    its prompts; what lies between is left to the mask itself.
+    its prompts; what lies between is left to the mask itself. Blocks that all of its tokens see as a whole, all in
+    their own segment or all in their prompt, are listed apart: the kernel evaluates no mask there.
     """
     blocks = len(own) // BLOCK
     own_block, other = torch.arange(blocks).unsqueeze(1), torch.arange(blocks)
@@ -102,10 +103,20 @@ def _block_mask(own: Tensor, first: Tensor, end: Tensor, device: torch.device) -
     low = first.masked_fill(empty, len(own)).view(blocks, BLOCK).amin(1, keepdim=True) // BLOCK
     high = (end - 1).view(blocks, BLOCK).amax(1, keepdim=True) // BLOCK
     listed = ((other >= lowest) & (other <= own_block)) | ((other >= low) & (other <= high))
-    order = listed.int().argsort(dim=1, descending=True, stable=True)
+    start, stop = other * BLOCK, other * BLOCK + BLOCK
+    within = (own.view(blocks, BLOCK).amax(1, keepdim=True) <= start) & (other < own_block)
+    prompt = (first.view(blocks, BLOCK).amax(1, keepdim=True) <= start) & (
+        end.view(blocks, BLOCK).amin(1, keepdim=True) >= stop
+    )
+    full = within | prompt
 
     def there(x: Tensor) -> Tensor:
         return x.to(dtype=torch.int32).to(device, non_blocking=True)
+
+    def numbered(chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """How many blocks of each row, and all of them in an order that begins with these."""
+        order = chosen.int().argsort(dim=1, descending=True, stable=True)
+        return there(chosen.sum(1))[None, None], there(order)[None, None]
 
     starts, firsts, ends = there(own), there(first), there(end)
 
@@ -114,8 +125,8 @@ def _block_mask(own: Tensor, first: Tensor, end: Tensor, device: torch.device) -
         return within | ((key >= firsts[query]) & (key < ends[query]))
 
     mask: BlockMask = BlockMask.from_kv_blocks(
-        there(listed.sum(1))[None, None],
-        there(order)[None, None],
+        *numbered(listed & ~full),
+        *numbered(full),
         BLOCK_SIZE=BLOCK,
         mask_mod=sees,
         seq_lengths=(len(own), len(own)),

@@ -19,7 +19,7 @@ from gspo_lightning.rollouts.conversations.row import ConversationRow
 from gspo_lightning.rollouts.conversations.rows import ConversationRows
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.types import Prompt, Rollout, SamplingParams, WeightsOn
 
 __all__ = ["EnvironmentRollouts"]
 
@@ -143,6 +143,11 @@ class EnvironmentRollouts(RolloutSource):
         other = copy.copy(self)
         other.source = source
         return other
+
+    @property
+    def weights_on(self) -> WeightsOn:
+        """As the source's."""
+        return self.source.weights_on
 
     def sync_weights(self, policy: Policy, version: int) -> None:
         """As the source's."""

@@ -15,7 +15,7 @@ from gspo_lightning.rollouts.base import Progress, RolloutSource
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.recording.records import RecordFile, check_row, open_records
 from gspo_lightning.rollouts.sampler.sampler import GroupedSampler
-from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
+from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
 
 __all__ = ["Recorded"]
 
@@ -96,6 +96,11 @@ class Recorded(RolloutSource):
             self._groups.setdefault(ids, []).append(group)
         if not self._groups:
             raise UserError(PATH, f"{self.path!r} holds no rows")
+
+    @property
+    def weights_on(self) -> WeightsOn:
+        """None are needed to read a file, unless log-probabilities may have to be computed."""
+        return WeightsOn.NO_RANK if self.missing_logprobs == "refuse" else WeightsOn.EVERY_RANK
 
     def for_evaluation(self) -> RolloutSource:
         """The source of ``evaluation``."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.contract import LARGEST_LOGPROB
 from gspo_lightning.types import SamplingParams
@@ -24,6 +26,10 @@ class Answer:
 
     token_ids: list[int]
     logprobs: list[float]
+    routes: Tensor | None = None
+    """[prompt + response - 1, L, k], the experts that it was sampled with, where a server tells."""
+    cut: bool = False
+    """It was ended before it was complete."""
 
 
 def checked(answer: Answer, reason: str, asked: Mapping[str, Any], vocabulary: int) -> Answer:
@@ -37,7 +43,8 @@ def checked(answer: Answer, reason: str, asked: Mapping[str, Any], vocabulary: i
         raise BadReplyError(f"it sent the token id {max(ids, key=abs)}, but the policy's vocabulary has {vocabulary}")
     if not all(isinstance(x, int | float) and math.isfinite(x) and x <= LARGEST_LOGPROB for x in logprobs):
         raise BadReplyError(f"its log-probabilities are none: {shown(logprobs)}")
-    _check_end(ids, reason, asked)
+    if not answer.cut:
+        _check_end(ids, reason, asked)
     return answer
 
 

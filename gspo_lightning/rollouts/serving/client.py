@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,6 +14,10 @@ from gspo_lightning.addresses import UNIX
 from gspo_lightning.rollouts.serving.endpoint import KEY, Endpoint
 
 __all__ = ["Client", "ServerError", "UnsupportedError"]
+
+
+COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+"""Lines of vLLM's metrics, in the format of Prometheus."""
 
 
 class ServerError(Exception):
@@ -65,9 +71,35 @@ class Client:
             raise UnsupportedError("GET /v1/models does not name a model")
         return str(models[0]["id"])
 
-    async def complete(self, body: dict[str, Any]) -> Any:
-        """``POST /v1/completions``."""
-        return await self._call("POST", "/v1/completions", body)
+    async def complete(self, body: dict[str, Any], *, patiently: bool = False, name: str | None = None) -> Any:
+        """``POST /v1/completions``.
+
+        Args:
+            body: of the request.
+            patiently: without a deadline, where somebody watches over the server.
+            name: under which :meth:`abort` can end it.
+        """
+        timeout_s = math.inf if patiently else None
+        return await self._call("POST", "/v1/completions", body, timeout_s=timeout_s, name=name)
+
+    async def abort(self, names: Sequence[str]) -> None:
+        """End completions where they are: they are answered with the tokens that there are.
+
+        Raises:
+            UnsupportedError: it has no such route (vLLM has it with VLLM_SERVER_DEV_MODE=1).
+            ServerError: it failed.
+        """
+        ids = [f"cmpl-{name}-0" for name in names]  # as vLLM calls the first prompt of a request
+        await self._text("POST", "/abort_requests", {"request_ids": ids}, timeout_s=self.health_timeout_s)
+
+    async def progress(self) -> float | None:
+        """Tokens that it has read and written since it started; None where it does not tell."""
+        try:
+            text = await self._text("GET", "/metrics", timeout_s=self.health_timeout_s)
+        except (ServerError, UnsupportedError):
+            return None
+        counts = [float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(COUNTERS)]
+        return sum(counts) if counts else None
 
     async def chat(self, body: dict[str, Any]) -> Any:
         """``POST /v1/chat/completions``."""
@@ -94,7 +126,14 @@ class Client:
         reply = await self._call("GET", "/weight_info", timeout_s=self.health_timeout_s, needed_for_sync=True)
         return str(reply.get("weight_version")) if isinstance(reply, dict) else ""
 
-    async def _call(
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None, **options: Any) -> Any:
+        text = await self._text(method, path, body, **options)
+        try:
+            return json.loads(text) if text.strip() else None
+        except ValueError as error:
+            raise ServerError(f"{method} {path} gave no JSON: {text[:100]!r}") from error
+
+    async def _text(
         self,
         method: str,
         path: str,
@@ -102,18 +141,21 @@ class Client:
         *,
         timeout_s: float | None = None,
         needed_for_sync: bool = False,
-    ) -> Any:
+        name: str | None = None,
+    ) -> str:
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers, connector=self._connector())
-        limit = aiohttp.ClientTimeout(total=timeout_s or self.timeout_s)
+        seconds = timeout_s or self.timeout_s
+        limit = aiohttp.ClientTimeout(total=seconds if seconds < math.inf else None)
         try:
+            headers = None if name is None else {"X-Request-Id": name}
             async with self._session.request(
-                method, self._base + path, json=body, timeout=limit, allow_redirects=False
+                method, self._base + path, json=body, timeout=limit, allow_redirects=False, headers=headers
             ) as reply:
                 text = await reply.text(errors="replace")
                 status = reply.status
         except TimeoutError as error:
-            raise ServerError(f"{method} {path} took more than {limit.total:g} s") from error
+            raise ServerError(f"{method} {path} took more than {seconds:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ServerError(f"{method} {path}: {error or type(error).__name__}") from error
         if status in (404, 405, 501):
@@ -125,10 +167,7 @@ class Client:
             raise UnsupportedError(f"it asks for another key at {method} {path} (status {status}): set {KEY}")
         if status >= 300:
             raise UnsupportedError(f"it refuses {method} {path} (status {status}): {text[:300]}")
-        try:
-            return json.loads(text) if text.strip() else None
-        except ValueError as error:
-            raise ServerError(f"{method} {path} gave no JSON: {text[:100]!r}") from error
+        return text
 
     def _connector(self) -> aiohttp.BaseConnector:
         if self._socket is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ class Faults:
     """Seconds between two health checks of a server that is working."""
     start_timeout_s: float
     """Seconds until a server that was started has to answer."""
+    silence_s: float = math.inf
+    """Seconds that a server may be silent while it has requests: none is completed, and no token is counted."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,15 @@ class Server:
     """It answered last time, and it has the weights."""
     calls: set[asyncio.Future[Any]] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    heard: float = 0.0
+    """When it last gave a sign of work, by the monotonic clock."""
+    progress: float | None = None
+    """Its tokens at that time."""
+    ailment: str = ""
 
-    def lost(self) -> None:
+    def lost(self, why: str) -> None:
         """Not to be asked again before it is looked at; whoever waits for it is told."""
-        self.ready = False
+        self.ready, self.ailment = False, why
         for call in self.calls:
             call.cancel()
 
@@ -122,10 +130,17 @@ class Pool:
         """Check the health of working servers until cancelled: who hangs is left."""
         while True:
             await asyncio.sleep(self.faults.health_every_s)
-            busy = [s for s in self.servers if s.calls]
-            for server, healthy in zip(busy, await asyncio.gather(*(s.client.healthy() for s in busy)), strict=True):
-                if not healthy:
-                    server.lost()
+            await asyncio.gather(*(self._look_after(s) for s in self.servers if s.calls))
+
+    async def _look_after(self, server: Server) -> None:
+        healthy, progress = await asyncio.gather(server.client.healthy(), server.client.progress())
+        now, limit = time.monotonic(), self.faults.silence_s
+        if not healthy:
+            server.lost("it does not answer health checks")
+        elif progress is not None and progress != server.progress:
+            server.heard, server.progress = now, progress
+        elif server.calls and now - server.heard > limit:
+            server.lost(f"it has completed no request, and counted no token, for {limit:g} s")
 
     async def check_weights(self) -> None:
         """Every server that was used still has the weights.
@@ -164,12 +179,16 @@ class Pool:
 
     async def _on(self, server: Server, call: Callable[[Server], Any]) -> Any:
         future = asyncio.ensure_future(call(server))
+        if not server.calls:
+            server.heard = time.monotonic()
         server.calls.add(future)
         try:
-            return await future
+            result = await future
+            server.heard = time.monotonic()
+            return result
         except asyncio.CancelledError:
             if future.cancelled() and not server.ready:
-                raise ServerError("it does not answer health checks") from None
+                raise ServerError(server.ailment) from None
             future.cancel()
             raise
         finally:

@@ -13,6 +13,7 @@ from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import GSPOError, InfrastructureError, UserError
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.precision import compute_dtype
+from gspo_lightning.randomness import stream
 from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import finish
@@ -37,6 +38,9 @@ class VLLMEngine(RolloutSource):
         options: further arguments of ``vllm.LLM`` (``{max_num_seqs: 64}``).
         tolerance: nats by which log-probabilities of a probe may differ from the trainer's, on average, after weights
             were copied; None is 1e-3 in float32, else 0.1.
+        exact_seeds: give every response a seed of its own, so that it depends on no other response: vLLM then draws
+            for one response after another, in Python. False: the engine is seeded at each call, and the same call
+            draws the same.
     """
 
     def __init__(
@@ -45,12 +49,14 @@ class VLLMEngine(RolloutSource):
         gpu_memory_utilization: float = 0.4,
         options: dict[str, Any] | None = None,
         tolerance: float | None = None,
+        exact_seeds: bool = False,
     ) -> None:
         if not 0 < gpu_memory_utilization < 1:
             raise UserError(
                 "data.rollouts.gpu_memory_utilization", f"is {gpu_memory_utilization}; it must lie in (0, 1)"
             )
         self.dtype, self.gpu_memory_utilization, self.tolerance = dtype, gpu_memory_utilization, tolerance
+        self.exact_seeds = exact_seeds
         self.options = dict(options or {})
         self._longest = 0
         self._met = False
@@ -181,8 +187,8 @@ class VLLMEngine(RolloutSource):
         """(index of the row, its rollout), as they end."""
         if self._engine is None or self._synced is None or self._synced[1] != version:
             raise RuntimeError(f"version {version} was not copied by sync_weights()")
-        asked = [request("", row, 1, sampling, seed_of(draws, row)) for row in rows]
-        for i, piece in self._engine.run(asked, enough):
+        asked = [request("", row, 1, sampling, seed_of(draws, row) if self.exact_seeds else None) for row in rows]
+        for i, piece in self._engine.run(asked, enough, seed=_seed_of_call(draws, rows)):
             yield i, _rollout(piece, rows[i], asked[i], sampling, version, policy)
 
     def _arguments(self, policy: Policy) -> dict[str, Any]:
@@ -194,6 +200,11 @@ class VLLMEngine(RolloutSource):
         if self._longest:
             ours["max_model_len"] = max(self._longest, LENGTH)
         return ours | self.options
+
+
+def _seed_of_call(draws: Draws, rows: Sequence[Beginning]) -> int:
+    """The same again for the same responses, in the same order, of the same iteration."""
+    return stream(draws.base, *(key for row in rows for key in (row.prompt.id, row.sample, row.drawn))) % (1 << 32)
 
 
 def _rollout(

@@ -19,6 +19,7 @@ from gspo_lightning.errors import InfrastructureError
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.answers import Answer
 from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
+from gspo_lightning.rollouts.vllm.random_state import RandomState
 
 __all__ = ["InProcessEngine", "Piece"]
 
@@ -73,6 +74,9 @@ class InProcessEngine:
             self._clean_up()
             raise
         self._numbers = itertools.count()
+        known = "flat_logprobs" in getattr(self._vllm.SamplingParams, "__struct_fields__", ())
+        self._flat = {"flat_logprobs": True} if known else {}
+        """Log-probabilities of a response in a few lists, not as an object for each token."""
 
     def close(self) -> None:
         """End it and give its memory back."""
@@ -93,14 +97,16 @@ class InProcessEngine:
             raise InfrastructureError("vLLM's prefix cache was in use while weights were being copied")
 
     def run(
-        self, asked: Sequence[Mapping[str, Any]], enough: Callable[[], bool] | None = None
+        self, asked: Sequence[Mapping[str, Any]], enough: Callable[[], bool] | None = None, *, seed: int = 0
     ) -> Iterator[tuple[int, Piece]]:
         """(index, response) as they end; once ``enough`` says so, what there is of all others.
 
         Args:
             asked: requests as :func:`~gspo_lightning.rollouts.vllm.protocol.request` makes them, one response each.
             enough: asked when a response has ended.
+            seed: of the draws of requests without one; below 2^32.
         """
+        random_state = RandomState(seed)
         engine = self._llm.llm_engine
         kind = self._vllm.sampling_params.RequestOutputKind
         places: dict[str, int] = {}
@@ -110,11 +116,14 @@ class InProcessEngine:
                 words = {name: value for name, value in body.items() if name not in NOT_SAMPLING}
                 words["output_kind"] = kind.FINAL_ONLY if enough is None else kind.DELTA
                 words["detokenize"] = bool(body["stop"])
+                words |= self._flat
                 name = f"{next(self._numbers)}"
                 places[name] = i
                 engine.add_request(name, {"prompt_token_ids": body["prompt"]}, self._vllm.SamplingParams(**words))
             while places:
-                for output in engine.step():
+                with random_state.in_use():
+                    outputs = engine.step()
+                for output in outputs:
                     i = places[output.request_id]
                     _take(pieces[i], output.outputs[0])
                     if output.finished:
@@ -137,8 +146,17 @@ class InProcessEngine:
 
 def _take(piece: Piece, new: Any) -> None:
     piece.answer.token_ids.extend(new.token_ids)
-    piece.answer.logprobs.extend(p[t].logprob for p, t in zip(new.logprobs, new.token_ids, strict=True))
+    piece.answer.logprobs.extend(_sampled(new.logprobs, new.token_ids))
     piece.reason = str(new.finish_reason or "")
+
+
+def _sampled(logprobs: Any, tokens: Sequence[int]) -> list[float]:
+    """Of the tokens that were sampled; vLLM puts them before others of their positions."""
+    if not hasattr(logprobs, "start_indices"):
+        return [position[token].logprob for position, token in zip(logprobs, tokens, strict=True)]
+    if [logprobs.token_ids[i] for i in logprobs.start_indices] != list(tokens):
+        raise InfrastructureError("vLLM gave log-probabilities of other tokens than it sampled")
+    return [logprobs.logprobs[i] for i in logprobs.start_indices]
 
 
 @contextmanager

@@ -35,6 +35,7 @@ ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # the routes that take weights
     "VLLM_NO_USAGE_STATS": "1",
     "PYTHONSAFEPATH": "1",  # no module of the working directory in place of an installed one
+    "PYTORCH_CUDA_ALLOC_CONF": "",  # the trainer's, which a server that sleeps would refuse
 }
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 GUARD = f"{RequireKey.__module__.rpartition('.')[2]}.{RequireKey.__name__}"
@@ -77,7 +78,7 @@ class LocalVLLM:
             longest: tokens of a prompt and its response, at most; 0: as long as the model allows.
             remove: see :class:`LocalServer`.
         """
-        options = {**DEFAULTS, "dtype": self.dtype or dtype}
+        options = {**DEFAULTS, "dtype": self.dtype or dtype, "seed": number}
         environment = dict(ENVIRONMENT)
         if device == "cpu":
             options |= CPU_DEFAULTS

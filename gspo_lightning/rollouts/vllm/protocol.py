@@ -12,13 +12,18 @@ from typing import Any
 import torch
 
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.routing import Routing
 from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import finish
 from gspo_lightning.rollouts.serving.answers import Answer, BadReplyError, checked, complete, shown
+from gspo_lightning.rollouts.vllm.experts import routes_of
 from gspo_lightning.types import FinishReason, Rollout, SamplingParams
 
 __all__ = ["parse", "request", "seed_of", "to_rollouts"]
+
+ABORTED = "abort"
+"""Why a response ended that somebody cut (``POST /abort_requests``)."""
 
 
 def seed_of(draws: Draws, row: Beginning) -> int:
@@ -27,17 +32,24 @@ def seed_of(draws: Draws, row: Beginning) -> int:
     return int(float(uniform[0]) * 2**53)
 
 
-def request(model: str, row: Beginning, count: int, sampling: SamplingParams, seed: int) -> dict[str, Any]:
+def request(model: str, row: Beginning, count: int, sampling: SamplingParams, seed: int | None) -> dict[str, Any]:
     """The body of ``POST /v1/completions`` for ``count`` responses that begin alike.
 
     Every default that a server could take from the model's own generation config is said explicitly. Greedy responses
     are all the same, so one is asked for.
+
+    Args:
+        model: the name under which it is served.
+        row: what the responses continue.
+        count: responses.
+        sampling: temperature, limits and stops.
+        seed: of these responses; None leaves the draws to the random numbers of the engine, which then samples all its
+            requests in one call instead of one by one.
     """
-    return {
+    body: dict[str, Any] = {
         "model": model,
         "prompt": list(row.context),
         "n": count if sampling.temperature > 0 else 1,
-        "seed": seed,
         "max_tokens": row.room,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -55,10 +67,17 @@ def request(model: str, row: Beginning, count: int, sampling: SamplingParams, se
         "logprobs": 0,
         "return_token_ids": True,
     }
+    return body if seed is None else body | {"seed": seed}
 
 
-def parse(reply: Any, asked: Mapping[str, Any], vocabulary: int) -> list[Answer]:
+def parse(reply: Any, asked: Mapping[str, Any], vocabulary: int, routing: Routing | None = None) -> list[Answer]:
     """The answers of a reply, in order.
+
+    Args:
+        reply: as it came.
+        asked: the body of the request.
+        vocabulary: of the policy.
+        routing: of the policy, where the answers must say which experts they were sampled with.
 
     Raises:
         BadReplyError: what is there is not what was asked for.
@@ -68,11 +87,14 @@ def parse(reply: Any, asked: Mapping[str, Any], vocabulary: int) -> list[Answer]
         raise BadReplyError(f"it sent no choices: {shown(reply)}")
     if len(choices) != asked["n"]:
         raise BadReplyError(f"it sent {len(choices)} responses instead of {asked['n']}")
-    return [_answer(choice, asked, vocabulary) for choice in choices]
+    return [_answer(choice, asked, vocabulary, routing) for choice in choices]
 
 
-def _answer(choice: dict[str, Any], asked: Mapping[str, Any], vocabulary: int) -> Answer:
+def _answer(choice: dict[str, Any], asked: Mapping[str, Any], vocabulary: int, routing: Routing | None) -> Answer:
     ids, echoed = choice.get("token_ids"), choice.get("prompt_token_ids")
+    cut = choice.get("finish_reason") == ABORTED and bool(asked.get("n") == 1)
+    if cut and not ids:
+        return Answer([], [], cut=True)
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
         raise BadReplyError(f"it does not return token ids (token_ids: {shown(ids)})")
     if echoed is not None and echoed != asked["prompt"]:
@@ -81,7 +103,8 @@ def _answer(choice: dict[str, Any], asked: Mapping[str, Any], vocabulary: int) -
     logprobs = found.get("token_logprobs") if isinstance(found, dict) else None
     if not isinstance(logprobs, list) or len(logprobs) != len(ids):
         raise BadReplyError(f"it does not return a log-probability for each token (logprobs: {shown(found)})")
-    return checked(Answer(ids, logprobs), str(choice.get("finish_reason")), asked, vocabulary)
+    routes = None if routing is None or cut else routes_of(choice, len(asked["prompt"]) + len(ids), routing)
+    return checked(Answer(ids, logprobs, routes, cut), str(choice.get("finish_reason")), asked, vocabulary)
 
 
 def to_rollouts(
@@ -106,6 +129,9 @@ def to_rollouts(
 def _rollout(
     answer: Answer, row: Beginning, sample: int, sampling: SamplingParams, version: int, policy: Policy
 ) -> Rollout:
+    if answer.cut:
+        tokens, logprobs = torch.tensor(answer.token_ids, dtype=torch.int64), torch.tensor(answer.logprobs)
+        return finish(row.prompt, sample, tokens, logprobs, reason=FinishReason.CUT, version=version, policy=policy)
     count = complete(answer.token_ids, row.written, sampling, policy)
     if count is None and len(answer.token_ids) < row.room:
         raise BadReplyError("it stopped at a stop string that is not in the response")
@@ -120,4 +146,6 @@ def _rollout(
     )
     if sampling.top_p != 1.0 or sampling.top_k != 0:
         rollout.logprobs = None
+    if answer.routes is not None and len(row.context) == len(row.prompt.token_ids):  # not the rest of a conversation
+        rollout.routes = answer.routes[: len(row.context) + len(rollout.token_ids) - 1].clone()
     return rollout

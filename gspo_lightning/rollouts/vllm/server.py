@@ -24,6 +24,7 @@ from gspo_lightning.rollouts.ending import cut
 from gspo_lightning.rollouts.serving.answers import BadReplyError
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.endpoint import Endpoint, PrivateFolder, check_host, given, on_port, on_socket
+from gspo_lightning.rollouts.serving.flying import Flying
 from gspo_lightning.rollouts.serving.loop import LoopThread
 from gspo_lightning.rollouts.serving.pool import Faults, Pool, Server, Weights
 from gspo_lightning.rollouts.serving.process import LocalServer
@@ -31,7 +32,7 @@ from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.vllm.local import LocalVLLM, check_installed, check_options
 from gspo_lightning.rollouts.vllm.probe import Probe
 from gspo_lightning.rollouts.vllm.protocol import parse, request, seed_of, to_rollouts
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
 
 __all__ = ["VLLMServer"]
 
@@ -61,7 +62,9 @@ class VLLMServer(RolloutSource):
         weights_dir: folder through which weights are sent, under the same path on every server; None is a
             temporary one on this machine.
         concurrency: groups that a server works on at a time; more wait here.
-        timeout_s: seconds that a group, or taking weights, may take.
+        timeout_s: seconds that a server may be silent while it has requests: it completes none, and its counter of
+            tokens (``GET /metrics``) stands still. A group may take as long as it needs. Also the seconds that taking
+            weights may take.
         start_timeout_s: seconds until a server that was started has to answer.
         health_every_s: seconds between two health checks of working servers.
         health_timeout_s: seconds that a health check may take.
@@ -69,6 +72,10 @@ class VLLMServer(RolloutSource):
         backoff_s: seconds before the first of them; doubled before each further one.
         tolerance: nats by which log-probabilities of a probe may differ from the trainer's, on average, after weights
             were sent; None is 1e-3 in float32, else 0.1.
+        exact_seeds: send a seed with every group, so that a group that is requested again draws the same: vLLM then
+            draws for one response after another, in Python. False: servers draw from random numbers of their own.
+        routed_experts: whether answers say which experts of a mixture they were sampled with, for Routing Replay R3.
+            Servers that run already need ``--enable-return-routed-experts``, which vLLM has on GPUs only.
     """
 
     def __init__(
@@ -91,6 +98,8 @@ class VLLMServer(RolloutSource):
         retries: int = 4,
         backoff_s: float = 1.0,
         tolerance: float | None = None,
+        exact_seeds: bool = False,
+        routed_experts: bool = False,
     ) -> None:
         if urls is None and start < 1:
             raise UserError("data.rollouts.start", f"is {start}; it must be at least 1, or give urls")
@@ -102,12 +111,12 @@ class VLLMServer(RolloutSource):
         if host is not None:
             check_host(host, plain_http)
         self._host, self._private = host, PrivateFolder()
-        self.local_servers = LocalVLLM(
-            python or sys.executable, gpus, dtype, dict(options or {}), dict(environment or {})
-        )
-        self.concurrency, self.tolerance = concurrency, tolerance
+        self.records_routes = routed_experts
+        started = ({"enable_return_routed_experts": True} if routed_experts else {}) | (options or {})
+        self.local_servers = LocalVLLM(python or sys.executable, gpus, dtype, started, dict(environment or {}))
+        self.concurrency, self.tolerance, self.exact_seeds = concurrency, tolerance, exact_seeds
         self.timeout_s, self.health_timeout_s = timeout_s, health_timeout_s
-        self.faults = Faults(retries, backoff_s, health_every_s, start_timeout_s)
+        self.faults = Faults(retries, backoff_s, health_every_s, start_timeout_s, timeout_s)
         self._folders = WeightFolders(weights_dir, in_memory=urls is None)
         self._longest = 0
         self._run = secrets.token_hex(4)
@@ -141,6 +150,11 @@ class VLLMServer(RolloutSource):
         self._private.close()
 
     # weights -----------------------------------------------------------------------------------------------------
+
+    @property
+    def weights_on(self) -> WeightsOn:
+        """Rank 0 writes the weights and computes the probe; other ranks only send requests."""
+        return WeightsOn.FIRST_RANK
 
     def sync_weights(self, policy: Policy, version: int) -> None:
         """Rank 0 hands the weights to every server, and a probe shows that they arrived.
@@ -230,16 +244,21 @@ class VLLMServer(RolloutSource):
     ) -> list[Rollout]:
         """See :meth:`RolloutSource.extend`; what servers draw differs between a whole response and its pieces.
 
-        Responses that ``enough`` cuts come back without the tokens that they had got in this call.
+        Responses that ``enough`` cuts keep the tokens that they have got, if their server answers in time.
 
         Raises:
             InfrastructureError: servers failed more often than is put up with.
         """
         found: dict[int, Rollout] = {}
-        for i, (rollout,) in self._answers(policy, beginnings, None, sampling, draws, version):
+        ended: set[int] = set()
+        flying = Flying()
+        for i, (rollout,) in self._answers(policy, beginnings, None, sampling, draws, version, flying):
             found[i] = rollout
-            if enough is not None and enough(found.keys()):
-                break
+            if rollout.finish_reason is not FinishReason.CUT:
+                ended.add(i)
+            if enough is not None and not flying.over and enough(ended):
+                flying.over = True
+                self._loop.submit(flying.end(self.health_timeout_s))
         return [found.get(i) or cut(row, version) for i, row in enumerate(beginnings)]
 
     def _answers(
@@ -250,16 +269,24 @@ class VLLMServer(RolloutSource):
         sampling: SamplingParams,
         draws: Draws,
         version: int,
+        flying: Flying | None = None,
     ) -> Iterator[tuple[int, list[Rollout]]]:
         """(index of the row, its rollouts), as they come; who stops listening cancels the rest."""
+        known = Flying() if flying is None else flying
         if self._synced is None or self._synced[1] != version:
             raise RuntimeError(f"version {version} was not copied by sync_weights()")
         vocabulary = int(policy.model.config.get_text_config().vocab_size)
+        routing = policy.routing if self.records_routes else None
 
         async def ask(row: Beginning, server: Server) -> list[Rollout]:
+            if known.over:
+                return []
             numbers = [row.sample] if samples is None else samples
-            body = request(server.model, row, len(numbers), sampling, seed_of(draws, row))
-            answers = parse(await server.client.complete(body), body, vocabulary)
+            seed = seed_of(draws, row) if self.exact_seeds else None
+            body = request(server.model, row, len(numbers), sampling, seed)
+            with known.named(server.client) as name:
+                reply = await server.client.complete(body, patiently=True, name=name)
+            answers = parse(reply, body, vocabulary, routing)
             return to_rollouts(answers, row, numbers, sampling, version, policy)
 
         done: queue.SimpleQueue[tuple[int, list[Rollout]] | None] = queue.SimpleQueue()
@@ -277,7 +304,8 @@ class VLLMServer(RolloutSource):
 
         async def one(i: int, row: Beginning) -> None:
             async with slots:
-                done.put((i, await pool.ask(functools.partial(ask, row))))
+                if found := await pool.ask(functools.partial(ask, row)):
+                    done.put((i, found))
 
         watch = asyncio.ensure_future(pool.watch())
         try:

@@ -60,7 +60,26 @@ def test_blocks_that_nobody_sees_are_left_out() -> None:
     """Eight responses of 512 tokens to one prompt of 512: each sees the prompt and itself."""
     segments = [(512 * i, 512) for i in range(9)]
     mask = FlexPlan(segments, [(512, 8 * 512, 0, 512)], 1024, torch.device("cpu")).mask
-    assert int(mask.kv_num_blocks.sum()) == 10 + 8 * (10 + 16)
+    assert mask.full_kv_num_blocks is not None
+    whole = 6 + 8 * (6 + 16)  # below the diagonal of each segment, and the prompt of each response
+    assert int(mask.full_kv_num_blocks.sum()) == whole
+    assert int(mask.kv_num_blocks.sum()) == 9 * 4  # the diagonals
+    assert whole / (whole + 9 * 4) > 0.8
+
+
+@pytest.mark.parametrize("places", CASES.values(), ids=CASES)
+def test_a_block_without_a_mask_is_seen_as_a_whole_and_listed_once(places: Places) -> None:
+    mask = FlexPlan(*places, 1000, torch.device("cpu")).mask
+    size = mask.seq_lengths[0]
+    seen: Tensor = create_mask(mask.mask_mod, 1, 1, size, size, device="cpu")[0, 0]
+    whole = seen.view(size // BLOCK, BLOCK, -1, BLOCK).transpose(1, 2).flatten(2).all(-1)
+    assert mask.full_kv_num_blocks is not None
+    assert mask.full_kv_indices is not None
+    for row in range(size // BLOCK):
+        partial = mask.kv_indices[0, 0, row, : mask.kv_num_blocks[0, 0, row]].tolist()
+        full = mask.full_kv_indices[0, 0, row, : mask.full_kv_num_blocks[0, 0, row]].tolist()
+        assert len({*partial, *full}) == len(partial) + len(full)
+        assert all(whole[row, block] for block in full)
 
 
 def test_a_kernel_that_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,41 @@
+"""How PyTorch asks a GPU for memory: in segments that grow, set before anything is allocated."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+__all__ = ["allocator_settings", "grow_segments"]
+
+NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+GROWING = "expandable_segments:True"
+
+
+def allocator_settings(environment: Mapping[str, str], rollouts: Any) -> dict[str, str]:
+    """Variables to set. Rows of many lengths leave gaps between segments of fixed sizes; those that grow have none.
+
+    Nothing where the user has set one already, or where vLLM sleeps in this process: it gives memory back by an
+    allocator of its own, which refuses segments that grow.
+
+    Args:
+        environment: of this process.
+        rollouts: ``data.rollouts``, a class path with its arguments.
+    """
+    if any(name in environment for name in NAMES):
+        return {}
+    options = _of(_of(rollouts, "init_args"), "options")
+    engine = str(_of(rollouts, "class_path") or "").endswith("VLLMEngine")
+    return {} if engine and _of(options, "enable_sleep_mode") else {NAMES[1]: GROWING}
+
+
+def grow_segments(rollouts: Any) -> None:
+    """Set :func:`allocator_settings` where there is a GPU; ranks that this process starts inherit them."""
+    if torch.cuda.is_available():
+        os.environ.update(allocator_settings(os.environ, rollouts))
+
+
+def _of(config: Any, name: str) -> Any:
+    return None if config is None else config.get(name)

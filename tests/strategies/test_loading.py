@@ -1,0 +1,58 @@
+"""Rank 0 loads a model and shards it over all ranks: the same model, to the bit, as if every rank had loaded it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.strategies.loaded import CASES
+
+ROOT = Path(__file__).parents[2]
+
+
+def report(ranks: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.strategies.loaded", str(ranks)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def two() -> dict[str, Any]:
+    return report(2)
+
+
+@pytest.mark.parametrize("name", [*CASES, "refused"])
+def test_a_model_that_rank_0_loads_is_the_one_that_every_rank_would_load(two: dict[str, Any], name: str) -> None:
+    assert [found.get(name, found) for found in two["ranks"]] == ["", ""]
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
+def test_gradients_of_replayed_routes_on_two_ranks_are_those_of_one_process(two: dict[str, Any], strategy: str) -> None:
+    assert [found.get(f"replay {strategy}", found) for found in two["ranks"]] == ["", ""]
+
+
+def check_traffic(traffic: dict[str, float], ranks: int) -> None:
+    assert traffic["loaded"] == 1 / ranks  # one of them reads all
+    assert traffic["gathered"] == (ranks - 1) / ranks / ranks  # one of them receives what the others have
+    assert traffic["peak_gathering"] <= 1.0  # layers above the shard, on any rank but the first
+    assert traffic["peak_loading"] <= 1.0
+
+
+def test_of_two_ranks_one_reads_and_one_receives(two: dict[str, Any]) -> None:
+    check_traffic(two["traffic"], 2)
+
+
+@pytest.mark.long
+def test_four_ranks_do_the_same() -> None:
+    found = report(4)
+    assert found["ranks"] == [dict.fromkeys([*CASES, "refused", "replay fsdp2", "replay fsdp"], "")] * 4
+    check_traffic(found["traffic"], 4)
