@@ -127,7 +127,9 @@ class Rollout:
 
     Of a conversation ``text`` is what the policy said and ``messages`` is all of it; ``turn_ends`` are the places in
     ``token_ids`` after each turn of the policy, ``turn_rewards`` what the environment paid for it.
-    ``token_advantages`` [T] float32 take the place of ``advantage`` where turns are judged on their own. ``lost`` says
+    ``token_advantages`` [T] float32 take the place of ``advantage`` where turns or tokens are judged on their own.
+    ``values`` and ``returns`` [T] float32 are what a critic says of the state before each token, and what it should
+    have said; ``token_penalties`` [T] float32 add up to ``kl_penalty``. ``lost`` says
     why there can be no reward: its environment failed; ``missing`` why rewards have given none.
     """
 
@@ -152,6 +154,9 @@ class Rollout:
     turn_ends: tuple[int, ...] = ()
     turn_rewards: tuple[float, ...] = ()
     token_advantages: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+    token_penalties: Tensor | None = None
     lost: str = ""
     missing: str = ""
     versions: Tensor | None = None
