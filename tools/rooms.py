@@ -36,6 +36,7 @@ FLOORS = [
     "training",
     "evaluation",
     "experience",
+    "critic",
     "update",
     "rollouts",
     "old_policy",

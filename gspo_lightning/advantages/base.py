@@ -21,7 +21,7 @@ class Advantages(ABC):
     min_group_size: int = 1
     """Samples per group that the statistic needs."""
     per_token: ClassVar[bool] = False
-    """Whether each token has an advantage of its own, from a critic's values (:class:`gspo_lightning.advantages.GAE`)."""
+    """Whether each token has an advantage of its own, from a critic's values (``GAE``)."""
 
     def __call__(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         """[N] advantages in the dtype of ``rewards``; computed in float64.

@@ -135,7 +135,8 @@ def token_advantages(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float
     tensor([[0.1250, 0.2500, 0.5000]], dtype=torch.float64)
     """
     found = torch.zeros_like(values)
-    following, trace = after.double(), torch.zeros_like(lam)
+    lam, following = lam.double(), after.double()
+    trace = torch.zeros_like(lam)
     for t in reversed(range(values.shape[1])):
         step = mask[:, t]
         advantage = rewards[:, t] + gamma * following - values[:, t] + gamma * lam * trace

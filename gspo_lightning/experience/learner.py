@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from gspo_lightning.critic import ValueModel
 from gspo_lightning.old_policy.base import OldPolicy
 from gspo_lightning.old_policy.logprobs import OldLogProbs
 from gspo_lightning.old_policy.reference import ReferencePolicy
@@ -23,6 +24,8 @@ class Learner(Protocol):
     old_logprobs: OldLogProbs
     reference: ReferencePolicy | None
     """The frozen start of the run, where a KL term is measured to it."""
+    critic: ValueModel | None
+    """Learns what states are worth, where advantages need it."""
 
     @property
     def device(self) -> torch.device:

@@ -114,9 +114,18 @@ class Policy(nn.Module):
         Returns:
             ``logprobs`` and ``entropies``, both [N, T], float32 or wider, nats; 0 beyond a row's response.
         """
-        return self._packed(batch, temperature) if self.packed else self._padded(batch, temperature)
+        hidden, targets, rows, steps = self.states(batch)
+        chosen, entropy = self._token_logprobs(hidden, targets, temperature)
+        return _scatter(batch, rows, steps, chosen, entropy)
 
-    def _packed(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+    def states(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What the M response tokens of a micro-batch are predicted from: a hidden state [M, D] each.
+
+        Also their ids [M], and rows and steps [M]: their places in a tensor [N, T].
+        """
+        return self._packed(batch) if self.packed else self._padded(batch)
+
+    def _packed(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Every distinct token once: a prompt serves all its responses."""
         layout = PackedLayout.of(batch)
         places = TokenPlaces(layout.sources, layout.positions, layout.predicts, layout.rows, layout.steps)
@@ -128,10 +137,9 @@ class Policy(nn.Module):
             hidden: Tensor = self.backbone(
                 input_ids=layout.token_ids.unsqueeze(0), position_ids=layout.positions.unsqueeze(0), **options
             ).last_hidden_state
-        chosen, entropy = self._token_logprobs(hidden.squeeze(0)[layout.predicts], layout.targets, temperature)
-        return _scatter(batch, layout.rows, layout.steps, chosen, entropy)
+        return hidden.squeeze(0)[layout.predicts], layout.targets, layout.rows, layout.steps
 
-    def _padded(self, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+    def _padded(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Rows side by side; the reference that the packed path is compared with, and the path of last resort."""
         prompt, response = batch.prompt_lengths, batch.response_lengths
         width = batch.input_ids.shape[1] - 1  # the last token of a row predicts nothing: it is never forwarded
@@ -149,8 +157,7 @@ class Policy(nn.Module):
                 position_ids=positions.masked_fill(~mask, 0),
                 use_cache=False,
             ).last_hidden_state
-        chosen, entropy = self._token_logprobs(hidden[rows, before], batch.input_ids[rows, before + 1], temperature)
-        return _scatter(batch, rows, offsets, chosen, entropy)
+        return hidden[rows, before], batch.input_ids[rows, before + 1], rows, offsets
 
     def _prescribed(self, batch: MicroBatch, places: TokenPlaces) -> list[Tensor] | None:
         """The experts that each forwarded token has to go to, under Routing Replay."""

@@ -19,6 +19,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 
+from gspo_lightning.critic import ValueModel
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.metrics.meter import UpdateMeter
 from gspo_lightning.metrics.sums import Level, MetricSums
@@ -71,6 +72,7 @@ class GSPOModule(PolicyModule):
         optimizer: built from the policy's trainable parameters.
         lr_scheduler: stepped once per optimizer step (``ReduceLROnPlateau`` of ``lightning.pytorch.cli``: once per
             iteration, or per evaluation where it monitors one); None keeps the learning rate constant.
+        critic: learns the values that ``data.advantages: GAE`` needs; None: advantages come from groups alone.
         cold_start: supervised steps before reinforcement learning, made once and cached; None starts from the model.
         dtype: of the weights. float32 with ``trainer.precision: bf16-mixed`` is the rule.
         attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2`` ...; None lets transformers choose.
@@ -107,6 +109,7 @@ class GSPOModule(PolicyModule):
         old_logprobs: OldLogProbsChoice = "auto",
         optimizer: OptimizerCallable = torch.optim.AdamW,
         lr_scheduler: LRSchedulerCallable | None = None,
+        critic: ValueModel | None = None,
         cold_start: ColdStart | None = None,
         dtype: DType = "float32",
         attn_implementation: str | None = None,
@@ -137,13 +140,14 @@ class GSPOModule(PolicyModule):
         self.old_policy = old_policy if old_policy is not None else CachedLogProbs()
         self.old_logprobs = OldLogProbs(old_logprobs, self.objective)
         self.reference: ReferencePolicy | None = None
+        self.critic = critic
         self.build_optimizer, self.build_scheduler = optimizer, lr_scheduler
         self.segment_delimiters = segment_delimiters or []
         self.allow_unusual_clip, self.histogram_every = allow_unusual_clip, histogram_every
         self.routing_replay, self.router_metrics = replay_word(routing_replay), router_metrics
         self.router_aux_loss_coef = router_aux_loss_coef
         self.meter, self.guard = UpdateMeter(metrics), NonFiniteGuard(on_nonfinite, max_skips)
-        self.run = RunRecord(self.guard, self.meter, self.old_logprobs, self.evaluator)
+        self.run = RunRecord(self.guard, self.meter, self.old_logprobs, self.evaluator, critic)
         self.before_update: list[Callable[[dict[str, float]], None]] = []
         """Called with what was measured of an update, before the optimizer steps."""
         self.last_update: dict[str, float] = {}
@@ -214,6 +218,11 @@ class GSPOModule(PolicyModule):
         self.policy.register_forward_hook(self.guard.watch)
         self.base_norm = frozen_norm(self.policy) if settings.lora is not None else 0.0
         sharding = sharding_of(strategy)
+        if self.critic is not None and self.trainer.state.fn == "fit":
+            self.critic.build(
+                self.policy, settings, longest=self.data.longest, device=strategy.root_device, dtype=dtype,
+                sharding=sharding,
+            )  # fmt: skip
         shard = None if sharding is None else sharding.shard
         self.reference = ReferencePolicy(self.policy, shard) if self._keeps_reference(self.data) else None
         if shard is not None:
@@ -230,6 +239,10 @@ class GSPOModule(PolicyModule):
         if self.global_rank == 0:
             check_sampling(self.policy, self.data.settings.sampling(self.policy.eos_token_ids))
         self.verify_sources()
+
+    def on_train_start(self) -> None:
+        """The critic goes on where a checkpoint left it; only now has every strategy read the checkpoint."""
+        self.run.restore_critic()
 
     def configure_optimizers(self) -> Any:
         """The optimizer over the policy's trainable parameters, and the scheduler stepped with it."""
@@ -306,6 +319,8 @@ class GSPOModule(PolicyModule):
         suspects = self._update.suspects
         if self.guard.skips(suspects, self.global_step + 1, self.device, lambda: self.dump_update(suspects)):
             optimizer.zero_grad(set_to_none=True)  # a step without gradients changes nothing
+        if self.critic is not None and self.critic.warming:
+            optimizer.zero_grad(set_to_none=True)
         values |= self.meter.before_step(self.policy, norm)
         for look in self.before_update:
             look(values)
