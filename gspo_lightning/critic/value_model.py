@@ -45,8 +45,8 @@ class ValueModel:
         share: read the policy's own hidden states; only the head is trained, and no gradient of a value reaches the
             policy. Costs next to nothing. Not with FSDP.
         lr: learning rate of AdamW (without weight decay), constant.
-        warm_up: critic updates before the policy's first one, rounded up to whole iterations: until then the policy
-            stays as it is (VC-PPO, arXiv 2503.01491).
+        warm_up: critic updates behind the values that the policy first learns from, rounded up to whole iterations:
+            until then the policy stays as it is (VC-PPO, arXiv 2503.01491).
         epochs: passes over each rollout batch, each with ``data.minibatches_per_rollout`` updates.
         clip: how far a value may move from the one before the first update on a rollout batch, in reward units
             (PPO's value clipping; 0.2 is usual); None sets no limit.
@@ -80,6 +80,8 @@ class ValueModel:
         self.epochs, self.clip, self.gradient_clip = epochs, clip, gradient_clip
         self.updates = 0
         """Made so far."""
+        self.updates_judged = 0
+        """Behind the values of the rollout batch that is trained on."""
         self.trunk: nn.Module | None = None
         """:class:`Trunk`, sharded where the policy is; None before :meth:`build`."""
         self.head = nn.Linear(1, 1)
@@ -144,8 +146,8 @@ class ValueModel:
 
     @property
     def warming(self) -> bool:
-        """Whether the policy has to wait for the critic."""
-        return self.updates < self.warm_up
+        """Whether the policy has to wait: the values of this rollout batch are those of a critic that is too young."""
+        return self.updates_judged < self.warm_up
 
     @property
     def sharded(self) -> bool:
@@ -177,6 +179,7 @@ class ValueModel:
             rows: their rollouts, in the same places.
         """
         assert self.trunk is not None
+        self.updates_judged = self.updates
         parts = [(part, own) for b, of_batch in zip(batches, rows, strict=True) for part, own in _pairs(b, of_batch)]
         with _own_ways(self._policy):
             for part, own in in_step(self.trunk, parts, self.device):
@@ -267,7 +270,7 @@ class ValueModel:
     def state_dict(self) -> dict[str, Any]:
         """Weights that are trained, optimizer and count, whole, on the rank that writes; a collective if sharded."""
         state = written_state(None if self.share else self.trunk, self.head, self.optimizers)
-        return {"updates": self.updates, "share": self.share, **state}
+        return {"updates": self.updates, "judged": self.updates_judged, "share": self.share, **state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of :meth:`state_dict`, on any number of ranks.
@@ -282,7 +285,7 @@ class ValueModel:
                 fix="resume with the same value, or start a new run",
             )
         read_state(state, None if self.share else self.trunk, self.head, self.optimizers)
-        self.updates = int(state["updates"])
+        self.updates, self.updates_judged = int(state["updates"]), int(state["judged"])
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gspo_lightning.metrics.definitions.clip import CLIP
 from gspo_lightning.metrics.definitions.collapse import COLLAPSE
+from gspo_lightning.metrics.definitions.critic import CRITIC
 from gspo_lightning.metrics.definitions.drift import DRIFT
 from gspo_lightning.metrics.definitions.evaluation import EVALUATION
 from gspo_lightning.metrics.definitions.experts import MOE
@@ -19,7 +20,7 @@ from gspo_lightning.metrics.definitions.update import OBJECTIVE, UPDATE
 __all__ = ["METRICS"]
 
 METRICS: tuple[MetricSpec, ...] = (
-    *COLD_START, *REWARD, *RESPONSE, *SOURCES, *RATIO, *BY_MINI_BATCH, *CLIP, *DRIFT, *UPDATE, *DATA, *COLLAPSE,
-    *STALENESS, *NOISE, *SPEED, *EVALUATION, *OBJECTIVE, *MOE,
+    *COLD_START, *REWARD, *RESPONSE, *CRITIC, *SOURCES, *RATIO, *BY_MINI_BATCH, *CLIP, *DRIFT, *UPDATE, *DATA,
+    *COLLAPSE, *STALENESS, *NOISE, *SPEED, *EVALUATION, *OBJECTIVE, *MOE,
 )  # fmt: skip
 """Every tag of a run."""
