@@ -42,13 +42,17 @@ def written_state(
 def read_state(
     state: dict[str, Any], trunk: nn.Module | None, head: nn.Linear, optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
-    """The inverse of :func:`written_state`; every rank has the whole state."""
+    """The inverse of :func:`written_state`; every rank has the whole state. The learning rate stays this run's."""
+    settings = [[(g["lr"], g["betas"]) for g in optimizer.param_groups] for optimizer in optimizers]
     head.load_state_dict(state["head"])
     optimizers[0].load_state_dict(state["head_optimizer"])
     if trunk is not None:
         set_model_state_dict(trunk, state["trunk"], options=_READ)
         if state["trunk_optimizer"] is not None:
             set_optimizer_state_dict(trunk, optimizers[1], state["trunk_optimizer"], options=_READ)
+    for optimizer, own in zip(optimizers, settings, strict=True):
+        for group, (lr, betas) in zip(optimizer.param_groups, own, strict=True):
+            group["lr"], group["betas"] = lr, betas
 
 
 def _cpu(state: Any) -> Any:
