@@ -54,6 +54,18 @@ class Job:
     """Name of the rollout source's class."""
     max_rows: int
     """Responses that are decoded at the same time."""
+    critic: str | None = None
+    """Name of the model that a critic trains; empty for a copy of the policy's; None without one, or if it has only a
+    head of its own."""
+    critic_epochs: int = 1
+
+    @property
+    def of_critic(self) -> Job | None:
+        """The same run with the critic's model in the place of the policy's: AdamW, a model without an output head."""
+        if self.critic is None:
+            return None
+        changes = {"name_or_path": self.critic, "revision": None, "config_overrides": {}} if self.critic else {}
+        return dataclasses.replace(self.with_model(**changes), optimizer="torch.optim.AdamW", critic=None)
 
     @property
     def checkpointing(self) -> bool:
@@ -129,7 +141,7 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
     kind = _strategy_kind(strategy)
     world = _devices(trainer.devices) * int(trainer.num_nodes or 1)
     settings = module.settings
-    rollouts = data.rollouts
+    rollouts, critic = data.rollouts, module.critic
     return Job(
         model=settings,
         optimizer=_class_and_options(config.model.optimizer)[0],
@@ -152,6 +164,8 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
         packed=settings.layout == "packed" or (settings.layout == "auto" and packed),
         source=type(rollouts).__name__,
         max_rows=int(getattr(rollouts, "max_rows", 1 << 30)),
+        critic=None if critic is None or critic.share else critic.name_or_path or "",
+        critic_epochs=1 if critic is None else critic.epochs,
     )
 
 
