@@ -39,7 +39,7 @@ from gspo_lightning.policy.settings import DType, Layout, ModelSettings
 from gspo_lightning.resume import close_epoch, flush, reopen_epoch
 from gspo_lightning.strategies.base import ddp_of, no_backward_sync, sharding_of
 from gspo_lightning.strategies.sharding import is_sharded, total_norm
-from gspo_lightning.training.build import build_optimizers, build_policy
+from gspo_lightning.training.build import build_critic, build_optimizers, build_policy
 from gspo_lightning.training.checkpoint import RunRecord
 from gspo_lightning.training.checks import check_run, check_sampling
 from gspo_lightning.training.cold_start import ColdStart
@@ -218,11 +218,7 @@ class GSPOModule(PolicyModule):
         self.policy.register_forward_hook(self.guard.watch)
         self.base_norm = frozen_norm(self.policy) if settings.lora is not None else 0.0
         sharding = sharding_of(strategy)
-        if self.critic is not None and self.trainer.state.fn == "fit":
-            self.critic.build(
-                self.policy, settings, longest=self.data.longest, device=strategy.root_device, dtype=dtype,
-                sharding=sharding,
-            )  # fmt: skip
+        build_critic(self.critic, self.policy, settings, self.trainer, longest=self.data.longest, dtype=dtype)
         shard = None if sharding is None else sharding.shard
         self.reference = ReferencePolicy(self.policy, shard) if self._keeps_reference(self.data) else None
         if shard is not None:
@@ -317,10 +313,9 @@ class GSPOModule(PolicyModule):
         norm = total_norm(gradients, sharded=is_sharded(self.policy), device=self.device)
         values["optim/gradient_norm"], values["optim/lr"] = norm, float(optimizer.param_groups[0]["lr"])
         suspects = self._update.suspects
-        if self.guard.skips(suspects, self.global_step + 1, self.device, lambda: self.dump_update(suspects)):
+        skipped = self.guard.skips(suspects, self.global_step + 1, self.device, lambda: self.dump_update(suspects))
+        if skipped or (self.critic is not None and self.critic.warming):
             optimizer.zero_grad(set_to_none=True)  # a step without gradients changes nothing
-        if self.critic is not None and self.critic.warming:
-            optimizer.zero_grad(set_to_none=True)
         values |= self.meter.before_step(self.policy, norm)
         for look in self.before_update:
             look(values)

@@ -15,7 +15,14 @@ from tests.runs.processes import Command
 from tests.runs.test_invariance import SGD
 
 CRITIC = ["--model.objective=GSPOToken", "--data.advantages=GAE", "--model.critic=ValueModel", "--model.critic.lr=1e-3"]
-OPTIONS = [*runs.UNTAUGHT, *CRITIC, *SGD, "--trainer.check_val_every_n_epoch=1", "--data.max_tokens_per_micro_batch=60"]
+OPTIONS = [
+    *runs.UNTAUGHT,
+    *CRITIC,
+    *SGD,
+    "--model.optimizer.momentum=0.9",
+    "--trainer.check_val_every_n_epoch=1",
+    "--data.max_tokens_per_micro_batch=60",
+]
 """Uneven micro-batches, and rewards that a model which cannot do anything yet earns."""
 STRATEGIES = ["ddp", "fsdp", "fsdp2"]
 KINDS = {
