@@ -64,7 +64,9 @@ class Job:
         """The same run with the critic's model in the place of the policy's: AdamW, a model without an output head."""
         if self.critic is None:
             return None
-        changes = {"name_or_path": self.critic, "revision": None, "config_overrides": {}} if self.critic else {}
+        changes: dict[str, Any] = (
+            {"name_or_path": self.critic, "revision": None, "config_overrides": {}} if self.critic else {}
+        )
         return dataclasses.replace(self.with_model(**changes), optimizer="torch.optim.AdamW", critic=None)
 
     @property
