@@ -21,7 +21,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.strategies.base import Sharding
 from gspo_lightning.strategies.layers import decoder_layers
-from gspo_lightning.strategies.sharding import clip_norm, in_step, is_sharded, total_norm, without_sync
+from gspo_lightning.strategies.sharding import clip_norm, in_step, is_sharded, reshard, total_norm, without_sync
 from gspo_lightning.types import MicroBatch, MiniBatch, Rollout
 from gspo_lightning.update.micro_batches import in_number
 from gspo_lightning.update.optimizers import fuse
@@ -269,6 +269,9 @@ class ValueModel:
 
     def state_dict(self) -> dict[str, Any]:
         """Weights that are trained, optimizer and count, whole, on the rank that writes; a collective if sharded."""
+        if self.sharded:
+            assert self.trunk is not None
+            reshard(self.trunk)
         state = written_state(None if self.share else self.trunk, self.head, self.optimizers)
         return {"updates": self.updates, "judged": self.updates_judged, "share": self.share, **state}
 
@@ -284,6 +287,9 @@ class ValueModel:
                 f"is {self.share}, but the checkpoint was written with {not self.share}",
                 fix="resume with the same value, or start a new run",
             )
+        if self.sharded:
+            assert self.trunk is not None
+            reshard(self.trunk)
         read_state(state, None if self.share else self.trunk, self.head, self.optimizers)
         self.updates, self.updates_judged = int(state["updates"]), int(state["judged"])
 

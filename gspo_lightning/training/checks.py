@@ -61,7 +61,14 @@ def check_run(data: PromptDataModule, module: RunModule, trainer: Trainer) -> No
     _check_objective(data, module)
     _check_replay(data, module)
     check_critic(module.critic, data.settings.advantages, data.settings.shaping, module.objective)
-    if module.critic is not None and module.critic.share and sharding_of(trainer.strategy) is not None:
+    sharding = sharding_of(trainer.strategy)
+    if module.critic is not None and "HYBRID" in str(getattr(sharding, "sharding_strategy", "")):
+        raise UserError(
+            "model.critic",
+            "is set, but HYBRID_SHARD has several copies of every shard, which its checkpoints do not know",
+            fix="use sharding_strategy: FULL_SHARD, or FSDP2Strategy",
+        )
+    if module.critic is not None and module.critic.share and sharding is not None:
         raise UserError(
             "model.critic.share",
             f"is true, but {type(trainer.strategy).__name__} gathers the policy's weights around its own forward pass",
