@@ -34,7 +34,8 @@ def value_loss(
     error = (values - returns).square()
     if clip is None:
         return 0.5 * error.sum(), torch.zeros((), dtype=torch.int64, device=mask.device)
-    near = old_values + (values - old_values).clamp(-clip, clip)
+    moved = values - old_values
+    near = torch.where(moved.abs() > clip, old_values + moved.clamp(-clip, clip), values)  # within: the value itself
     bounded = (near - returns).square()
     clipped = (bounded > error) & mask
     return 0.5 * torch.maximum(error, bounded).sum(), clipped.sum()

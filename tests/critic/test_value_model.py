@@ -155,6 +155,18 @@ def test_the_value_loss_by_hand_and_by_finite_differences() -> None:
     assert values.grad.tolist() == [[0.0, pytest.approx(0.9), 0.0], [pytest.approx(0.4), -1.0, 0.0]]
 
 
+def test_a_value_within_the_range_is_not_clipped_by_rounding() -> None:
+    """``old + (new - old)`` need not be ``new`` in float32."""
+    generator = torch.Generator().manual_seed(2)
+    old, returns = (torch.randn(1, 1000, generator=generator) for _ in range(2))
+    values = old + 0.1 * torch.rand(1, 1000, generator=generator)
+    assert not torch.equal(old + (values - old), values)
+    every = torch.ones(1, 1000, dtype=torch.bool)
+    loss, count = value_loss(values, old, returns, every, 0.2)
+    assert int(count) == 0
+    assert torch.equal(loss, value_loss(values, old, returns, every, None)[0])
+
+
 @pytest.mark.parametrize("kind", ["packed", "adapters", "checkpointing"])
 def test_it_learns_and_leaves_the_policy_alone(kind: str) -> None:
     policy = policy_of(KINDS[kind])
