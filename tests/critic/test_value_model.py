@@ -158,8 +158,7 @@ def test_the_value_loss_by_hand_and_by_finite_differences() -> None:
 def test_a_value_within_the_range_is_not_clipped_by_rounding() -> None:
     """``old + (new - old)`` need not be ``new`` in float32."""
     generator = torch.Generator().manual_seed(2)
-    old, returns = (torch.randn(1, 1000, generator=generator) for _ in range(2))
-    values = old + 0.1 * torch.rand(1, 1000, generator=generator)
+    old, values, returns = (s * torch.rand(1, 1000, generator=generator) for s in (0.15, 1e-3, 1.0))
     assert not torch.equal(old + (values - old), values)
     every = torch.ones(1, 1000, dtype=torch.bool)
     loss, count = value_loss(values, old, returns, every, 0.2)
