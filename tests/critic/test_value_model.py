@@ -27,6 +27,7 @@ KINDS = {
     "experts": ModelSettings("tiny-qwen3-moe"),
     "adapters": ModelSettings(lora=LoRA(r=4)),
     "checkpointing": ModelSettings(gradient_checkpointing=True),
+    "tied": ModelSettings(config_overrides={"tie_word_embeddings": True}),
 }
 
 
@@ -166,7 +167,7 @@ def test_a_value_within_the_range_is_not_clipped_by_rounding() -> None:
     assert torch.equal(loss, value_loss(values, old, returns, every, None)[0])
 
 
-@pytest.mark.parametrize("kind", ["packed", "adapters", "checkpointing"])
+@pytest.mark.parametrize("kind", ["packed", "adapters", "checkpointing", "tied"])
 def test_it_learns_and_leaves_the_policy_alone(kind: str) -> None:
     policy = policy_of(KINDS[kind])
     before, critic = weights(policy), made(policy, trained_head=False, lr=1e-2, epochs=10)

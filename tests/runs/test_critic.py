@@ -10,6 +10,9 @@ import pytest
 import torch
 
 from gspo_lightning.commands.export import sharded_weights
+from gspo_lightning.experience import iteration
+from gspo_lightning.experience.respond import Groups
+from gspo_lightning.types import Rollout
 from tests.runs import runs
 from tests.runs.processes import Command
 from tests.runs.test_invariance import SGD
@@ -181,6 +184,39 @@ def test_two_ranks_go_on_bit_for_bit(tmp_path: Path, strategy: str) -> None:
     two_ranks(tmp_path / "cut", strategy, "copy", "--ckpt_path=last")
     assert runs.largest_difference(policy_weights(undisturbed), policy_weights(cut)) == 0.0
     assert same(critic_state(undisturbed), critic_state(cut))
+
+
+def test_turns_and_a_penalty_per_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guess the number: what turns earn and what tokens pay arrives where it arose; the other side's tokens get 0."""
+    seen: list[Rollout] = []
+    own = iteration.assign_token_advantages
+
+    def noted(groups: Groups, *rest: Any) -> dict[str, float]:
+        seen.extend(r for g in groups for r in g)
+        return own(groups, *rest)
+
+    monkeypatch.setattr(iteration, "assign_token_advantages", noted)
+    options = ["--model.cold_start.steps=30", "--model.cold_start.demonstrations.step=10", "--data.turn_credit=turn"]
+    cost = ["--data.rollouts.environment.cost=0.125", "--data.kl_in_reward=0.5", "--data.advantages.whiten=false"]
+    lam = ["--data.advantages.lam=1.0", "--model.optimizer.lr=1e-3"]
+    run = runs.fit(tmp_path, *CRITIC, *options, *cost, *lam, config=runs.ROOT / "configs" / "guess.yaml")
+    assert "critic/value_mean" in runs.scalars(run)
+    several = [r for r in seen if r.reward is not None and len(r.turn_ends) > 1]
+    assert several
+    assert any(r.kl_penalty != 0 for r in seen)  # the second iteration's policy is no longer the reference
+    for rollout in several:
+        assert rollout.token_penalties is not None
+        assert rollout.token_advantages is not None
+        assert rollout.values is not None
+        assert float(rollout.token_penalties.sum()) == pytest.approx(rollout.kl_penalty, abs=1e-5)
+        assert not rollout.token_advantages[~rollout.response_mask].any()
+        first = int(torch.nonzero(rollout.response_mask)[0])  # lambda 1: all that is earned, less the value
+        earned = rollout.reward - rollout.kl_penalty - float(rollout.values[first])  # type: ignore[operator]
+        assert float(rollout.token_advantages[first]) == pytest.approx(earned, abs=1e-4)
+        after = torch.arange(len(rollout.token_ids)) >= rollout.turn_ends[0]
+        second = int(torch.nonzero(rollout.response_mask & after)[0])
+        later = rollout.reward - rollout.turn_rewards[0] - float(rollout.token_penalties[second:].sum())  # type: ignore
+        assert float(rollout.token_advantages[second]) == pytest.approx(later - float(rollout.values[second]), abs=1e-4)
 
 
 REFUSED = {
