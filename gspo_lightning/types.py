@@ -139,9 +139,11 @@ class Rollout:
 
     Of a conversation ``text`` is what the policy said and ``messages`` is all of it; ``turn_ends`` are the places in
     ``token_ids`` after each turn of the policy, ``turn_rewards`` what the environment paid for it.
-    ``token_advantages`` [T] float32 take the place of ``advantage`` where turns or steps are judged on their own;
-    ``steps`` are (end, score) of each step by the name of the reward, ``end`` a place in ``token_ids``, rising.
-    ``lost`` says why there can be no reward: its environment failed; ``missing`` why rewards have given none.
+    ``token_advantages`` [T] float32 take the place of ``advantage`` where turns, steps or tokens are judged on their
+    own; ``steps`` are (end, score) of each step by the name of the reward, ``end`` a place in ``token_ids``, rising.
+    ``values`` and ``returns`` [T] float32 are what a critic says of the state before each token, and what it should
+    have said; ``token_penalties`` [T] float32 add up to ``kl_penalty``. ``lost`` says why there can be no reward: its
+    environment failed; ``missing`` why rewards have given none.
     """
 
     prompt: Prompt
@@ -166,6 +168,9 @@ class Rollout:
     turn_rewards: tuple[float, ...] = ()
     token_advantages: Tensor | None = None
     steps: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    values: Tensor | None = None
+    returns: Tensor | None = None
+    token_penalties: Tensor | None = None
     lost: str = ""
     missing: str = ""
     versions: Tensor | None = None

@@ -37,6 +37,7 @@ FLOORS = [
     "training",
     "evaluation",
     "experience",
+    "critic",
     "update",
     "rollouts",
     "old_policy",

@@ -1,8 +1,9 @@
-"""Advantages: what a reward is worth beside the other rewards of its group."""
+"""Advantages: what a reward is worth beside the others of its group, or beside what a critic expected."""
 
 from __future__ import annotations
 
 from gspo_lightning.advantages.base import Advantages
+from gspo_lightning.advantages.gae import GAE
 from gspo_lightning.advantages.within_groups import BatchNormalised, GroupMean, GroupNormalised, LeaveOneOut, MaxRL, Raw
 
-__all__ = ["Advantages", "BatchNormalised", "GroupMean", "GroupNormalised", "LeaveOneOut", "MaxRL", "Raw"]
+__all__ = ["GAE", "Advantages", "BatchNormalised", "GroupMean", "GroupNormalised", "LeaveOneOut", "MaxRL", "Raw"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ class Advantages(ABC):
 
     min_group_size: int = 1
     """Samples per group that the statistic needs."""
+    per_token: ClassVar[bool] = False
+    """Whether each token has an advantage of its own, from a critic's values (``GAE``)."""
 
     def __call__(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         """[N] advantages in the dtype of ``rewards``; computed in float64.
@@ -103,6 +106,8 @@ def try_advantages(advantages: Advantages, group_size: int) -> None:
     Raises:
         UserError: what it returns cannot be trained with.
     """
+    if advantages.per_token:
+        return  # they need values
     rewards = torch.cat([torch.arange(group_size) % 2, torch.ones(group_size)]).double()
     advantages(rewards, torch.arange(2).repeat_interleave(group_size))
 

@@ -85,7 +85,7 @@ class LeaveOneOut(Advantages):
 class BatchNormalised(Advantages):
     """(r - mean) / (std + eps) over all samples of the call, whatever their group: for PPO without a critic.
 
-    The call is one rollout batch on one rank. The standard deviation is the unbiased one.
+    In a run these are all samples of a rollout batch, on all ranks. The standard deviation is the unbiased one.
 
     Args:
         eps: added to the standard deviation, >= 0, in units of the reward.

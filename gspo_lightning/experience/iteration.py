@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from gspo_lightning.advantages.gae import GAE
+from gspo_lightning.advantages.per_token import assign_token_advantages
 from gspo_lightning.advantages.shaping import assign_advantages, is_dead, mask_truncated
+from gspo_lightning.critic.value_model import Rows
 from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
 from gspo_lightning.experience.collect import Experience, collect, measure_rewards
 from gspo_lightning.experience.learner import Learner
@@ -88,7 +91,7 @@ class Iteration:
             UserError: no response has a reward, or the rollouts lack what training needs.
             InfrastructureError: the rollout source, or the rewards, failed for good.
         """
-        learner, settings = self.learner, self.settings
+        learner = self.learner
         learner.old_policy.refresh(learner.policy, number)
         source = self.respond.source
         with (
@@ -106,7 +109,7 @@ class Iteration:
             self._penalise(groups)
             batches = self._old_logprobs(number, batches)
             batches = self._frozen_logprobs(batches)
-        metrics["reward/dead_groups"] = assign_advantages(groups, settings.advantages, settings.shaping, learner.device)
+            metrics |= self._advantages(groups, batches, rows)
         metrics |= self._by_source(groups)
         batches = with_advantages(batches, rows)
         experience = collect(groups, batches, metrics, device=learner.device, distributions=self.distributions)
@@ -226,6 +229,16 @@ class Iteration:
             if frozen is not None:
                 batches = frozen.fill(batches, self.settings.temperature, self.learner.device)
         return batches
+
+    def _advantages(self, groups: Groups, batches: Sequence[MiniBatch], rows: Rows) -> dict[str, float]:
+        """What every response, or token, is worth; a critic says what it expected first, and learns from it then."""
+        learner, settings = self.learner, self.settings
+        if not isinstance(settings.advantages, GAE) or learner.critic is None:
+            dead = assign_advantages(groups, settings.advantages, settings.shaping, learner.device)
+            return {"reward/dead_groups": dead}
+        learner.critic.judge(batches, rows)
+        found = assign_token_advantages(groups, settings.advantages, settings.shaping, learner.device)
+        return found | learner.critic.learn(batches, rows)
 
 
 def _added(seconds: dict[str, float], more: dict[str, float]) -> dict[str, float]:

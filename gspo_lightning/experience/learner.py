@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from gspo_lightning.critic import ValueModel
 from gspo_lightning.old_policy.base import OldPolicy
 from gspo_lightning.old_policy.logprobs import OldLogProbs
 from gspo_lightning.old_policy.reference import ReferencePolicy
@@ -26,6 +27,8 @@ class Learner(Protocol):
     """The frozen start of the run, where a KL term is measured to it."""
     teacher: Teacher | None
     """Of on-policy distillation."""
+    critic: ValueModel | None
+    """Learns what states are worth, where advantages need it."""
 
     @property
     def device(self) -> torch.device:

@@ -56,6 +56,8 @@ class ReferencePolicy(FrozenPolicy):
     ) -> None:
         """Set each rollout's ``kl_penalty`` to ``coef`` times its summed log-ratio to the reference, nats.
 
+        ``token_penalties`` are the terms of the sum.
+
         The k1 estimator of KL(old policy || reference) over the whole response, as in reinforcement learning from human
         feedback (InstructGPT, arXiv 2203.02155). Both sides go through the same forward pass over the same rows: a
         sampler's log-probabilities differ by more than a small KL, and here a policy that is the reference has exactly
@@ -78,9 +80,11 @@ class ReferencePolicy(FrozenPolicy):
                 logprobs = old(batch, temperature)[0]
             with self._as_it_was():
                 ratio = logprobs - self.policy(batch, temperature)[0]
+            each = coef * torch.where(batch.response_mask, ratio, 0.0)
             sums = torch.where(batch.response_mask, ratio, 0.0).double().sum(-1).tolist()
-            for rollout, value in zip(rows[done : done + len(sums)], sums, strict=done < len(rows)):
+            for i, (rollout, value) in enumerate(zip(rows[done : done + len(sums)], sums, strict=done < len(rows))):
                 rollout.kl_penalty = coef * value
+                rollout.token_penalties = each[i, : len(rollout.token_ids)].cpu()
             done += len(sums)
 
     def _to(self, device: torch.device) -> None:

@@ -121,7 +121,7 @@ class Policy(nn.Module):
             ``logprobs`` and ``entropies``, both [N, T], float32 or wider, nats; 0 beyond a row's response. With
             ``against`` also the KL(this policy || the other) over the vocabulary at each token, [N, T], nats.
         """
-        states = self._states(batch)
+        states = self.states(batch)
         found: tuple[Tensor, ...] = self._token_logprobs(states.hidden, states.targets, temperature)
         if against is not None:
             theirs = against.hidden[states.order().argsort()]
@@ -136,10 +136,11 @@ class Policy(nn.Module):
         Args:
             batch: N rows on its device.
         """
-        states = self._states(batch)
+        states = self.states(batch)
         return Distribution(states.hidden[states.order()], self._head())
 
-    def _states(self, batch: MicroBatch) -> States:
+    def states(self, batch: MicroBatch) -> States:
+        """What the response tokens of a micro-batch are predicted from."""
         return self._packed(batch) if self.packed else self._padded(batch)
 
     def _packed(self, batch: MicroBatch) -> States:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, Strategy
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gspo_lightning.policy.policy import Policy
@@ -39,6 +41,16 @@ class Sharding(Strategy):
             policy: whole, on every rank, or where :attr:`loads_on_first_rank` says so.
             offload: keep its shards in the main memory, whatever the strategy does with others: they visit the device
                 layer by layer, while they compute.
+        """
+
+    @abstractmethod
+    def spread(self, module: nn.Module, layers: Sequence[nn.Module], offload: bool = False) -> nn.Module:
+        """Spread a module that is never put together again: a policy without what :meth:`shard` adds for rollouts.
+
+        Args:
+            module: whole, on every rank; its forward pass is where gathering starts.
+            layers: of it, gathered one at a time.
+            offload: see :meth:`shard`.
         """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:

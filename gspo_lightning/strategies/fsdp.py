@@ -6,12 +6,14 @@ float32, run on CPU processes (gloo), too, and write checkpoints that are there 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.precision import FSDPPrecision, Precision
 from lightning.pytorch.strategies import FSDPStrategy as LightningFSDP
+from torch import nn
 from torch.distributed.fsdp import (
     CPUOffload,
     FullyShardedDataParallel,
@@ -68,11 +70,17 @@ class FSDPStrategy(Sharding, LightningFSDP):
 
     def shard(self, policy: Policy, offload: bool = False) -> Policy:
         """See :meth:`Sharding.shard`; a wrapper is put around it."""
-        kinds = {type(layer) for layer in decoder_layers(policy)}
-        apart = self.root_device.type != "cpu"
+        layers = decoder_layers(policy)
         policy.gathering = Gathering(policy, self.root_device, compute_dtype(self.precision_plugin.precision))
-        wrapped: Any = FullyShardedDataParallel(
-            policy,
+        wrapped: Any = self.spread(policy, layers, offload)
+        return wrapped
+
+    def spread(self, module: nn.Module, layers: Sequence[nn.Module], offload: bool = False) -> nn.Module:
+        """See :meth:`Sharding.spread`; a wrapper is put around it."""
+        kinds = {type(layer) for layer in layers}
+        apart = self.root_device.type != "cpu"
+        return FullyShardedDataParallel(
+            module,
             auto_wrap_policy=ModuleWrapPolicy(kinds),
             cpu_offload=CPUOffload((offload or bool(self.cpu_offload and self.cpu_offload.offload_params)) and apart),
             device_id=self.root_device,
@@ -80,4 +88,3 @@ class FSDPStrategy(Sharding, LightningFSDP):
             sharding_strategy=self.sharding_strategy,
             use_orig_params=True,
         )
-        return wrapped

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     MixedPrecisionPolicy,
@@ -62,18 +64,27 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
         """See :meth:`Sharding.shard`; in place."""
         dtype = compute_dtype(str(self.precision_plugin.precision))
         policy.gathering = Gathering(policy, self.root_device, dtype, lockstep=self.rollouts == "lockstep")
+        state = whole_state(policy)
+        self.spread(policy, decoder_layers(policy), offload)
+        receive_weights(policy, state, torch.device("cpu") if self._offloads(offload) else self.root_device)
+        return policy
+
+    def _offloads(self, offload: bool) -> bool:
+        return (self.cpu_offload or offload) and self.root_device.type != "cpu"
+
+    def spread(self, module: nn.Module, layers: Sequence[nn.Module], offload: bool = False) -> nn.Module:
+        """See :meth:`Sharding.spread`; in place."""
+        dtype = compute_dtype(str(self.precision_plugin.precision))
         options: dict[str, Any] = {
             "mesh": self.device_mesh["data_parallel"],
             "mp_policy": MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False),
         }
-        if (self.cpu_offload or offload) and self.root_device.type != "cpu":
+        if self._offloads(offload):
             options["offload_policy"] = CPUOffloadPolicy()
-        state = whole_state(policy)
-        for layer in decoder_layers(policy):
+        for layer in layers:
             fully_shard(layer, reshard_after_forward=self.reshard_after_forward, **options)
-        fully_shard(policy, **options)
-        receive_weights(policy, state, torch.device("cpu") if "offload_policy" in options else self.root_device)
-        return policy
+        fully_shard(module, **options)
+        return module
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         """See :meth:`Sharding.save_checkpoint`; as one file like that of a single process, if so chosen."""

@@ -21,7 +21,7 @@ from gspo_lightning.types import WeightsOn
 
 __all__ = [
     "Gathering", "clip_norm", "clip_values", "copy_weights", "first_rank_weights", "full_weights", "gathered",
-    "in_step", "is_sharded", "total_norm", "units", "unwrapped", "without_sync",
+    "in_step", "is_sharded", "plain_name", "reshard", "total_norm", "units", "unwrapped", "without_sync",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ def unwrapped(policy: Policy) -> Policy:
 def units(policy: nn.Module) -> list[tuple[str, Any]]:
     """The modules whose parameters are gathered together, the outermost first, under their plain names."""
     found = ((n, m) for n, m in policy.named_modules() if isinstance(m, FSDPModule | FullyShardedDataParallel))
-    return [(_plain(f"{name}.").removesuffix("."), module) for name, module in found]
+    return [(plain_name(f"{name}.").removesuffix("."), module) for name, module in found]
 
 
 def total_norm(tensors: Iterable[Tensor], *, sharded: bool, device: torch.device, norm_type: float = 2.0) -> float:
@@ -251,12 +251,20 @@ def _whole(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _own(prefix: str, unit: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Parameters of an FSDP1 unit without those of the units inside it."""
     inner = [f"{name}." for name, _ in units(unit) if name]
-    named = [(_plain(name), p) for name, p in unit.named_parameters()]
+    named = [(plain_name(name), p) for name, p in unit.named_parameters()]
     own = [(name, p) for name, p in named if not name.startswith(tuple(inner))] if inner else named
     return [(f"{prefix}.{name}" if prefix else name, p) for name, p in own]
 
 
-def _plain(name: str) -> str:
+def reshard(module: nn.Module) -> None:
+    """Every rank holds its part again: with FSDP2 a forward pass without a backward pass leaves parameters whole."""
+    if not isinstance(module, FullyShardedDataParallel):
+        for _, unit in units(module):
+            unit.reshard()
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name in the model that wrappers have been put around."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name

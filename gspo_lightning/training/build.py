@@ -7,20 +7,23 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 
+from gspo_lightning.critic import ValueModel
 from gspo_lightning.policy.checks import check_head, choose_layout
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Replay, routers_of
 from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.strategies.base import sharding_of
 from gspo_lightning.strategies.checks import check_optimizer
 from gspo_lightning.strategies.loading import made_by_first_rank
 from gspo_lightning.update.nonfinite import check_weights
 from gspo_lightning.update.optimizers import fuse, warn_if_weights_stand_still
 from gspo_lightning.update.schedules import schedule
 
-__all__ = ["build_optimizers", "build_policy"]
+__all__ = ["build_critic", "build_optimizers", "build_policy"]
 
 
 def build_policy(
@@ -63,6 +66,33 @@ def build_policy(
     if policy.silenced.held:  # on purpose (gspo_lightning.policy.silence); Lightning would wonder
         warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")
     return policy
+
+
+def build_critic(
+    critic: ValueModel | None,
+    policy: Policy,
+    settings: ModelSettings,
+    trainer: Trainer,
+    *,
+    longest: int,
+    dtype: torch.dtype | None,
+) -> None:
+    """Make the critic's model, where there is one and it will be trained, from the policy that is not sharded yet.
+
+    Args:
+        critic: None: there is none.
+        policy: whole, at its start.
+        settings: of the policy.
+        trainer: whose strategy spreads it.
+        longest: tokens that a row may have.
+        dtype: of autocast in training; None: there is none.
+
+    Raises:
+        UserError: its model cannot be loaded, or does not fit the policy.
+    """
+    if critic is not None and trainer.state.fn == "fit":
+        device, sharding = trainer.strategy.root_device, sharding_of(trainer.strategy)
+        critic.build(policy, settings, longest=longest, device=device, dtype=dtype, sharding=sharding)
 
 
 def build_optimizers(

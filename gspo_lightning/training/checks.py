@@ -9,6 +9,9 @@ import torch
 from lightning.pytorch import Trainer
 from transformers import PreTrainedTokenizerBase
 
+from gspo_lightning.advantages.base import Advantages
+from gspo_lightning.advantages.shaping import Shaping
+from gspo_lightning.critic import ValueModel
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience.sources import has_environment
 from gspo_lightning.metrics.meter import UpdateMeter
@@ -29,7 +32,7 @@ from gspo_lightning.training.teacher import TeacherModel, check_teacher
 from gspo_lightning.training.trainer_checks import check_trainer
 from gspo_lightning.types import SamplingParams
 
-__all__ = ["RunModule", "check_device", "check_precision", "check_run", "check_sampling"]
+__all__ = ["RunModule", "check_critic", "check_device", "check_precision", "check_run", "check_sampling"]
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ class RunModule(Protocol):
     segment_delimiters: list[str]
     allow_unusual_clip: bool
     routing_replay: Replay
+    critic: ValueModel | None
     teacher_model: TeacherModel | None
 
     @property
@@ -67,6 +71,20 @@ def check_run(data: PromptDataModule, module: RunModule, trainer: Trainer) -> No
     _check_objective(data, module)
     check_teacher(module.teacher_model, module.objective, module.settings, module.tokenizer, data, trainer)
     _check_replay(data, module)
+    check_critic(module.critic, data.settings.advantages, data.settings.shaping, module.objective)
+    sharding = sharding_of(trainer.strategy)
+    if module.critic is not None and "HYBRID" in str(getattr(sharding, "sharding_strategy", "")):
+        raise UserError(
+            "model.critic",
+            "is set, but HYBRID_SHARD has several copies of every shard, which its checkpoints do not know",
+            fix="use sharding_strategy: FULL_SHARD, or FSDP2Strategy",
+        )
+    if module.critic is not None and module.critic.share and sharding is not None:
+        raise UserError(
+            "model.critic.share",
+            f"is true, but {type(trainer.strategy).__name__} gathers the policy's weights around its own forward pass",
+            fix="use share: false (the critic is then sharded like the policy), or trainer.strategy: ddp",
+        )
     check_trainer(data, module.meter.level, trainer)
     check_precision(str(trainer.precision))
     check_device(str(trainer.precision), module.settings.dtype, trainer.strategy.root_device)
@@ -132,6 +150,51 @@ def _check_steps(data: PromptDataModule, module: RunModule) -> bool:
             fix="use data.rollouts: GroupedSampler, or a reward that scores whole responses",
         )
     return True
+
+
+def check_critic(
+    critic: ValueModel | None, advantages: Advantages, shaping: Shaping, objective: Objective, where: str = "data."
+) -> None:
+    """Critic, advantages and objective go together (the table in docs/critic.md).
+
+    Args:
+        critic: None where there is none.
+        advantages: of the run.
+        shaping: how scores are read.
+        objective: of the run.
+        where: what the names of the settings begin with in messages.
+
+    Raises:
+        UserError: they do not.
+    """
+    if not advantages.per_token:
+        if critic is not None:
+            raise UserError(
+                f"{where}advantages",
+                f"is {type(advantages).__name__}, which never asks the critic",
+                fix=f"use {where}advantages: GAE, or leave the critic out",
+            )
+        return
+    name = type(advantages).__name__
+    if critic is None:
+        raise UserError(
+            f"{where}advantages",
+            f"is {name}, which needs the values of a critic",
+            fix="add one (configs/critic.yaml), or use GroupNormalised",
+        )
+    if not objective.per_token_advantages:
+        raise UserError(
+            f"{where}advantages",
+            f"is {name}, which gives every token its own advantage, but {type(objective).__name__} takes one per "
+            "response",
+            fix="use GSPOToken, or a token-level objective such as PPO or GRPO",
+        )
+    if shaping.combine == "normalised_separately":
+        raise UserError(
+            f"{where}combine_rewards",
+            f"is 'normalised_separately', which compares each reward within its group, but {name} compares none",
+            fix="use weighted_sum",
+        )
 
 
 def _check_replay(data: PromptDataModule, module: RunModule) -> None:

@@ -19,6 +19,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 
+from gspo_lightning.critic import ValueModel
 from gspo_lightning.distributed import from_first_rank, rank_and_world
 from gspo_lightning.metrics.meter import UpdateMeter
 from gspo_lightning.metrics.sums import Level, MetricSums
@@ -39,7 +40,7 @@ from gspo_lightning.policy.settings import DType, Layout, ModelSettings
 from gspo_lightning.resume import close_epoch, flush, reopen_epoch
 from gspo_lightning.strategies.base import ddp_of, no_backward_sync, sharding_of
 from gspo_lightning.strategies.sharding import is_sharded, total_norm
-from gspo_lightning.training.build import build_optimizers, build_policy
+from gspo_lightning.training.build import build_critic, build_optimizers, build_policy
 from gspo_lightning.training.checkpoint import RunRecord
 from gspo_lightning.training.checks import check_run, check_sampling
 from gspo_lightning.training.cold_start import ColdStart
@@ -73,6 +74,7 @@ class GSPOModule(PolicyModule):
         optimizer: built from the policy's trainable parameters.
         lr_scheduler: stepped once per optimizer step (``ReduceLROnPlateau`` of ``lightning.pytorch.cli``: once per
             iteration, or per evaluation where it monitors one); None keeps the learning rate constant.
+        critic: learns the values that ``data.advantages: GAE`` needs; None: advantages come from groups alone.
         cold_start: supervised steps before reinforcement learning, made once and cached; None starts from the model.
         teacher: is followed with ``objective.distill_coef`` (docs/distillation.md): a hub id, a folder, or the URL of a
             server; or a mapping of :class:`~gspo_lightning.training.teacher.TeacherModel`. It is never trained.
@@ -111,6 +113,7 @@ class GSPOModule(PolicyModule):
         old_logprobs: OldLogProbsChoice = "auto",
         optimizer: OptimizerCallable = torch.optim.AdamW,
         lr_scheduler: LRSchedulerCallable | None = None,
+        critic: ValueModel | None = None,
         cold_start: ColdStart | None = None,
         teacher: TeacherModel | str | None = None,
         dtype: DType = "float32",
@@ -144,13 +147,14 @@ class GSPOModule(PolicyModule):
         self.reference: ReferencePolicy | None = None
         self.teacher_model = taught_by(teacher)
         self.teacher: Teacher | None = None
+        self.critic = critic
         self.build_optimizer, self.build_scheduler = optimizer, lr_scheduler
         self.segment_delimiters = segment_delimiters or []
         self.allow_unusual_clip, self.histogram_every = allow_unusual_clip, histogram_every
         self.routing_replay, self.router_metrics = replay_word(routing_replay), router_metrics
         self.router_aux_loss_coef = router_aux_loss_coef
         self.meter, self.guard = UpdateMeter(metrics), NonFiniteGuard(on_nonfinite, max_skips)
-        self.run = RunRecord(self.guard, self.meter, self.old_logprobs, self.evaluator)
+        self.run = RunRecord(self.guard, self.meter, self.old_logprobs, self.evaluator, critic)
         self.before_update: list[Callable[[dict[str, float]], None]] = []
         """Called with what was measured of an update, before the optimizer steps."""
         self.last_update: dict[str, float] = {}
@@ -216,11 +220,13 @@ class GSPOModule(PolicyModule):
         self.policy = build_policy(
             settings, replay=self.routing_replay, router_metrics=self.router_metrics,
             router_aux_loss_coef=self.router_aux_loss_coef, longest=self.data.longest, device=strategy.root_device,
-            dtype=dtype, on_first_rank=sharding is not None and sharding.loads_on_first_rank,
+            dtype=dtype,
+            on_first_rank=sharding is not None and sharding.loads_on_first_rank and self.critic is None,
         )  # fmt: skip
         self.meter.watch(self.policy)
         self.policy.register_forward_hook(self.guard.watch)
         self.base_norm = from_first_rank(lambda: frozen_norm(self.policy)) if settings.lora is not None else 0.0
+        build_critic(self.critic, self.policy, settings, self.trainer, longest=self.data.longest, dtype=dtype)
         shard = None if sharding is None else sharding.shard
         self.reference = ReferencePolicy(self.policy, shard) if self._keeps_reference(self.data) else None
         if shard is not None:
@@ -242,6 +248,10 @@ class GSPOModule(PolicyModule):
         if self.global_rank == 0:
             check_sampling(self.policy, self.data.settings.sampling(self.policy.eos_token_ids))
         self.verify_sources()
+
+    def on_train_start(self) -> None:
+        """The critic goes on where a checkpoint left it; only now has every strategy read the checkpoint."""
+        self.run.restore_critic()
 
     def teardown(self, stage: str) -> None:
         """Let go of a teacher's server."""
@@ -321,7 +331,8 @@ class GSPOModule(PolicyModule):
         norm = total_norm(gradients, sharded=is_sharded(self.policy), device=self.device)
         values["optim/gradient_norm"], values["optim/lr"] = norm, float(optimizer.param_groups[0]["lr"])
         suspects = self._update.suspects
-        if self.guard.skips(suspects, self.global_step + 1, self.device, lambda: self.dump_update(suspects)):
+        skipped = self.guard.skips(suspects, self.global_step + 1, self.device, lambda: self.dump_update(suspects))
+        if skipped or (self.critic is not None and self.critic.warming):
             optimizer.zero_grad(set_to_none=True)  # a step without gradients changes nothing
         values |= self.meter.before_step(self.policy, norm)
         for look in self.before_update:

@@ -22,7 +22,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gspo_lightning.advantages.base import Advantages
+from gspo_lightning.advantages.shaping import Shaping
 from gspo_lightning.advantages.within_groups import GroupNormalised
+from gspo_lightning.critic import ValueModel
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import UserError
 from gspo_lightning.evaluation.metrics import EvaluationMetrics
@@ -46,6 +48,7 @@ from gspo_lightning.rewards import Reward
 from gspo_lightning.rollouts import GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.training.caller import REWARD, Caller, Given, Query, RewardFunction, records_of, shown
+from gspo_lightning.training.checks import check_critic
 from gspo_lightning.training.teacher import teacher_of
 from gspo_lightning.training.trainer_config import GSPOConfig, objective_of
 from gspo_lightning.types import MiniBatch, Prompt
@@ -73,6 +76,9 @@ class GSPOTrainer:
         config: settings; the default trains on policy with the paper's clip range.
         objective: another objective than GSPO with the config's clip range: its name (``"DAPO"``, those of ``gspo list
             objectives`` and of plug-ins), class, or an instance with its own settings.
+        advantages: what rewards are worth; None compares them within groups (``GroupNormalised``).
+        critic: learns the values that ``advantages=GAE()`` needs: ``ValueModel(lr=1e-5)`` copies the model as it is
+            now.
         teacher: followed by an objective with ``distill_coef`` (on-policy distillation): another model with the same
             vocabulary, which is moved to the model's device and gets no gradients; or its name, folder, or the URL of
             a server.
@@ -108,6 +114,8 @@ class GSPOTrainer:
         tokenizer: PreTrainedTokenizerBase,
         config: GSPOConfig | None = None,
         objective: Objective | type[Objective] | str | None = None,
+        advantages: Advantages | None = None,
+        critic: ValueModel | None = None,
         teacher: PreTrainedModel | str | None = None,
     ) -> None:
         self.config = config if config is not None else GSPOConfig()
@@ -130,12 +138,17 @@ class GSPOTrainer:
         self.objective = objective_of(objective, self.config)
         self.old_policy: OldPolicy = CachedLogProbs()
         self.old_logprobs = OldLogProbs("auto", self.objective)
-        self.advantages: Advantages = GroupNormalised()
+        self.advantages: Advantages = GroupNormalised() if advantages is None else advantages
+        check_critic(critic, self.advantages, Shaping(), self.objective, where="")
+        self.critic = critic
         self.rollouts: RolloutSource = GroupedSampler(max_rows=self.config.max_rows)
         with _modes_restored(self.policy):
             longest = prompt + self.config.max_response_tokens
             verify_decoding(self.policy, self.rollouts, temperature=self.config.temperature, longest=longest)
         self._deal = self.config.deal
+        if critic is not None:
+            longest = (self.config.max_prompt_tokens or 0) + self.config.max_response_tokens
+            critic.build(self.policy, longest=longest)
         self.iteration = 0
         self.examples: list[dict[str, Any]] = []
         self.reference = ReferencePolicy(self.policy) if self.objective.kl_coef > 0 else None
@@ -286,17 +299,23 @@ class GSPOTrainer:
             "version": self.version,
             "noise": self.old_logprobs.noise,
             "reference": reference,
+            "critic": None if self.critic is None else self.critic.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`: the steps that follow are those that would have followed there.
 
         Raises:
-            UserError: it is the state of a trainer with a reference policy, and this one has none, or the reverse.
+            UserError: it is the state of a trainer with a reference policy or a critic, and this one has none, or the
+                reverse.
         """
         if (state["reference"] is None) != (self.reference is None):
             raise UserError("state", "is of an objective with another kl_coef", fix="give the same objective")
+        if ((theirs := state.get("critic")) is None) != (self.critic is None):
+            raise UserError("state", "and this trainer must both have a critic, or neither", fix="give the same critic")
         self.policy.model.load_state_dict(state["model"])
+        if self.critic is not None and theirs is not None:
+            self.critic.load_state_dict(theirs)
         if self.reference is not None:
             self.reference.policy.model.load_state_dict(state["reference"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -384,7 +403,8 @@ class GSPOTrainer:
                 f"has a gradient norm of {norm}; this update was not applied",
                 fix="look for NaN in the weights; in bfloat16, train float32 weights instead",
             )
-        self.optimizer.step()
+        if self.critic is None or not self.critic.warming:
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)  # between steps the memory is the caller's
         self.version += 1
         return norm

@@ -32,6 +32,7 @@ COMPONENTS = {
     ],
     "advantages": [
         "gspo_lightning.advantages.BatchNormalised",
+        "gspo_lightning.advantages.GAE",
         "gspo_lightning.advantages.GroupMean",
         "gspo_lightning.advantages.GroupNormalised",
         "gspo_lightning.advantages.LeaveOneOut",

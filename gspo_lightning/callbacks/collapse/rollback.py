@@ -32,7 +32,7 @@ def good_checkpoint(folder: Path, quiet: Collection[int], since: int) -> Path | 
 
 
 def roll_back(trainer: Trainer, module: GSPOModule, path: Path, lr_factor: float) -> dict[str, Any]:
-    """Put policy, snapshot, optimizer and the history of gradient norms back; returns the checkpoint.
+    """Put policy, snapshot, optimizer, critic and the history of gradient norms back; returns the checkpoint.
 
     Every rank reads the file. Learning rates are those of now times ``lr_factor``; a schedule goes on from there.
     """
@@ -54,5 +54,7 @@ def roll_back(trainer: Trainer, module: GSPOModule, path: Path, lr_factor: float
     for config in trainer.lr_scheduler_configs:
         if hasattr(config.scheduler, "base_lrs"):
             config.scheduler.base_lrs = [rate * lr_factor for rate in config.scheduler.base_lrs]
+    if module.critic is not None and "gspo_critic" in checkpoint:
+        module.critic.load_state_dict(checkpoint["gspo_critic"])
     module.meter.load_state_dict(checkpoint.get("gspo_meter", {}))
     return checkpoint

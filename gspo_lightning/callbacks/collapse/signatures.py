@@ -12,8 +12,8 @@ from typing import ClassVar
 from gspo_lightning.callbacks.collapse.signature import History, Look, Signature, reward_share, rose
 
 __all__ = [
-    "SIGNATURES", "DeadGroupFlood", "EntropyCollapse", "EntropyExplosion", "GradientSpikes", "LengthCollapse",
-    "LengthRunaway", "NonFinite", "RatioExplosion", "Repetition", "RewardCollapse",
+    "SIGNATURES", "BlindCritic", "DeadGroupFlood", "EntropyCollapse", "EntropyExplosion", "GradientSpikes",
+    "LengthCollapse", "LengthRunaway", "NonFinite", "RatioExplosion", "Repetition", "RewardCollapse",
 ]  # fmt: skip
 
 ENTROPY = "policy/entropy"
@@ -251,11 +251,36 @@ class Repetition(Signature):
         return f"{100 * now:.0f}% of 4-grams are repeated within a response, {100 * usual:.0f}% before"
 
 
+@dataclass
+class BlindCritic(Signature):
+    """A critic explains nothing of the returns: its advantages are noisier than without it."""
+
+    name: ClassVar[str] = "blind_critic"
+    advice: ClassVar[str] = "raise model.critic.lr, epochs or warm_up, or use data.advantages: GroupNormalised"
+    hits: ClassVar[int] = 3
+    window: ClassVar[int] = 3
+    least: float = 0.02
+    """Explained variance."""
+    grace: int = 4
+    """Iterations that a new critic has to learn something."""
+    solved: float = 0.9
+    """Share of the reward's range from which on there is little left to explain."""
+
+    def suspicious(self, look: Look, history: History) -> str | None:
+        """See the class."""
+        explained = look.get("critic/explained_variance")
+        if explained is None or explained > self.least or reward_share(look, history) >= self.solved:
+            return None
+        if len(history.recent.get("reward/mean", [])) < self.grace:
+            return None
+        return f"the critic explains {100 * explained:.0f}% of the variance of the returns"
+
+
 SIGNATURES: dict[str, type[Signature]] = {
     kind.name: kind
     for kind in (
         NonFinite, GradientSpikes, RatioExplosion, RewardCollapse, EntropyCollapse, EntropyExplosion, LengthCollapse,
-        LengthRunaway, Repetition, DeadGroupFlood,
+        LengthRunaway, Repetition, DeadGroupFlood, BlindCritic,
     )
 }  # fmt: skip
 """Name -> class, in the order in which they are looked for."""

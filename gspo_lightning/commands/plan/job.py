@@ -60,6 +60,20 @@ class Job:
     """Of distillation, where it is a model on the training devices."""
     deal: Deal = DEFAULT_DEAL
     """Which rows a mini-batch has."""
+    critic: str | None = None
+    """Name of the model that a critic trains; empty for a copy of the policy's; None without one, or if it has only a
+    head of its own."""
+    critic_epochs: int = 1
+
+    @property
+    def of_critic(self) -> Job | None:
+        """The same run with the critic's model in the place of the policy's: AdamW, a model without an output head."""
+        if self.critic is None:
+            return None
+        changes: dict[str, Any] = (
+            {"name_or_path": self.critic, "revision": None, "config_overrides": {}} if self.critic else {}
+        )
+        return dataclasses.replace(self.with_model(**changes), optimizer="torch.optim.AdamW", critic=None)
 
     @property
     def checkpointing(self) -> bool:
@@ -148,7 +162,7 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
     kind = _strategy_kind(strategy)
     world = _devices(trainer.devices) * int(trainer.num_nodes or 1)
     settings = module.settings
-    rollouts = data.rollouts
+    rollouts, critic = data.rollouts, module.critic
     from gspo_lightning.training.teacher import teacher_settings
 
     return Job(
@@ -175,6 +189,8 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
         max_rows=int(getattr(rollouts, "max_rows", 1 << 30)),
         teacher=None if module.teacher_model is None else teacher_settings(module.teacher_model, settings),
         deal=data.settings.deal,
+        critic=None if critic is None or critic.share else critic.name_or_path or "",
+        critic_epochs=1 if critic is None else critic.epochs,
     )
 
 

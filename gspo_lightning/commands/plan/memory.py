@@ -22,6 +22,7 @@ from gspo_lightning.rollouts.sampler.lean import LARGEST_COPY
 from gspo_lightning.update.optimizers import FUSED
 
 __all__ = [
+    "CRITIC",
     "SAMPLING",
     "STEPPING",
     "TRAINING",
@@ -35,6 +36,8 @@ __all__ = [
 
 SAMPLING, TRAINING, STEPPING = "sampling", "backward pass", "optimizer step"
 """The moments of an iteration."""
+CRITIC = "critic"
+"""One more: the backward pass of a critic, between sampling and the policy's."""
 ADAM_LIKE = {"adam": 2, "adamw": 2, "nadam": 2, "radam": 2, "adamax": 2, "lion": 1, "rmsprop": 1, "adagrad": 1}
 """Class -> tensors of optimizer state per weight; 8-bit and paged forms by their names."""
 NF4 = 0.5 + 4 / 64
@@ -43,8 +46,13 @@ NF4 = 0.5 + 4 / 64
 
 @dataclass
 class Memory:
-    """Bytes by item and moment."""
+    """Bytes by item and moment.
 
+    Args:
+        moments: of an iteration.
+    """
+
+    moments: tuple[str, ...] = (SAMPLING, TRAINING, STEPPING)
     items: dict[str, dict[str, int]] = field(default_factory=dict)
     """Item -> moment -> bytes."""
     host: dict[str, int] = field(default_factory=dict)
@@ -53,7 +61,7 @@ class Memory:
     def add(self, item: str, size: float, *moments: str) -> None:
         """Count an item; in every moment, if none is named."""
         row = self.items.setdefault(item, {})
-        for moment in moments or (SAMPLING, TRAINING, STEPPING):
+        for moment in moments or self.moments:
             row[moment] = row.get(moment, 0) + round(size)
 
     def total(self, moment: str) -> int:
@@ -63,7 +71,7 @@ class Memory:
     @property
     def fullest(self) -> str:
         """The moment with the greatest total."""
-        return max((SAMPLING, TRAINING, STEPPING), key=self.total)
+        return max(self.moments, key=self.total)
 
     @property
     def peak(self) -> int:
@@ -73,13 +81,16 @@ class Memory:
 
 def memory_of(job: Job, device: Device) -> Memory:
     """Add up everything that one device holds."""
-    counts, memory = counts_of(job.model), Memory()
+    counts = counts_of(job.model)
+    memory = Memory((SAMPLING, CRITIC, TRAINING, STEPPING)) if job.of_critic is not None else Memory()
     shards = job.world if job.strategy == "fsdp" else 1
     _weights(memory, job, counts, shards)
     _states(memory, job, counts, shards, device)
     _training(memory, job, counts)
     if job.in_process:
         _sampling(memory, job, counts)
+    if (critic := job.of_critic) is not None:
+        _critic(memory, critic, shares_frozen=job.strategy != "fsdp" and not job.critic)
     if device.reserved:
         memory.add("context, libraries, fragments", device.reserved)
     memory.items = {item: row for item, row in memory.items.items() if any(row.values())}
@@ -176,6 +187,35 @@ def _training(memory: Memory, job: Job, counts: Counts) -> None:
     memory.add("logits and temporaries", found.temporaries, TRAINING)
     if job.lora is not None and job.lora.base == "4bit":
         memory.add("dequantised weights of a layer", counts.largest_layer * job.compute_bytes, TRAINING, SAMPLING)
+
+
+def _critic(memory: Memory, job: Job, shares_frozen: bool) -> None:
+    """A model without its output head, with gradients and activations while it is trained."""
+    counts, size = counts_of(job.model), job.weight_dtype.itemsize
+    config = config_of(job.model).get_text_config()
+    head = 0 if config.tie_word_embeddings else int(config.vocab_size) * int(config.hidden_size)
+    shards = job.world if job.strategy == "fsdp" else 1
+    kept = shards if job.shards_weights else 1
+    if job.lora is None:
+        trained, frozen, width = counts.trainable - head, 0, size
+    else:
+        trained, frozen, width = counts.trainable, counts.total - counts.trainable - head, 4
+    state = 2 * trained * width / shards
+    if job.cpu_offload:
+        memory.host["critic's weights"] = round((trained * width + frozen * size) / kept)
+        memory.host["critic's optimizer state"] = round(state)
+    else:
+        memory.add("critic's weights", (trained * width + (0 if shares_frozen else frozen * size)) / kept)
+        memory.add("critic's optimizer state", state)
+    memory.add("critic's gradients", trained * width / shards, CRITIC)
+    found = step_memory(job)
+    if job.strategy == "fsdp":
+        gathered = 2 * counts.largest_layer + max(0, counts.outside - head)
+        memory.add("gathered weights", gathered * job.compute_bytes, CRITIC)
+        memory.add("gathered gradients", (counts.largest_layer + max(0, counts.outside - head)) * width, CRITIC)
+    else:
+        memory.add("weights in bfloat16 (autocast)", found.copies, CRITIC)
+    memory.add("activations", found.activations, CRITIC)
 
 
 def _sampling(memory: Memory, job: Job, counts: Counts) -> None:

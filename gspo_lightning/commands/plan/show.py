@@ -9,7 +9,7 @@ from rich.table import Table
 
 from gspo_lightning.commands.plan.devices import GIB, Device
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import SAMPLING, STEPPING, TRAINING, Memory, counts_of
+from gspo_lightning.commands.plan.memory import Memory, counts_of
 from gspo_lightning.commands.plan.time import ASSUMPTIONS, DECODING, SAMPLED, phases_of
 from gspo_lightning.commands.plan.work import equation, work_of
 
@@ -35,6 +35,8 @@ def _head(job: Job, device: Device) -> Iterator[str]:
     trained = "" if counts.trainable == counts.total else f", {_count(counts.trainable)} of them trained (LoRA)"
     active = "" if counts.active >= 0.5 * counts.total else f", {_count(counts.active)} active per token"
     yield f"{job.model.name_or_path}: {_count(counts.total)} parameters{active}{trained}"
+    if (critic := job.of_critic) is not None:
+        yield f"critic: {critic.model.name_or_path} without its output head, AdamW"
     yield f"{job.world} x {device.name}, {job.strategy}, {job.precision}, {_optimizer(job)}"
     yield ""
     yield equation(job)
@@ -44,7 +46,7 @@ def _head(job: Job, device: Device) -> Iterator[str]:
 def _table(memory: Memory) -> Table:
     table = Table(title="memory of one device", title_justify="left")
     table.add_column("item")
-    moments = (SAMPLING, TRAINING, STEPPING)
+    moments = memory.moments
     for moment in moments:
         table.add_column(moment, justify="right")
     for item, row in memory.items.items():
@@ -78,6 +80,7 @@ def _work(job: Job, device: Device) -> Iterator[str]:
     yield (
         f"FLOP per iteration, at most: sampling {work.sampling_flops:.2g}, old log-probabilities "
         f"{work.old_flops:.2g}, training {work.training_flops:.2g}"
+        + (f", critic {work.critic_flops:.2g}" if work.critic_flops else "")
     )
     where = "" if job.in_process else f" by {job.source}, on as many devices of its own as train"
     yield (

@@ -71,6 +71,10 @@ def phases_of(job: Job, device: Device) -> list[Phase]:
     passes = work.response_tokens + work.trained_prompt_tokens
     if work.old_flops:
         found.append(Phase("old log-probabilities", work.old_flops / _speed(job, device), passes, "compute"))
+    if work.critic_flops:
+        found.append(
+            Phase("critic", work.critic_flops / _speed(job, device), passes * (1 + job.critic_epochs), "compute")
+        )
     return [*found, _training(job, device, work, passes * job.epochs), _optimizer(job, device)]
 
 

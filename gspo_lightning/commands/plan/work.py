@@ -26,6 +26,8 @@ class Work:
     trained_prompt_tokens: int
     """That go through a forward pass in training: where rows are packed, a prompt once in each mini-batch that has
     responses to it."""
+    critic_flops: float = 0.0
+    """Of a critic: its values, then its updates."""
 
 
 def equation(job: Job) -> str:
@@ -59,4 +61,9 @@ def work_of(job: Job) -> Work:
     sampling = token * (job.prompts * job.max_prompt + response)
     old = token * (prompt + response) if job.old_policy != "ResidentSnapshot" else 0.0
     training = job.epochs * (token + backward) * (prompt + response)
-    return Work(job.prompts * job.max_prompt, response, sampling, training, old, token, prompt)
+    critic = 0.0
+    if (other := job.of_critic) is not None:
+        own = work_of(other)
+        updates = (own.training_flops / job.epochs) * job.critic_epochs
+        critic = own.token_flops * (prompt + response) + updates
+    return Work(job.prompts * job.max_prompt, response, sampling, training, old, token, prompt, critic)

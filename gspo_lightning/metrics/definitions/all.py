@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gspo_lightning.metrics.definitions.clip import CLIP
 from gspo_lightning.metrics.definitions.collapse import COLLAPSE
+from gspo_lightning.metrics.definitions.critic import CRITIC
 from gspo_lightning.metrics.definitions.distill import DISTILL
 from gspo_lightning.metrics.definitions.drift import DRIFT
 from gspo_lightning.metrics.definitions.evaluation import EVALUATION
@@ -21,7 +22,7 @@ from gspo_lightning.metrics.definitions.update import OBJECTIVE, UPDATE
 __all__ = ["METRICS"]
 
 METRICS: tuple[MetricSpec, ...] = (
-    *COLD_START, *REWARD, *RESPONSE, *SOURCES, *RATIO, *BY_MINI_BATCH, *CLIP, *DRIFT, *DISTILL, *UPDATE, *DATA,
+    *COLD_START, *REWARD, *RESPONSE, *CRITIC, *SOURCES, *RATIO, *BY_MINI_BATCH, *CLIP, *DRIFT, *DISTILL, *UPDATE, *DATA,
     *COLLAPSE, *STALENESS, *NOISE, *SPEED, *EVALUATION, *OBJECTIVE, *MOE, *PREFERENCE,
 )  # fmt: skip
 """Every tag of a run."""

@@ -41,6 +41,7 @@ SICK = {
     "gradient_spikes": {"optim/gradient_spike": 15.0},
     "non_finite": {"loss": float("nan")},
     "dead_group_flood": {"reward/dead_groups": 0.95},
+    "blind_critic": {"critic/explained_variance": 0.01},
 }
 
 
@@ -91,6 +92,9 @@ def test_every_signature_has_a_case() -> None:
          [{"reward/mean": r, "reward/std": 0.14} for r in (0.0, 0.02, 0.03, 0.02, 0.0, 0.0, 0.01, 0.0, 0.0)]),
         ("texts that repeat themselves from the start", [{"response/repetition": 0.4}] * 10),
         ("entropy that doubles from nothing", [*[{"policy/entropy": 0.02}] * 6, *[{"policy/entropy": 0.05}] * 4]),
+        ("a critic that is young, or has nothing left to explain",
+         [*[{"critic/explained_variance": 0.0}] * 4, *[{"critic/explained_variance": 0.3}] * 4,
+          *[{"critic/explained_variance": -0.1, "reward/mean": 0.95}] * 5]),
         ("two single spikes far apart", [*CALM, {"optim/gradient_spike": 26.0}, *CALM]),
     ],
 )  # fmt: skip

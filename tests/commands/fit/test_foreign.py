@@ -23,6 +23,7 @@ from gspo_lightning.commands.fit.foreign.verl import OTHER_ROOMS
 from gspo_lightning.commands.fit.hints import members, parameters, plain
 from gspo_lightning.commands.fit.known import LEAVES, TOP, settings_of, whole_names
 from gspo_lightning.commands.fit.unknown import refuse_unknown
+from gspo_lightning.critic import ValueModel
 from gspo_lightning.errors import UserError
 from gspo_lightning.evaluation.settings import Evaluation
 from gspo_lightning.policy.lora import LoRA
@@ -62,6 +63,8 @@ def exists(setting: str) -> bool:
         return False
     if f"{section}.{rest[0]}" == "model.optimizer":
         return rest[2] in inspect.signature(torch.optim.AdamW).parameters
+    if f"{section}.{rest[0]}" == "model.critic":
+        return rest[2] in inspect.signature(ValueModel).parameters
     kind = registry.components(KIND[f"{section}.{rest[0]}"])
     return any(rest[2] in inspect.signature(cls).parameters for cls in kind.values())
 
@@ -195,7 +198,7 @@ def test_words_of_a_verl_script_are_answered_as_they_are_pasted() -> None:
         ("data.train_batch_size", "data.prompts_per_rollout"),
         ("actor_rollout_ref.actor.clip_ratio_low", "model.objective.init_args.clip_low"),
         ("+actor_rollout_ref.actor.megatron.use_mbridge", "no equivalent: no pipeline"),
-        ("critic.optim.lr", "no equivalent: there is no critic"),
+        ("critic.optim.lr", "model.critic.init_args.lr"),
         ("trainer.total_epochs", "trainer.max_epochs: counts iterations"),
     ):
         assert any(line.split(" -> ")[0].strip() == name and answer in line for line in said.splitlines()), name

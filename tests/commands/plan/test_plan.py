@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from gspo_lightning.commands.plan import memory
 from gspo_lightning.commands.plan.devices import CARDS, GIB, Device, device_of
 from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import (
+    CRITIC,
     SAMPLING,
     STEPPING,
     TRAINING,
@@ -26,6 +28,7 @@ from gspo_lightning.commands.plan.memory import (
 from gspo_lightning.commands.plan.models import config_of
 from gspo_lightning.commands.plan.work import equation, work_of
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.lora import LoRA
 from gspo_lightning.policy.settings import ModelSettings
 from tests.runs.runs import QUICKSTART
 
@@ -246,3 +249,39 @@ def test_a_plan_asks_no_hub(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr("gspo_lightning.commands.fit.arguments.check_reachable", refuse)
     assert main(["plan", f"--config={QUICKSTART.parent / 'models' / 'r1_1.5b_80gb.yaml'}", "--device", "H200"]) == 0
     assert "1.78B parameters" in capsys.readouterr().out
+
+
+def test_a_critic_is_counted(job: Job) -> None:
+    """A copy without the output head of 4096 x 128; its gradients and activations while it is trained."""
+    alone, beside = memory_of(job, CPU), memory_of(dataclasses.replace(job, critic=""), CPU)
+    trained = counts_of(job.model).total - 4096 * 128
+    assert beside.items["critic's weights"] == dict.fromkeys(beside.moments, 4 * trained)
+    assert beside.items["critic's optimizer state"][SAMPLING] == 8 * trained
+    assert beside.items["critic's gradients"] == {CRITIC: 4 * trained}
+    assert beside.items["activations"][CRITIC] == beside.items["activations"][TRAINING]
+    for moment in (SAMPLING, TRAINING, STEPPING):
+        assert beside.total(moment) == alone.total(moment) + 12 * trained
+    adapters = dataclasses.replace(job, model=dataclasses.replace(job.model, lora=LoRA(r=4)), critic="")
+    counts = counts_of(adapters.model)
+    assert memory_of(adapters, CPU).items["critic's weights"][SAMPLING] == 4 * counts.trainable
+    fsdp = dataclasses.replace(adapters, strategy="fsdp", world=4)
+    own = 4 * (counts.total - 4096 * 128)  # shards cannot be shared with the policy
+    assert memory_of(fsdp, CPU).items["critic's weights"][SAMPLING] == pytest.approx(own / 4, abs=1)
+
+
+def test_the_work_of_a_critic(job: Job) -> None:
+    alone, beside = work_of(job), work_of(dataclasses.replace(job, critic="", critic_epochs=3))
+    tokens = beside.trained_prompt_tokens + beside.response_tokens
+    assert alone.critic_flops == 0
+    assert beside.critic_flops == pytest.approx(3 * alone.training_flops + alone.token_flops * tokens)
+
+
+def test_the_plan_of_a_config_with_a_critic(capsys: pytest.CaptureFixture[str]) -> None:
+    critic = ["--model.objective=GSPOToken", "--data.advantages=GAE", "--model.critic=ValueModel"]
+    assert main(["plan", f"--config={QUICKSTART}", *critic]) == 0
+    said = capsys.readouterr().out
+    assert "critic: tiny-qwen3 without its output head" in said
+    assert "critic's" in said  # in the table
+    assert re.search(r"training \d[^,]*, critic \d", said)
+    assert main(["plan", f"--config={QUICKSTART}", *critic, "--model.critic.share=true"]) == 0
+    assert "critic's" not in capsys.readouterr().out

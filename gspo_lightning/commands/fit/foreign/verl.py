@@ -11,7 +11,7 @@ _OBJECTIVE, _OPTIONS = "model.objective", "data.rollouts.init_args.options"
 _BUDGET = "data.max_tokens_per_micro_batch"
 _MEMORY = "a token budget in place of micro-batches, for training and log-probabilities alike; it changes no result"
 _FOLLOW = "samples to train on must follow the policy itself"
-_CRITIC = "there is no critic"
+_CRITIC = "ValueModel, see docs/critic.md"
 _PARALLEL = "no pipeline, context or tensor parallelism in training: FSDP2Strategy shards over all ranks"
 _FILES = "verl's Parquet files can be read: columns: {answer: reward_model.ground_truth}"
 _OFFLOAD = "optimizer and weights stay on the device: FSDP2Strategy shards them"
@@ -79,7 +79,7 @@ VERL: Table = {
             "model.objective.init_args.kl_estimator", note="kl: k1, mse: k2, low_var_kl: k3; k3 is not cut at 10 here"
         ),
         "algorithm.adv_estimator": to(
-            "data.advantages", note="grpo: GroupNormalised, rloo: LeaveOneOut; gae needs a critic, which is not here"
+            "data.advantages", note="grpo: GroupNormalised, rloo: LeaveOneOut, gae: GAE with model.critic: ValueModel"
         ),
         "algorithm.norm_adv_by_std_in_grpo": to("data.advantages", note="true: GroupNormalised, false: GroupMean"),
         "algorithm.use_kl_in_reward": to("data.kl_in_reward", note="above 0 switches it on"),
@@ -88,8 +88,8 @@ VERL: Table = {
         "algorithm.kl_ctrl.horizon": none("the weight is constant"),
         "algorithm.kl_ctrl.target_kl": none("the weight is constant"),
         "algorithm.kl_penalty": none("data.kl_in_reward is the log-ratio (k1)"),
-        "algorithm.gamma": none(f"{_CRITIC}: an advantage is that of a response"),
-        "algorithm.lam": none(f"{_CRITIC}: an advantage is that of a response"),
+        "algorithm.gamma": to("data.advantages.init_args.gamma", note="of GAE"),
+        "algorithm.lam": to("data.advantages.init_args.lam", note="of GAE; its lam_value, the critic's, is 1 here"),
         "algorithm.rollout_correction.rollout_is": to(
             "model.objective.init_args.correction", note="a sequence weight here is the geometric mean over tokens"
         ),
@@ -225,7 +225,7 @@ VERL: Table = {
         "trainer.log_val_generations": none("held-out answers are always shown in TensorBoard"),
         "trainer.rollout_data_dir": to("data.record_rollouts", note="into the run folder"),
         "trainer.validation_data_dir": none("gspo predict writes answers to a file"),
-        "trainer.critic_warmup": none(_CRITIC),
+        "trainer.critic_warmup": to("model.critic.init_args.warm_up", note="updates of the critic, not iterations"),
         "trainer.use_legacy_worker_impl": none("there are no Ray workers"),
         "actor_rollout_ref.nccl_timeout": to("trainer.strategy", note="timeout of a strategy's init_args"),
         "actor_rollout_ref.hybrid_engine": none("sampling and training share one process: VLLMEngine, GroupedSampler"),
@@ -234,7 +234,11 @@ VERL: Table = {
 """Subject -> dotted name -> what becomes of it."""
 
 OTHER_ROOMS: dict[str, Word] = {
-    "critic": none(_CRITIC),
+    "critic": to("model.critic", note=_CRITIC),
+    "critic.optim.lr": to("model.critic.init_args.lr"),
+    "critic.ppo_epochs": to("model.critic.init_args.epochs"),
+    "critic.cliprange_value": to("model.critic.init_args.clip", note="null sets no limit, and is the default"),
+    "critic.model.path": to("model.critic.init_args.name_or_path", note="null copies the policy"),
     f"{_ACTOR}.megatron": none(_PARALLEL),
     f"{_REF}.megatron": none(_PARALLEL),
     f"{_ACTOR}.profiler": to("trainer.profiler"),

@@ -1,0 +1,113 @@
+"""From scores and values to an advantage for each token, over the whole rollout batch of all ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.advantages.gae import GAE
+from gspo_lightning.advantages.shaping import Shaping
+from gspo_lightning.distributed import all_sum, rank_and_world
+from gspo_lightning.metrics.critic import measure_critic
+from gspo_lightning.types import Rollout
+
+__all__ = ["assign_token_advantages", "token_rewards", "whitened"]
+
+log = logging.getLogger(__name__)
+
+EPS = 1e-8
+"""Added to the standard deviation of advantages, in units of the reward."""
+
+
+def assign_token_advantages(
+    groups: Sequence[Sequence[Rollout]], gae: GAE, shaping: Shaping, device: torch.device
+) -> dict[str, float]:
+    """Fill ``token_advantages``, ``returns`` and ``advantage`` (the mean over tokens) of each rollout in place.
+
+    Statistics are those of all ranks: nothing depends on who holds which row.
+
+    Args:
+        groups: of this rank, with ``values``.
+        gae: the estimator.
+        shaping: how scores are read.
+        device: for the collectives.
+
+    Returns:
+        Metrics of the critic, under their tags.
+    """
+    rollouts = [r for g in groups for r in g]
+    mask = padded([_taking_part(r) for r in rollouts]).bool()
+    rewards = padded([token_rewards(r, shaping) for r in rollouts])
+    values = padded([torch.zeros(len(r.token_ids)) if r.values is None else r.values for r in rollouts])
+    found = gae.estimate(rewards, values, mask, torch.tensor([r.truncated for r in rollouts]))
+    _warn_of_floor(gae, found.floored, mask, device)
+    metrics = measure_critic(values, found.returns, found.advantages, mask, device)
+    advantages = whitened(found.advantages, mask, device) if gae.whiten else found.advantages
+    for i, rollout in enumerate(rollouts):
+        own = advantages[i, : len(rollout.token_ids)]
+        rollout.token_advantages = own.float()
+        rollout.returns = found.returns[i, : len(rollout.token_ids)].float()
+        rollout.advantage = float(own.sum()) / max(1, int(mask[i].sum()))
+    return metrics
+
+
+def token_rewards(rollout: Rollout, shaping: Shaping) -> Tensor:
+    """[T] float64: what each token earned. The score, less what truncation costs, is paid at the last token.
+
+    With ``shaping.turn_reward`` what turns earned is paid at their ends instead; a KL penalty wherever it arises.
+    """
+    found = torch.zeros(len(rollout.token_ids), dtype=torch.float64)
+    own = torch.nonzero(rollout.response_mask).squeeze(-1)
+    if rollout.reward is None or not len(own):
+        return found
+    rest = rollout.reward - shaping.truncation_penalty * (shaping.truncated == "penalise" and rollout.truncated)
+    if shaping.turn_reward is not None:
+        scale = shaping.share(rollout) * shaping.weight(shaping.turn_reward)
+        for end, earned in zip(rollout.turn_ends, rollout.turn_rewards, strict=False):
+            before = own[own < end]
+            if len(before):
+                found[before[-1]] += scale * earned
+                rest -= scale * earned
+    found[own[-1]] += rest
+    if rollout.token_penalties is not None:
+        found -= torch.where(rollout.response_mask, rollout.token_penalties.double(), 0.0)
+    return found
+
+
+def whitened(values: Tensor, mask: Tensor, device: torch.device) -> Tensor:
+    """[N, T] float64 with mean 0 and standard deviation 1 over the masked tokens of all ranks, and 0 elsewhere."""
+    known = values[mask]
+    count, total = all_sum(
+        torch.tensor([known.numel(), float(known.sum())], dtype=torch.float64, device=device)
+    ).tolist()
+    centred = values - total / max(count, 1)
+    square = float(all_sum(centred[mask].square().sum().to(device)))
+    std = (square / max(count - 1, 1)) ** 0.5
+    return torch.where(mask, centred / (std + EPS), 0.0)
+
+
+def padded(rows: Sequence[Tensor]) -> Tensor:
+    """[N, T] float64 of N rows of different lengths, zeros after their ends."""
+    return torch.nn.utils.rnn.pad_sequence([row.double() for row in rows], batch_first=True)
+
+
+def _taking_part(rollout: Rollout) -> Tensor:
+    """[T] bool: what counts in the statistics is what counts in the loss."""
+    absent = rollout.reward is None or rollout.masked
+    return torch.zeros_like(rollout.response_mask) if absent else rollout.response_mask
+
+
+def _warn_of_floor(gae: GAE, floored: Tensor, mask: Tensor, device: torch.device) -> None:
+    """Say so where the length-adaptive lambda is 0 for most responses: only the next token's value is looked at."""
+    here = torch.stack([floored.sum(), mask.any(-1).sum()]).double().to(device)
+    at_floor, responses = all_sum(here).tolist()
+    if gae.alpha is not None and at_floor > responses / 2 and not gae.warned and rank_and_world()[0] == 0:
+        gae.warned = True
+        log.warning(
+            "the length-adaptive lambda is 0 for %d of %d responses, which have at most 1 / alpha = %.0f tokens: their "
+            "advantages look one token ahead; raise data.advantages.alpha, or set data.advantages.lam instead",
+            at_floor, responses, 1 / (gae.alpha or 1.0),
+        )  # fmt: skip

@@ -1,0 +1,41 @@
+"""The value loss, clipped or not."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["value_loss"]
+
+
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """Half the squared error, summed over tokens; with ``clip`` the larger one of a clipped and a plain error.
+
+    ``0.5 sum max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2)``: the value loss of PPO's own code
+    (github.com/openai/baselines; arXiv 2005.12729 tells how much is in the code and not in the paper).
+
+    Args:
+        values: [N, T] with gradient.
+        old_values: [N, T] before the first update on these rollouts.
+        returns: [N, T] targets.
+        mask: [N, T] bool, True on the tokens that count.
+        clip: how far a value may move from the old one, in reward units; None: no limit.
+
+    Returns:
+        The sum, a scalar with gradient, and the number of tokens whose gradient was clipped away.
+
+    >>> v, old, r = (torch.tensor([[x]]) for x in (0.9, 0.5, 2.0))
+    >>> value_loss(v, old, r, torch.ones(1, 1, dtype=torch.bool), 0.25)
+    (tensor(0.7812), tensor(1))
+    """
+    values, old_values, returns = (torch.where(mask, x, 0.0) for x in (values, old_values, returns))
+    error = (values - returns).square()
+    if clip is None:
+        return 0.5 * error.sum(), torch.zeros((), dtype=torch.int64, device=mask.device)
+    moved = values - old_values
+    near = torch.where(moved.abs() > clip, old_values + moved.clamp(-clip, clip), values)  # within: the value itself
+    bounded = (near - returns).square()
+    clipped = (bounded > error) & mask
+    return 0.5 * torch.maximum(error, bounded).sum(), clipped.sum()

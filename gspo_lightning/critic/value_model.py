@@ -1,0 +1,319 @@
+"""The critic of a run: a model with a value head, its optimizer, and its updates on a rollout batch."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gspo_lightning.advantages.per_token import padded
+from gspo_lightning.critic.loss import value_loss
+from gspo_lightning.critic.state import read_state, written_state
+from gspo_lightning.critic.trunk import Trunk, another_trunk, copied_trunk, critic_settings
+from gspo_lightning.distributed import all_sum, rank_and_world
+from gspo_lightning.errors import NonFiniteError, UserError, check_number
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.strategies.base import Sharding
+from gspo_lightning.strategies.layers import decoder_layers
+from gspo_lightning.strategies.sharding import clip_norm, in_step, is_sharded, reshard, total_norm, without_sync
+from gspo_lightning.types import MicroBatch, MiniBatch, Rollout
+from gspo_lightning.update.micro_batches import in_number
+from gspo_lightning.update.optimizers import fuse
+
+__all__ = ["Rows", "ValueModel"]
+
+Rows = Sequence[Sequence[Sequence[Rollout]]]
+"""The rollouts of each micro-batch of each mini-batch."""
+
+
+class ValueModel:
+    """Predicts the rewards that are still to come, for each token of a response; ``GAE`` compares what came with it.
+
+    It reads the same packed rows as the policy, so a prompt is computed once for all its responses. Its head is a
+    float32 layer that starts at zero: at first every value is 0. On every rollout batch it is trained before the
+    policy is, with values from before as the baseline.
+
+    Args:
+        name_or_path: another model with the same tokenizer, as ``model.name_or_path``; None copies the policy as it is
+            at the start of the run. LoRA adapters are those of ``model.lora`` in both cases.
+        share: read the policy's own hidden states; only the head is trained, and no gradient of a value reaches the
+            policy. Costs next to nothing. Not with FSDP.
+        lr: learning rate of AdamW (without weight decay), constant.
+        warm_up: critic updates behind the values that the policy first learns from, rounded up to whole iterations:
+            until then the policy stays as it is (VC-PPO, arXiv 2503.01491).
+        epochs: passes over each rollout batch, each with ``data.minibatches_per_rollout`` updates.
+        clip: how far a value may move from the one before the first update on a rollout batch, in reward units
+            (PPO's value clipping; 0.2 is usual); None sets no limit.
+        gradient_clip: largest norm of the critic's gradient; None sets no limit.
+    """
+
+    def __init__(
+        self,
+        name_or_path: str | None = None,
+        share: bool = False,
+        lr: float = 1e-5,
+        warm_up: int = 0,
+        epochs: int = 1,
+        clip: float | None = None,
+        gradient_clip: float | None = 1.0,
+    ) -> None:
+        check_number("model.critic.lr", lr, low=0.0, open_low=True)
+        check_number("model.critic.warm_up", warm_up, low=0)
+        check_number("model.critic.epochs", epochs, low=1)
+        if clip is not None:
+            check_number("model.critic.clip", clip, low=0.0, open_low=True)
+        if gradient_clip is not None:
+            check_number("model.critic.gradient_clip", gradient_clip, low=0.0, open_low=True)
+        if share and name_or_path is not None:
+            raise UserError(
+                "model.critic.share",
+                f"is true, but model.critic.name_or_path names another model ({name_or_path})",
+                fix="set one of them",
+            )
+        self.name_or_path, self.share, self.lr, self.warm_up = name_or_path, share, lr, warm_up
+        self.epochs, self.clip, self.gradient_clip = epochs, clip, gradient_clip
+        self.updates = 0
+        """Made so far."""
+        self.updates_judged = 0
+        """Behind the values of the rollout batch that is trained on."""
+        self.trunk: nn.Module | None = None
+        """:class:`Trunk`, sharded where the policy is; None before :meth:`build`."""
+        self.head = nn.Linear(1, 1)
+        self.optimizers: list[torch.optim.Optimizer] = []
+        """Of the head, and of the trunk unless it is shared."""
+        self._reduces_last = False
+
+    # building ----------------------------------------------------------------------------------------------------
+
+    def build(
+        self,
+        policy: Policy,
+        settings: ModelSettings | None = None,
+        *,
+        longest: int = 0,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        sharding: Sharding | None = None,
+    ) -> None:
+        """Make the model and its optimizer; called once, with the policy whole and at its start.
+
+        Args:
+            policy: of the run.
+            settings: of the policy; needed where the critic is another model.
+            longest: tokens that a row may have.
+            device: that will train; None: where the policy is.
+            dtype: of autocast in training; None: there is none.
+            sharding: spreads the policy, and so the critic; None keeps it whole.
+
+        Raises:
+            UserError: the other model cannot be loaded or does not fit.
+        """
+        device = policy.device if device is None else device
+        if self.share:
+            trunk = Trunk(policy)
+        elif self.name_or_path is None:
+            trunk = copied_trunk(policy, own_frozen=sharding is not None)
+        else:
+            given = settings if settings is not None else ModelSettings()
+            trunk = another_trunk(
+                critic_settings(given, self.name_or_path), policy, longest=longest, device=device, dtype=dtype
+            )
+        self._policy = trunk.policy
+        width = int(trunk.policy.model.config.get_text_config().hidden_size)
+        self.head = nn.Linear(width, 1, dtype=torch.float32, device=device)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.trunk = trunk
+        if sharding is not None and not self.share:
+            self.trunk = sharding.spread(trunk, decoder_layers(trunk.policy))
+            self._reduces_last = not sharding.reduces_each
+        elif not self.share:
+            trunk.to(device)
+        groups = [list(self.head.parameters()), [] if self.share else self.trained_trunk()]
+        self.optimizers = [torch.optim.AdamW(group, lr=self.lr, weight_decay=0.0) for group in groups if group]
+        for optimizer in self.optimizers:
+            fuse(optimizer)
+
+    def trained_trunk(self) -> list[nn.Parameter]:
+        """The parameters under the head that are trained."""
+        return [] if self.share or self.trunk is None else [p for p in self.trunk.parameters() if p.requires_grad]
+
+    @property
+    def warming(self) -> bool:
+        """Whether the policy has to wait: the values of this rollout batch are those of a critic that is too young."""
+        return self.updates_judged < self.warm_up
+
+    @property
+    def sharded(self) -> bool:
+        """Whether its parameters are spread over ranks."""
+        return self.trunk is not None and not self.share and is_sharded(self.trunk)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.head.weight.device
+
+    # values ------------------------------------------------------------------------------------------------------
+
+    def values(self, batch: MicroBatch) -> Tensor:
+        """[N, T] float32: what the state before each response token is worth; 0 beyond a row's response."""
+        assert self.trunk is not None, "build() was not called"
+        with torch.no_grad() if self.share else nullcontext():
+            hidden, rows, steps = self.trunk(batch)
+        with torch.autocast(hidden.device.type, enabled=False):
+            found: Tensor = self.head(hidden.float()).squeeze(-1)
+        return torch.zeros(batch.response_mask.shape, device=found.device).index_put((rows, steps), found)
+
+    @torch.no_grad()
+    def judge(self, batches: Sequence[MiniBatch], rows: Rows) -> None:
+        """Fill ``values`` of every rollout.
+
+        Args:
+            batches: the mini-batches of a rollout batch, this rank's part.
+            rows: their rollouts, in the same places.
+        """
+        assert self.trunk is not None
+        self.updates_judged = self.updates
+        parts = [(part, own) for b, of_batch in zip(batches, rows, strict=True) for part, own in _pairs(b, of_batch)]
+        with _own_ways(self._policy):
+            for part, own in in_step(self.trunk, parts, self.device):
+                found = self.values(part.to(self.device)).cpu()
+                for rollout, value in zip(own, found, strict=True):
+                    rollout.values = value[: len(rollout.token_ids)].clone()
+
+    # learning ----------------------------------------------------------------------------------------------------
+
+    def learn(self, batches: Sequence[MiniBatch], rows: Rows) -> dict[str, float]:
+        """Train on a rollout batch whose rollouts have ``values`` and ``returns``.
+
+        Gradients do not depend on how mini-batches were cut or on how many ranks hold them.
+
+        Returns:
+            Metrics under their tags: means over the updates.
+
+        Raises:
+            NonFiniteError: a gradient is not finite; the critic stays as it was before that update.
+        """
+        sums, norms = torch.zeros(3, dtype=torch.float64, device=self.device), 0.0
+        with _own_ways(self._policy), torch.enable_grad():
+            for _ in range(self.epochs):
+                for batch, own in zip(batches, rows, strict=True):
+                    found, norm = self._update(list(_pairs(batch, own)))
+                    sums, norms = sums + found, norms + norm
+        loss, clipped, tokens = all_sum(sums).tolist()
+        count = self.epochs * len(batches)
+        return {
+            "critic/loss": loss / max(tokens, 1.0),
+            "critic/clip": clipped / max(tokens, 1.0),
+            "critic/gradient_norm": norms / count,
+            "critic/updates": float(self.updates),
+        }
+
+    def _update(self, pairs: Sequence[tuple[MicroBatch, Sequence[Rollout]]]) -> tuple[Tensor, float]:
+        """One optimizer step; returns [loss, clipped, tokens] summed over this rank's tokens, and the gradient norm."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        parts = in_number([part for part, _ in pairs], self.device)
+        targets = [_targets(part, own) for part, own in pairs]
+        tokens = torch.stack([part.response_mask.sum() for part, _ in pairs]).sum().double().to(self.device)
+        scale = (rank_and_world()[1] if self.sharded else 1) / all_sum(tokens).clamp(min=1)
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        for i, part in enumerate(parts):
+            own = targets[i] if i < len(targets) else (torch.zeros_like(part.response_mask, dtype=torch.float32),) * 2
+            kept = self._reduces_last and i < len(parts) - 1
+            with without_sync(self.trunk) if kept and self.trunk is not None else nullcontext():
+                loss, clipped = self._loss(part.to(self.device), *own)
+                with torch.autocast(self.device.type, enabled=False):
+                    (scale.float() * loss).backward()
+            sums[:2] += torch.stack([loss.detach().double(), clipped.double()])
+        sums[2] = tokens
+        return sums, self._step()
+
+    def _loss(self, part: MicroBatch, old_values: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
+        values = self.values(part)
+        old_values, returns = old_values.to(values.device), returns.to(values.device)
+        return value_loss(values, old_values, returns, part.response_mask, self.clip)
+
+    def _step(self) -> float:
+        """Reduce what no strategy reduces, clip, step; returns the norm before clipping."""
+        replicated = list(self.head.parameters()) + ([] if self.sharded else self.trained_trunk())
+        world = rank_and_world()[1]
+        for parameter in replicated if world > 1 else ():
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = all_sum(gradient) / (world if self.sharded else 1)
+        gradients = [p.grad for p in replicated if p.grad is not None]
+        norm = total_norm(gradients, sharded=False, device=self.device)
+        if self.sharded:
+            own = [p.grad for p in self.trained_trunk() if p.grad is not None]
+            norm = math.hypot(norm, total_norm(own, sharded=True, device=self.device))
+        if not math.isfinite(norm):
+            raise NonFiniteError(
+                f"the gradient of the critic is not finite in its update {self.updates + 1} (norm {norm}); its weights "
+                f"were not changed\n  fix: lower model.critic.lr, or check the reward"
+            )
+        if self.gradient_clip is not None:
+            clip_norm([*self.head.parameters(), *self.trained_trunk()], norm, self.gradient_clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.updates += 1
+        return norm
+
+    # checkpoints -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights that are trained, optimizer and count, whole, on the rank that writes; a collective if sharded."""
+        if self.sharded:
+            assert self.trunk is not None
+            reshard(self.trunk)
+        state = written_state(None if self.share else self.trunk, self.head, self.optimizers)
+        return {"updates": self.updates, "judged": self.updates_judged, "share": self.share, **state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of :meth:`state_dict`, on any number of ranks.
+
+        Raises:
+            UserError: it is the state of another kind of critic.
+        """
+        if bool(state["share"]) != self.share:
+            raise UserError(
+                "model.critic.share",
+                f"is {self.share}, but the checkpoint was written with {not self.share}",
+                fix="resume with the same value, or start a new run",
+            )
+        if self.sharded:
+            assert self.trunk is not None
+            reshard(self.trunk)
+        read_state(state, None if self.share else self.trunk, self.head, self.optimizers)
+        self.updates, self.updates_judged = int(state["updates"]), int(state["judged"])
+
+
+@contextlib.contextmanager
+def _own_ways(policy: Policy) -> Iterator[None]:
+    """The routers of a shared trunk are the policy's: here they choose freely and are not watched."""
+    routing, policy.routing = policy.routing, None
+    try:
+        yield
+    finally:
+        policy.routing = routing
+
+
+def _pairs(batch: MiniBatch, rows: Sequence[Sequence[Rollout]]) -> Iterator[tuple[MicroBatch, Sequence[Rollout]]]:
+    yield from zip(batch.micro_batches, rows, strict=True)
+
+
+def _targets(part: MicroBatch, rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
+    """Old values and returns [N, T] float32 of a micro-batch."""
+    width = part.response_mask.shape[1]
+
+    def of(rows: Sequence[Tensor | None]) -> Tensor:
+        known = padded([torch.zeros(1) if row is None else row for row in rows]).float()
+        return nn.functional.pad(known, (0, width - known.shape[1]))
+
+    return of([r.values for r in rollouts]), of([r.returns for r in rollouts])

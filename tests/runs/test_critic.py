@@ -1,0 +1,256 @@
+"""Runs with a critic: what they log, where they resume, on how many ranks, and what is refused before they begin."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gspo_lightning.commands.export import sharded_weights
+from gspo_lightning.experience import iteration
+from gspo_lightning.experience.respond import Groups
+from gspo_lightning.types import Rollout
+from tests.runs import runs
+from tests.runs.processes import Command
+from tests.runs.test_invariance import SGD
+
+CRITIC = ["--model.objective=GSPOToken", "--data.advantages=GAE", "--model.critic=ValueModel", "--model.critic.lr=1e-3"]
+OPTIONS = [
+    *runs.UNTAUGHT,
+    *CRITIC,
+    *SGD,
+    "--model.optimizer.momentum=0.9",
+    "--trainer.check_val_every_n_epoch=1",
+    "--data.max_tokens_per_micro_batch=60",
+]
+"""Uneven micro-batches, and rewards that a model which cannot do anything yet earns."""
+STRATEGIES = ["ddp", "fsdp", "fsdp2"]
+KINDS = {
+    "copy": [],
+    "share": ["--model.critic.share=true"],
+    "adapters": ["--model.lora={r: 4}", "--model.critic.epochs=2", "--model.critic.clip=0.2"],
+    "group": ["--data.advantages=BatchNormalised", "--model.critic=null", "--model.objective=PPO"],
+}
+
+
+def critic_state(run: Path) -> dict[str, Any]:
+    last = run / "checkpoints" / "last.ckpt"
+    file = last / "meta.pt" if last.is_dir() else last
+    found: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")["gspo_critic"]
+    return found
+
+
+def flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Leaves of nested dictionaries and lists, by their places."""
+    if isinstance(value, dict):
+        return {k: v for key, part in value.items() for k, v in flat(part, f"{name}/{key}").items()}
+    if isinstance(value, list):
+        return {k: v for i, part in enumerate(value) for k, v in flat(part, f"{name}/{i}").items()}
+    return {name: value}
+
+
+def same(a: Any, b: Any) -> bool:
+    first, second = flat(a), flat(b)
+    return first.keys() == second.keys() and all(
+        torch.equal(x, second[k]) if isinstance(x, torch.Tensor) else x == second[k] for k, x in first.items()
+    )
+
+
+def policy_weights(run: Path) -> dict[str, torch.Tensor]:
+    last = run / "checkpoints" / "last.ckpt"
+    return sharded_weights(last) if last.is_dir() else runs.weights(run)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.fit(tmp_path_factory.mktemp("whole"), *OPTIONS)
+
+
+def test_a_run_measures_its_critic(whole: Path) -> None:
+    found = runs.scalars(whole)
+    assert [v for _, v in found["critic/updates"]] == [2, 2, 4, 4]
+    assert found["critic/value_mean"][0][1] == 0.0  # the head starts at zero
+    assert found["critic/explained_variance"][0][1] == 0.0
+    assert found["critic/value_mean"][2][1] != 0.0
+    assert found["critic/loss"][0][1] > 0
+    for quarter in (
+        "first",
+        "second",
+        "third",
+        "last",
+    ):  # values of 0: the advantage is the return, whatever the lambda
+        assert f"critic/advantage_bias_by_position/{quarter}" in found
+    assert "reward/dead_groups" not in found  # with a critic no group is
+
+
+def measured(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """Without the evaluation where a run was cut."""
+    return {tag: values for tag, values in runs.scalars(run).items() if not tag.startswith("val/")}
+
+
+def assert_goes_on(root: Path, undisturbed: Path, updates: int, *options: str) -> None:
+    runs.fit(root, *OPTIONS, *options, f"--trainer.max_steps={updates}")
+    run = runs.fit(root, *OPTIONS, *options, "--ckpt_path=last")
+    assert runs.largest_difference(runs.weights(undisturbed), runs.weights(run)) == 0.0
+    assert same(critic_state(undisturbed), critic_state(run))
+    assert measured(undisturbed) == measured(run)
+
+
+@pytest.mark.parametrize(
+    "updates", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 3]
+)
+def test_it_goes_on_bit_for_bit(tmp_path: Path, whole: Path, updates: int) -> None:
+    assert_goes_on(tmp_path, whole, updates)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["share", "adapters"])
+def test_every_kind_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    assert_goes_on(tmp_path / "cut", runs.fit(tmp_path / "whole", *OPTIONS, *KINDS[kind]), 3, *KINDS[kind])
+
+
+@pytest.mark.long
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, whole: Path) -> None:
+    """SIGKILL in the middle of the critic's updates of the second iteration."""
+    argv = ["fit", f"--config={runs.QUICKSTART}", *runs.SMALL, *OPTIONS, f"--trainer.default_root_dir={tmp_path}"]
+    kill = "gspo_lightning.critic.value_model:ValueModel._step:4"
+    assert Command(argv, kill_at=kill).start().wait() == [-9]
+    run = runs.fit(tmp_path, *OPTIONS, "--ckpt_path=last")
+    assert runs.largest_difference(runs.weights(whole), runs.weights(run)) == 0.0
+    assert same(critic_state(whole), critic_state(run))
+
+
+def test_the_policy_waits_for_the_critic(tmp_path: Path) -> None:
+    """4 updates are 2 iterations: the third one is the first that moves the policy."""
+    start = runs.fit(tmp_path / "start", *OPTIONS, "--model.optimizer.lr=0.0")
+    warm = [*OPTIONS, "--model.critic.warm_up=3"]
+    waits = runs.fit(tmp_path / "waits", *warm)
+    assert runs.largest_difference(runs.weights(start), runs.weights(waits)) == 0.0
+    assert critic_state(waits)["updates"] == 4
+    moves = runs.fit(tmp_path / "moves", *warm, "--trainer.max_epochs=3")
+    assert runs.largest_difference(runs.weights(start), runs.weights(moves)) > 1e-3
+
+
+def two_ranks(root: Path, strategy: str, kind: str, *more: str) -> Path:
+    argv = [
+        "fit", f"--config={runs.QUICKSTART}", f"--config={runs.ROOT / 'configs' / strategy}.yaml", *runs.SMALL,
+        *OPTIONS, *KINDS[kind], "--trainer.accelerator=cpu", "--trainer.devices=2",
+        f"--trainer.default_root_dir={root}", *more,
+    ]  # fmt: skip
+    log = root.with_suffix(".log")
+    codes = Command(argv, 2, log=log).start().wait(240)
+    assert set(codes) == {0}, log.read_text()
+    (run,) = (root / "quickstart").iterdir()
+    return run
+
+
+def assert_two_are_one(root: Path, strategy: str, kind: str) -> None:
+    one, two = runs.fit(root / "one", *OPTIONS, *KINDS[kind]), two_ranks(root / "two", strategy, kind)
+    assert runs.largest_difference(runs.weights(one), policy_weights(two)) < 1e-4
+    alone, together = runs.scalars(one), runs.scalars(two)
+    assert alone.keys() == together.keys()
+    for tag in (t for t in alone if t.startswith(("critic/", "reward/", "loss"))):
+        for (_, a), (_, b) in zip(alone[tag], together[tag], strict=True):
+            assert a == pytest.approx(b, abs=1e-4, rel=1e-4), tag
+    if kind == "group":
+        return
+    first, second = (
+        {name: saved["weight"] for name, saved in critic_state(run)["trunk"].items()} for run in (one, two)
+    )
+    assert runs.largest_difference(first, second) < 2e-3  # AdamW makes a whole step of a rounding: lr is 1e-3
+
+
+def test_two_ranks_are_one(tmp_path: Path) -> None:
+    assert_two_are_one(tmp_path, "fsdp2", "copy")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [p for p in itertools.product(STRATEGIES, ["copy", "adapters"]) if p != ("fsdp2", "copy")] + [("ddp", "group")],
+)
+def test_two_ranks_are_one_under_every_strategy(tmp_path: Path, strategy: str, kind: str) -> None:
+    assert_two_are_one(tmp_path, strategy, kind)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_ranks_go_on_bit_for_bit(tmp_path: Path, strategy: str) -> None:
+    undisturbed = two_ranks(tmp_path / "whole", strategy, "copy")
+    cut = two_ranks(tmp_path / "cut", strategy, "copy", "--trainer.max_steps=3")
+    two_ranks(tmp_path / "cut", strategy, "copy", "--ckpt_path=last")
+    assert runs.largest_difference(policy_weights(undisturbed), policy_weights(cut)) == 0.0
+    assert same(critic_state(undisturbed), critic_state(cut))
+
+
+def test_turns_and_a_penalty_per_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guess the number: what turns earn and what tokens pay arrives where it arose; the other side's tokens get 0."""
+    seen: list[Rollout] = []
+    own = iteration.assign_token_advantages
+
+    def noted(groups: Groups, *rest: Any) -> dict[str, float]:
+        seen.extend(r for g in groups for r in g)
+        return own(groups, *rest)
+
+    monkeypatch.setattr(iteration, "assign_token_advantages", noted)
+    options = ["--model.cold_start.steps=30", "--model.cold_start.demonstrations.step=10", "--data.turn_credit=turn"]
+    cost = ["--data.rollouts.environment.cost=0.125", "--data.kl_in_reward=0.5", "--data.advantages.whiten=false"]
+    lam = ["--data.advantages.lam=1.0", "--model.optimizer.lr=1e-3"]
+    run = runs.fit(tmp_path, *CRITIC, *options, *cost, *lam, config=runs.ROOT / "configs" / "guess.yaml")
+    assert "critic/value_mean" in runs.scalars(run)
+    several = [r for r in seen if r.reward is not None and len(r.turn_ends) > 1]
+    assert several
+    assert any(r.kl_penalty != 0 for r in seen)  # the second iteration's policy is no longer the reference
+    for rollout in several:
+        assert rollout.token_penalties is not None
+        assert rollout.token_advantages is not None
+        assert rollout.values is not None
+        assert float(rollout.token_penalties.sum()) == pytest.approx(rollout.kl_penalty, abs=1e-5)
+        assert not rollout.token_advantages[~rollout.response_mask].any()
+        first = int(torch.nonzero(rollout.response_mask)[0])  # lambda 1: all that is earned, less the value
+        earned = rollout.reward - rollout.kl_penalty - float(rollout.values[first])  # type: ignore[operator]
+        assert float(rollout.token_advantages[first]) == pytest.approx(earned, abs=1e-4)
+        after = torch.arange(len(rollout.token_ids)) >= rollout.turn_ends[0]
+        second = int(torch.nonzero(rollout.response_mask & after)[0])
+        later = rollout.reward - rollout.turn_rewards[0] - float(rollout.token_penalties[second:].sum())  # type: ignore
+        assert float(rollout.token_advantages[second]) == pytest.approx(later - float(rollout.values[second]), abs=1e-4)
+
+
+REFUSED = {
+    "GAE without a critic": (["--model.critic=null"], "data.advantages: is GAE, which needs the values of a critic"),
+    "a critic that nobody asks": (
+        ["--data.advantages=GroupNormalised"],
+        "data.advantages: is GroupNormalised, which never asks the critic",
+    ),
+    "one ratio per sequence": (["--model.objective=GSPO"], "GSPO takes one per response"),
+    "rewards compared one by one": (
+        ["--data.combine_rewards=normalised_separately"],
+        "data.combine_rewards: is 'normalised_separately'",
+    ),
+    "a trunk that is sharded": (
+        ["--model.critic.share=true", f"--config={runs.ROOT / 'configs' / 'fsdp2.yaml'}", "--trainer.devices=1"],
+        "model.critic.share: is true, but FSDP2Strategy",
+    ),
+    "two lambdas": (["--data.advantages.lam=0.9", "--data.advantages.alpha=0.05"], "alpha computes lam"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_combine_is_refused_at_start(
+    case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options, message = REFUSED[case]
+    runs.fit(tmp_path, *OPTIONS, "--trainer.accelerator=cpu", *options, code=2)
+    said = capfd.readouterr().err
+    assert message in " ".join(said.split())
+    assert "Traceback" not in said
+
+
+def test_a_checkpoint_without_a_critic_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    without = [*OPTIONS, *KINDS["group"], "--trainer.max_steps=1"]
+    runs.fit(tmp_path, *without)
+    runs.fit(tmp_path, *OPTIONS, "--ckpt_path=last", "--allow_changed_config=true", code=2)
+    assert "model.critic: is set, but the checkpoint was written by a run without" in capfd.readouterr().err
