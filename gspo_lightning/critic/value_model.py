@@ -184,7 +184,7 @@ class ValueModel:
         with _own_ways(self._policy):
             for part, own in in_step(self.trunk, parts, self.device):
                 found = self.values(part.to(self.device)).cpu()
-                for rollout, value in zip(own, found, strict=True):
+                for rollout, value in zip(own, found[: len(own)], strict=True):
                     rollout.values = value[: len(rollout.token_ids)].clone()
 
     # learning ----------------------------------------------------------------------------------------------------
@@ -305,11 +305,14 @@ def _own_ways(policy: Policy) -> Iterator[None]:
 
 
 def _pairs(batch: MiniBatch, rows: Sequence[Sequence[Rollout]]) -> Iterator[tuple[MicroBatch, Sequence[Rollout]]]:
-    yield from zip(batch.micro_batches, rows, strict=True)
+    """Each micro-batch with its rollouts; a filler, which stands for the rows of a rank that has none, has none."""
+    yield from zip(batch.micro_batches, rows or [()], strict=True)
 
 
 def _targets(part: MicroBatch, rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
     """Old values and returns [N, T] float32 of a micro-batch."""
+    if not rollouts:
+        return (torch.zeros_like(part.response_mask, dtype=torch.float32),) * 2
     width = part.response_mask.shape[1]
 
     def of(rows: Sequence[Tensor | None]) -> Tensor:

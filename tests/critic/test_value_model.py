@@ -137,6 +137,19 @@ def test_the_gradient_does_not_depend_on_the_cut(kind: str) -> None:
     assert difference(found[0][1], found[1][1]) < 1e-4  # Adam's first step is the sign of the gradient
 
 
+def test_a_mini_batch_of_which_this_rank_has_no_row_changes_nothing() -> None:
+    """As where rows are shuffled: a filler of weight 0 stands for them."""
+    policy, norms = policy_of(), []
+    for parts in (1, 2):
+        critic, groups = made(policy, gradient_clip=None), groups_of()
+        batches, rows = cut(groups, policy, parts=1)
+        batches, rows = batches_of([*rows, *[[]] * (parts - 1)]), [*rows, *[[]] * (parts - 1)]
+        critic.judge(batches, rows)
+        assert all(r.values is not None and r.values.any() for group in groups for r in group)
+        norms.append(parts * critic.learn(batches, rows)["critic/gradient_norm"])  # a mean over updates
+    assert norms[0] == norms[1]
+
+
 def test_the_value_loss_by_hand_and_by_finite_differences() -> None:
     values = torch.tensor([[0.9, 0.9, 5.0], [0.4, 0.0, 7.0]], dtype=torch.float64, requires_grad=True)
     old = torch.tensor([[0.5, 0.5, 9.0], [0.5, 0.0, 9.0]], dtype=torch.float64)

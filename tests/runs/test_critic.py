@@ -151,7 +151,7 @@ def assert_two_are_one(root: Path, strategy: str, kind: str) -> None:
     one, two = runs.fit(root / "one", *OPTIONS, *KINDS[kind]), two_ranks(root / "two", strategy, kind)
     assert runs.largest_difference(runs.weights(one), policy_weights(two)) < 1e-4
     alone, together = runs.scalars(one), runs.scalars(two)
-    assert alone.keys() == together.keys()
+    assert alone.keys() - {"update/gradient_noise"} == together.keys() - {"update/gradient_noise"}  # not of shards
     for tag in (t for t in alone if t.startswith(("critic/", "reward/", "loss"))):
         for (_, a), (_, b) in zip(alone[tag], together[tag], strict=True):
             assert a == pytest.approx(b, abs=1e-4, rel=1e-4), tag
