@@ -153,7 +153,7 @@ def check_books(rollouts: list[Rollout], policy: Policy) -> None:
 
 
 def test_a_server_speaks_for_the_policy(policy: Policy, prompts: list[Prompt]) -> None:
-    with ToyServer() as toy, closing(EnvironmentRollouts(Echo(), VLLMServer([toy.url]))) as source:
+    with ToyServer() as toy, closing(EnvironmentRollouts(Echo(), VLLMServer([toy.url], exact_seeds=True))) as source:
         source.open(40)
         assert source.for_evaluation() is source
         source.sync_weights(policy, 4)
