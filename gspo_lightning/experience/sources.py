@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gspo_lightning.advantages.shaping import TurnCredit
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.experience.settings import ExperienceSettings
+from gspo_lightning.policy.vision.sight import sight_of
 from gspo_lightning.prompts.curricula import Curriculum, Uniform
 from gspo_lightning.prompts.mixed_order import MixedOrder
 from gspo_lightning.prompts.order import PromptOrder
@@ -20,7 +21,7 @@ from gspo_lightning.rollouts import RolloutSource
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["check_context", "check_rewards", "check_sources", "read_sets", "training_order"]
+__all__ = ["check_context", "check_reading", "check_rewards", "check_sources", "read_sets", "training_order"]
 
 
 def check_sources(
@@ -59,6 +60,21 @@ def check_sources(
             "is 'turn', but no reward says what a turn earned",
             fix="add EnvironmentReward to data.rewards, or set turn_credit: conversation",
         )
+
+
+def check_reading(tokenizer: PreTrainedTokenizerBase, sources: Iterable[RolloutSource]) -> None:
+    """A policy that reads pictures is sampled by sources that show them and never sample their placeholders.
+
+    Raises:
+        UserError: a source does not.
+    """
+    for source in sources:
+        if sight_of(tokenizer) is not None and not source.reads_pictures:
+            raise UserError(
+                "data.rollouts",
+                f"is {type(source).__name__}, which does not show pictures to a policy",
+                fix="use GroupedSampler, TransformersGenerate or Recorded with a model that reads pictures",
+            )
 
 
 def check_rewards(runner: RewardRunner, sets: PromptSets, rollouts: RolloutSource) -> None:

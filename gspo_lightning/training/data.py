@@ -22,12 +22,20 @@ from gspo_lightning.experience.learner import Learner
 from gspo_lightning.experience.loader import ExperienceLoader, PromptLoader, part_of
 from gspo_lightning.experience.respond import Responder, total_steps
 from gspo_lightning.experience.settings import ExperienceSettings
-from gspo_lightning.experience.sources import check_context, check_rewards, check_sources, read_sets, training_order
+from gspo_lightning.experience.sources import (
+    check_context,
+    check_reading,
+    check_rewards,
+    check_sources,
+    read_sets,
+    training_order,
+)
 from gspo_lightning.packing.memory import MemoryLimit
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts import Curriculum, Mixture, PromptSet
 from gspo_lightning.prompts.mixture import all_rewards
 from gspo_lightning.prompts.order import ORDER, PromptOrder
+from gspo_lightning.prompts.pictures.settings import Pictures
 from gspo_lightning.prompts.sets import PromptSets
 from gspo_lightning.prompts.specials import check_stop_strings
 from gspo_lightning.randomness import Purpose
@@ -100,6 +108,7 @@ class PromptDataModule(LightningDataModule):
         stop_token_ids: token ids that end a response, next to the end-of-sequence tokens.
         system_prompt: system message put before every prompt; needs a chat template.
         chat_template_kwargs: passed to the chat template (for example ``{enable_thinking: false}``).
+        pictures: how pictures of prompts are read: their limit, what becomes of a bad one (docs/vision.md).
         evaluation: how held-out prompts are answered.
         suites: benchmarks that every evaluation answers, too, by the names that ``gspo evaluate`` knows.
         curriculum: which prompts an iteration takes, by what earlier ones have shown; None takes them by turns.
@@ -147,6 +156,7 @@ class PromptDataModule(LightningDataModule):
         stop_token_ids: list[int] | None = None,
         system_prompt: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        pictures: Pictures = Pictures(),  # noqa: B008 (frozen)
         evaluation: Evaluation = Evaluation(),  # noqa: B008 (frozen)
         suites: list[str] | None = None,
         curriculum: Curriculum | None = None,
@@ -196,7 +206,8 @@ class PromptDataModule(LightningDataModule):
         self._prefetcher = RolloutPrefetcher[Sampled](max_staleness) if max_staleness else None
         self._asking = threading.Lock()  # a source answers one question at a time
         self._runner: RewardRunner | None = None
-        self.sets = PromptSets(sources, columns or {}, max_prompt_tokens, system_prompt, chat_template_kwargs or {})
+        kwargs = chat_template_kwargs or {}
+        self.sets = PromptSets(sources, columns or {}, max_prompt_tokens, system_prompt, kwargs, pictures)
 
     # before a run ------------------------------------------------------------------------------------------------
 
@@ -213,6 +224,7 @@ class PromptDataModule(LightningDataModule):
             UserError: prompts, rewards or rollouts that cannot serve, and why.
         """
         check_stop_strings(self.settings.stop_strings, tokenizer)
+        check_reading(tokenizer, (self.rollouts, self.rollouts.for_evaluation()))
         read_sets(self.sets, stage, tokenizer, self.evaluation.limit, world)
         check_context(self.longest, context)
         self.suites.prepare()
