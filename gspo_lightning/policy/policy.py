@@ -177,12 +177,14 @@ class Policy(nn.Module):
     def _look(self, batch: MicroBatch) -> Look | None:
         """The pictures of a micro-batch, each seen once; None where it has none.
 
-        Ranks step together: where others may have a picture, or wait for a gradient of the tower, a blank one is seen.
+        Ranks step together: where another one may gather the tower, or wait for its gradient, a blank picture is seen.
         """
         rows = batch.media or ()
-        trains = torch.is_grad_enabled() and self.sight is not None and trains_vision(self.model)
-        if not any(rows) and not trains and not (self.in_lockstep and self.sight is not None):
-            return None
+        if not any(rows):
+            if self.sight is None:
+                return None
+            if self.gathering is None and not (torch.is_grad_enabled() and trains_vision(self.model)):
+                return None
         return self.look(rows or ((),) * len(batch.input_ids), batch.input_ids.shape[1])
 
     def look(self, rows: Sequence[Media], width: int, offsets: Sequence[int] = ()) -> Look:
