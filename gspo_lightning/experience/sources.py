@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gspo_lightning.advantages.shaping import TurnCredit
 from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.experience.columns import columns_of
 from gspo_lightning.experience.settings import ExperienceSettings
 from gspo_lightning.policy.vision.sight import sight_of
 from gspo_lightning.prompts.curricula import Curriculum, Uniform
@@ -89,7 +90,7 @@ def check_rewards(runner: RewardRunner, sets: PromptSets, rollouts: RolloutSourc
         UserError: a reward that cannot judge, or a record without one.
     """
     examples = sets.examples(examined(runner.rewards))
-    others = [(prompt.columns, prompt.text) for prompt in examples]
+    others = [(columns_of(prompt, runner.judges), prompt.text) for prompt in examples]
     firsts = [prompts[0] for prompts in sets.read.values()]
     seen = {tuple(runner.judges.applying(first.columns)) for first in firsts}
     for prompt in examples:  # one more for each choice of rewards that the first records do not show
@@ -97,7 +98,7 @@ def check_rewards(runner: RewardRunner, sets: PromptSets, rollouts: RolloutSourc
             seen.add(which)
             firsts.append(prompt)
     for first in firsts:
-        runner.check(first.columns, first.text, others, conversation=has_environment(rollouts))
+        runner.check(columns_of(first, runner.judges), first.text, others, conversation=has_environment(rollouts))
 
 
 def training_order(sets: PromptSets, settings: ExperienceSettings, curriculum: Curriculum | None) -> PromptOrder:
