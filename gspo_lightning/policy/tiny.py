@@ -9,20 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-)
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.randomness import Purpose, stream
@@ -86,12 +75,13 @@ _VISION: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """Settings of their vision towers: one token stands for 16 x 16 pixels."""
-_CLASSES: dict[str, tuple[type[PretrainedConfig], type[PreTrainedModel]]] = {
-    "tiny-qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "tiny-qwen3-moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
-    "tiny-qwen3-vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration),
-    "tiny-qwen2.5-vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration),
+_CLASSES = {
+    "tiny-qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "tiny-qwen3-moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
+    "tiny-qwen3-vl": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration"),
+    "tiny-qwen2.5-vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration"),
 }
+"""Names in transformers, which imports a family when it is asked for."""
 
 
 def character_tokenizer(name: str = "tiny-qwen3") -> PreTrainedTokenizerFast:
@@ -127,7 +117,7 @@ def tiny_config(name: str, overrides: Mapping[str, Any] | None = None) -> Pretra
     """
     size = len(SPECIAL) + len(CHARACTERS)
     settings = {**_COMMON, **TINY_MODELS[name], "vocab_size": size}
-    config_class = _CLASSES[name][0]
+    config_class: Any = getattr(transformers, _CLASSES[name][0])
     text_class = config_class.sub_configs["text_config"] if name in _VISION else config_class
     for key, value in (overrides or {}).items():
         if not hasattr(text_class(), key):
@@ -155,5 +145,5 @@ def build_tiny_model(
     config = tiny_config(name, overrides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(seed, Purpose.INITIALISATION) % (1 << 63))
-        model: PreTrainedModel = _CLASSES[name][1](config)
+        model: PreTrainedModel = getattr(transformers, _CLASSES[name][1])(config)
     return model.to(dtype)
