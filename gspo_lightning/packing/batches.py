@@ -267,5 +267,6 @@ def filler(like: MicroBatch) -> MicroBatch:
     tensors = {f.name: v for f in dataclasses.fields(like) if isinstance(v := getattr(like, f.name), Tensor)}
     row: dict[str, Any] = {name: value[:1] for name, value in tensors.items()}
     row |= {name: torch.zeros_like(row[name]) for name in ("response_mask", "advantages")}
-    media = None if like.media is None else like.media[:1]
-    return dataclasses.replace(like, **row, media=media, weight=0.0, host=None)
+    if like.media is not None:
+        row["media"] = like.media[:1]
+    return dataclasses.replace(like, **row, weight=0.0, host=None)
