@@ -16,6 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from gspo_lightning.pictures import Media, read_media, written_media
+
 __all__ = [
     "Decoding",
     "FinishReason",
@@ -82,7 +84,7 @@ class Prompt:
 
     ``id`` is its position in the set (part of every random draw made for it), ``token_ids`` what the policy reads,
     ``text`` what a person and the rewards read, ``columns`` everything else of its record (``answer`` ...);
-    ``messages`` holds a prompt that is a list of chat messages.
+    ``messages`` holds a prompt that is a list of chat messages, and ``media`` its pictures.
     """
 
     id: int
@@ -90,6 +92,7 @@ class Prompt:
     token_ids: tuple[int, ...]
     columns: Mapping[str, Any] = field(default_factory=dict)
     messages: tuple[Message, ...] = ()
+    media: Media = ()
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -231,7 +234,8 @@ class MicroBatch:
     [N] int64 have the same prompt (None: nobody said so). ``routes`` [N, S - 1, L, k], small
     integers: the k experts that the rollout or the old policy sent each token to, in L layers.
     ``sources`` [N, S] bool: which of S sources of a mixture each row is from. ``segments`` [N, T] int64 numbers the
-    steps of responses whose steps were scored.
+    steps of responses whose steps were scored. ``media`` are the pictures of each row,
+    None where no row has one.
     ``weight`` is 1, or 0 for a filler that only keeps ranks in step. ``host`` has lengths and ``prompt_index`` as they
     were before the batch moved to a device: what is planned from them does not wait for it.
     """
@@ -252,6 +256,7 @@ class MicroBatch:
     routes: Tensor | None = None
     sources: Tensor | None = None
     segments: Tensor | None = None
+    media: tuple[Media, ...] | None = None
     host: tuple[Tensor, Tensor, Tensor | None] | None = None
 
     def __post_init__(self) -> None:
@@ -262,6 +267,8 @@ class MicroBatch:
             raise ValueError(
                 f"host has {len(self.host[0])} rows, response_mask {rows}: other rows need their own (None)"
             )
+        if self.media is not None and len(self.media) != rows:
+            raise ValueError(f"media has {len(self.media)} rows, response_mask {rows}")
         for name in ("old_logprobs", "behaviour_logprobs", "ref_logprobs", "teacher_logprobs"):
             value = getattr(self, name)
             if value is not None and tuple(value.shape) != (rows, width):
@@ -304,12 +311,13 @@ class MicroBatch:
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and primitives only, so that a checkpoint loads with ``weights_only=True``."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "host"}
+        state = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "host"}
+        return state if self.media is None else state | {"media": written_media(self.media)}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> MicroBatch:
         """The inverse of :meth:`state_dict`."""
-        return cls(**state)
+        return cls(**{**state, "media": read_media(state.get("media"))})
 
 
 @dataclass(slots=True)

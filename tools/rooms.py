@@ -16,6 +16,7 @@ ROOT_FILES = {
     "__main__",
     "cli",
     "types",
+    "pictures",
     "errors",
     "registry",
     "randomness",
@@ -60,6 +61,7 @@ FLOORS = [
     "registry",
     "randomness",
     "types",
+    "pictures",
     "faults",
     "unfinished",
     "output",
@@ -67,7 +69,18 @@ FLOORS = [
     "errors",
 ]
 """From the top floor down. A room may import the rooms below it; a new room is put where it belongs."""
-GROUND = {"types", "errors", "faults", "randomness", "registry", "distributed", "unfinished", "output", "addresses"}
+GROUND = {
+    "types",
+    "pictures",
+    "errors",
+    "faults",
+    "randomness",
+    "registry",
+    "distributed",
+    "unfinished",
+    "output",
+    "addresses",
+}
 """Imported by nearly every room: the picture leaves these arrows out."""
 
 

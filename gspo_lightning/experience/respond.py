@@ -11,11 +11,13 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from gspo_lightning.experience.columns import columns_of
 from gspo_lightning.experience.learner import Learner
 from gspo_lightning.experience.steps import token_steps
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards import RewardRunner, Sample, SampleScore, ScoreStatus
+from gspo_lightning.rewards.by_record import Judges
 from gspo_lightning.rewards.workers.runner import Pending
 from gspo_lightning.rollouts import Draws
 from gspo_lightning.rollouts.base import Generator, Progress
@@ -136,7 +138,7 @@ def respond(
 
         def submit(group: Sequence[Rollout]) -> None:
             known = _known(group if asked is None else check_group(asked, group, group_size, sampling))
-            begun.append((known, runner.submit([_sample(r, total_steps) for r in known])))
+            begun.append((known, runner.submit([_sample(r, total_steps, runner.judges) for r in known])))
 
         source.on_group = submit
     try:
@@ -173,7 +175,7 @@ def _judge(
         early = {id(r) for group, _ in begun for r in group}
         late = [r for r in _known(r for g in groups for r in g) if id(r) not in early]
         scored = [r for group, _ in begun for r in group] + late
-        rest = rewards.submit([_sample(r, total_steps) for r in late])
+        rest = rewards.submit([_sample(r, total_steps, rewards.judges) for r in late])
         scores = rewards.gather([*(pending for _, pending in begun), rest])
     else:
         scored = _known(r for g in groups for r in g)
@@ -190,13 +192,13 @@ def _answering(source: Generator) -> object | None:
     return None if isinstance(answering, PartialRollouts) else answering
 
 
-def _sample(rollout: Rollout, total_steps: int) -> Sample:
+def _sample(rollout: Rollout, total_steps: int, judges: Judges | None = None) -> Sample:
     return Sample(
         id=f"{rollout.prompt.id}/{rollout.sample}",
         prompt=rollout.prompt.text,
         completion=rollout.text,
         completion_ids=tuple(rollout.own_ids.tolist()),
-        columns={**rollout.prompt.columns, **of_conversation(rollout)},
+        columns={**columns_of(rollout.prompt, judges), **of_conversation(rollout)},
         truncated=rollout.truncated,
         prompt_messages=rollout.prompt.messages,
         step=rollout.policy_version,

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from gspo_lightning.advantages.shaping import TurnCredit
 from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.experience.columns import columns_of
 from gspo_lightning.experience.settings import ExperienceSettings
+from gspo_lightning.policy.vision.sight import sight_of
 from gspo_lightning.prompts.curricula import Curriculum, Uniform
 from gspo_lightning.prompts.mixed_order import MixedOrder
 from gspo_lightning.prompts.order import PromptOrder
@@ -23,7 +25,15 @@ from gspo_lightning.rollouts.retrying import RetryingSource
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["check_context", "check_rewards", "check_sources", "partial_rollouts", "read_sets", "training_order"]
+__all__ = [
+    "check_context",
+    "check_reading",
+    "check_rewards",
+    "check_sources",
+    "partial_rollouts",
+    "read_sets",
+    "training_order",
+]
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +80,21 @@ def check_sources(
         )
 
 
+def check_reading(tokenizer: PreTrainedTokenizerBase, sources: Iterable[RolloutSource]) -> None:
+    """A policy that reads pictures is sampled by sources that show them and never sample their placeholders.
+
+    Raises:
+        UserError: a source does not.
+    """
+    for source in sources:
+        if sight_of(tokenizer) is not None and not source.reads_pictures:
+            raise UserError(
+                "data.rollouts",
+                f"is {type(source).__name__}, which does not show pictures to a policy",
+                fix="use GroupedSampler, TransformersGenerate or Recorded with a model that reads pictures",
+            )
+
+
 def check_rewards(runner: RewardRunner, sets: PromptSets, rollouts: RolloutSource) -> None:
     """Every reward judges canned answers to a record that it applies to, and every record looked at has a reward.
 
@@ -82,7 +107,7 @@ def check_rewards(runner: RewardRunner, sets: PromptSets, rollouts: RolloutSourc
         UserError: a reward that cannot judge, or a record without one.
     """
     examples = sets.examples(examined(runner.rewards))
-    others = [(prompt.columns, prompt.text) for prompt in examples]
+    others = [(columns_of(prompt, runner.judges), prompt.text) for prompt in examples]
     firsts = [prompts[0] for prompts in sets.read.values()]
     seen = {tuple(runner.judges.applying(first.columns)) for first in firsts}
     for prompt in examples:  # one more for each choice of rewards that the first records do not show
@@ -90,7 +115,7 @@ def check_rewards(runner: RewardRunner, sets: PromptSets, rollouts: RolloutSourc
             seen.add(which)
             firsts.append(prompt)
     for first in firsts:
-        runner.check(first.columns, first.text, others, conversation=has_environment(rollouts))
+        runner.check(columns_of(first, runner.judges), first.text, others, conversation=has_environment(rollouts))
 
 
 def training_order(sets: PromptSets, settings: ExperienceSettings, curriculum: Curriculum | None) -> PromptOrder:

@@ -240,6 +240,7 @@ def make_micro_batch(
         input_ids, prompts, responses, mask, advantages,
         behaviour_logprobs=behaviour, prompt_index=index, stale=stale, routes=_routes(rollouts, width - 1),
         sources=source_rows(rollouts, sources), segments=_segments(rollouts, steps),
+        media=tuple(r.prompt.media for r in rollouts) if any(r.prompt.media for r in rollouts) else None,
     )  # fmt: skip
 
 
@@ -285,4 +286,6 @@ def filler(like: MicroBatch) -> MicroBatch:
     tensors = {f.name: v for f in dataclasses.fields(like) if isinstance(v := getattr(like, f.name), Tensor)}
     row: dict[str, Any] = {name: value[:1] for name, value in tensors.items()}
     row |= {name: torch.zeros_like(row[name]) for name in ("response_mask", "advantages")}
+    if like.media is not None:
+        row["media"] = like.media[:1]
     return dataclasses.replace(like, **row, weight=0.0, host=None)

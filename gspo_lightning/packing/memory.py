@@ -161,4 +161,6 @@ def _rows(part: MicroBatch, rows: slice) -> MicroBatch:
             columns = width if f.name == "input_ids" else steps
             of_tokens = value.dim() == 2 and f.name != "sources"
             taken[f.name] = value[rows, :columns] if of_tokens else value[rows]
+    if part.media is not None:
+        taken["media"] = part.media[rows]
     return dataclasses.replace(part, **taken, host=None)

@@ -17,6 +17,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rope import pin_rope
 from gspo_lightning.policy.rounding import few_tokens
 from gspo_lightning.policy.settings import Layout
+from gspo_lightning.policy.vision.probe import PictureProbe
 
 __all__ = ["check_head", "check_model", "choose_layout", "probe", "why_no_kernel"]
 
@@ -36,7 +37,7 @@ def check_head(policy: Policy) -> None:
     ids = few_tokens(policy.model, 4)
     with torch.no_grad(), warnings.catch_warnings(), _refusing(policy):
         warnings.simplefilter("ignore")
-        own = policy.model(input_ids=ids, use_cache=False).logits.float()
+        own = policy.sayable(policy.model(input_ids=ids, use_cache=False).logits.float())
         ours = policy.head(policy.backbone(input_ids=ids, use_cache=False).last_hidden_state).float()
     if own.shape != ours.shape or not torch.allclose(own, ours, atol=1e-3, rtol=1e-3):
         raise UserError(
@@ -87,6 +88,8 @@ def choose_layout(
     with _refusing(policy), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wrong = asked.why_not_exact()
+        if wrong is None and policy.sight is not None:
+            wrong = PictureProbe(policy, policy.sight).why_not_exact(asked.limit)
     if wrong is not None:
         raise UserError("model.name_or_path", f"{type(policy.model).__name__} {wrong}", fix=ANOTHER)
     if layout == "padded":
@@ -108,7 +111,10 @@ def _why_not_packed(asked: Probe, device: torch.device, dtype: torch.dtype) -> s
         return f"a sliding window of {short[0]} tokens and rows of up to {longest}"
     try:
         reason = None if device.type == "cpu" else why_no_kernel(policy, device, dtype)
-        return reason or asked.why_not_packed()
+        reason = reason or asked.why_not_packed()
+        if reason is None and policy.sight is not None:
+            reason = PictureProbe(policy, policy.sight).why_not_packed(asked.limit)
+        return reason
     except Exception as error:  # a family's own modules, called as they have not been before
         return first_line(error)
 

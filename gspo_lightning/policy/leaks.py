@@ -178,7 +178,7 @@ class Probe:
         rows = self.rows
         width, count = int(rows.prompt_lengths[row]), int(rows.response_lengths[row])
         ids = rows.input_ids[row, : width + count]
-        logits = self.policy.model(input_ids=ids[None], use_cache=False).logits[0, width - 1 : -1]
+        logits = self.policy.sayable(self.policy.model(input_ids=ids[None], use_cache=False).logits[0, width - 1 : -1])
         found = logits.to(self.padded.dtype).log_softmax(-1).gather(-1, ids[width:, None])[:, 0]
         return torch.nn.functional.pad(found, (0, self.padded.shape[1] - count))
 

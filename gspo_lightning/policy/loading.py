@@ -8,6 +8,7 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
@@ -15,26 +16,31 @@ from transformers import (
 )
 
 from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.policy.freezing import freeze
 from gspo_lightning.policy.hub import TRUST, check_no_kernel, check_reachable
 from gspo_lightning.policy.loading_lock import LOADING
 from gspo_lightning.policy.lora import add_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import checkpoint_contexts
 from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.policy.tiny import TINY_CONTEXT, TINY_MODELS, build_tiny_model, character_tokenizer
+from gspo_lightning.policy.tiny import TINY_CONTEXT, TINY_MODELS, build_tiny_model, character_tokenizer, tiny_config
+from gspo_lightning.policy.vision.families import FAMILIES, reads_pictures, refuse_unknown
+from gspo_lightning.policy.vision.sight import give_sight, load_sight, tiny_sight
 from gspo_lightning.resume.reading import fault_of
 
 __all__ = ["context_length", "load_config", "load_policy", "load_tokenizer"]
 
 
 def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model.
+    """The tokenizer of a model; of one that reads pictures it knows the processor, too.
 
     Raises:
         UserError: not found, or without an end-of-sequence token (responses could never end).
     """
     if settings.name_or_path in TINY_MODELS:
-        return character_tokenizer()
+        tiny, config = character_tokenizer(settings.name_or_path), tiny_config(settings.name_or_path)
+        give_sight(tiny, tiny_sight(config) if reads_pictures(config) else None)
+        return tiny
     _check_name(settings.name_or_path)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -50,7 +56,18 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # only ever used as a filler; masks come from lengths
+    if _reads_pictures(settings):
+        give_sight(tokenizer, load_sight(settings.name_or_path, load_config(settings), settings.revision))
     return tokenizer
+
+
+def _reads_pictures(settings: ModelSettings) -> bool:
+    """By the name of its family alone; a folder that holds a tokenizer and nothing else does not."""
+    try:
+        written, _ = PretrainedConfig.get_config_dict(settings.name_or_path, revision=settings.revision)
+    except (OSError, ValueError):
+        return False
+    return written.get("model_type") in FAMILIES
 
 
 def _check_name(name: str) -> None:
@@ -92,6 +109,7 @@ def load_policy(settings: ModelSettings) -> Policy:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
     if settings.lora is not None:
         add_adapters(model, settings.lora, settings.seed)
+    freeze(model, settings.freeze)
     return Policy(model, tokenizer)
 
 
@@ -139,9 +157,12 @@ def load_config(settings: ModelSettings) -> PretrainedConfig:
 
 def _load_pretrained(settings: ModelSettings) -> PreTrainedModel:
     config = load_config(settings)
+    sees = reads_pictures(config)
+    if type(config) not in AutoModelForCausalLM._model_mapping and not sees:
+        refuse_unknown(config)
     try:
         model: PreTrainedModel
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(
             settings.name_or_path,
             config=config,
             output_loading_info=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,18 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from gspo_lightning.errors import UserError
+from gspo_lightning.pictures import Media
 from gspo_lightning.policy.attention import PackedLayout, attention_plan, with_plan
+from gspo_lightning.policy.freezing import trains_vision
 from gspo_lightning.policy.logprobs import token_logprobs
 from gspo_lightning.policy.lora import has_adapters, merge_adapters
 from gspo_lightning.policy.routing import Routing, TokenPlaces, gather_routes, routed
 from gspo_lightning.policy.silence import Silenced, hold, silence
 from gspo_lightning.policy.states import Distribution, States, vocabulary_kl
+from gspo_lightning.policy.vision.families import SAID, reads_pictures
+from gspo_lightning.policy.vision.look import Look
+from gspo_lightning.policy.vision.sight import sight_of
 from gspo_lightning.types import Decoding, MicroBatch, WeightsOn
 
 __all__ = ["Policy"]
@@ -30,6 +36,8 @@ KEPT_LOGITS = 192 << 20
 CHUNK_LOGITS = {True: 32 << 20, False: 1 << 30}
 """Bytes of float32 logits that exist at a time where they are computed twice, on a CPU and elsewhere. Every piece reads
 and writes the gradient of the head's weight, which costs a GPU more beside its arithmetic (reckoned, not measured)."""
+UNSAID = -1e4
+"""The logit of a token that is never said: finite, so that 0 x log 0 is 0; its probability is 0 at any temperature."""
 
 
 class Policy(nn.Module):
@@ -64,6 +72,8 @@ class Policy(nn.Module):
         self.routing: Routing | None = None
         """The routers of a mixture of experts, where they are measured or replayed."""
         self.silenced = silence(self.model) if silenced is None else silenced
+        self.sight = sight_of(tokenizer) if reads_pictures(model.config) else None
+        """The processor of pictures, where the model reads any."""
 
     def train(self, mode: bool = True) -> Policy:
         """As of any module; modules that are held stay in eval mode."""
@@ -86,8 +96,10 @@ class Policy(nn.Module):
 
     @property
     def backbone(self) -> nn.Module:
-        """The model without its output head."""
+        """The text model without its output head."""
         base: nn.Module = self.model.base_model
+        if reads_pictures(self.model.config):
+            return base.get_submodule("language_model")
         if base is self.model:  # Llama 4's and Mllama's text classes name a part of the whole model that they lack
             base = getattr(self.model, "model", base)
         return base
@@ -105,7 +117,13 @@ class Policy(nn.Module):
             logits = logits / scale
         if (cap := getattr(config, "final_logit_softcapping", None)) is not None:  # Gemma 2, 3
             logits = torch.tanh(logits / cap) * cap
-        return logits
+        return self.sayable(logits)
+
+    def sayable(self, logits: Tensor) -> Tensor:
+        """Logits [..., V] of which the policy never says the placeholders of pictures and videos."""
+        if self.sight is None:
+            return logits
+        return logits.index_fill(-1, torch.tensor(self.sight.unsaid, device=logits.device), UNSAID)
 
     def forward(
         self, batch: MicroBatch, temperature: float = 1.0, against: Distribution | None = None
@@ -148,13 +166,17 @@ class Policy(nn.Module):
         layout = PackedLayout.of(batch)
         places = TokenPlaces(layout.sources, layout.positions, layout.predicts, layout.rows, layout.steps)
         plan = attention_plan(layout.segments, layout.crossings, layout.longest, batch.input_ids.device)
+        ids, positions = layout.token_ids.unsqueeze(0), layout.positions.unsqueeze(0)
+        inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions}
+        if (look := self._look(batch)) is not None:
+            where = layout.sources, layout.positions
+            seen, table = look.places[where].unsqueeze(0), look.positions[:, where[0], where[1]].unsqueeze(1)
+            inputs = look.inputs(self.model.get_input_embeddings(), ids, seen, table)
         with (
             with_plan(self.backbone, plan) as options,
             routed(places, self._prescribed(batch, places)),
         ):
-            hidden: Tensor = self.backbone(
-                input_ids=layout.token_ids.unsqueeze(0), position_ids=layout.positions.unsqueeze(0), **options
-            ).last_hidden_state
+            hidden: Tensor = self.backbone(**inputs, **options).last_hidden_state
         return States(hidden.squeeze(0)[layout.predicts], layout.targets, layout.rows, layout.steps)
 
     def _padded(self, batch: MicroBatch) -> States:
@@ -168,14 +190,40 @@ class Policy(nn.Module):
         before = prompt[rows] + offsets - 1  # the position that predicts response token ``offset``
         every = torch.arange(batch.input_ids.shape[0] * width, device=prompt.device)
         places = TokenPlaces(every // width, every % width, rows * width + before, rows, offsets)
+        ids = batch.input_ids[:, :-1]
+        inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions.masked_fill(~mask, 0)}
+        if (look := self._look(batch)) is not None:
+            embed = self.model.get_input_embeddings()
+            inputs = look.inputs(embed, ids, look.places[:, :-1], look.positions[..., :-1].masked_fill(~mask, 0))
         with routed(places, self._prescribed(batch, places)):
-            hidden: Tensor = self.backbone(
-                input_ids=batch.input_ids[:, :-1],
-                attention_mask=mask.long(),
-                position_ids=positions.masked_fill(~mask, 0),
-                use_cache=False,
-            ).last_hidden_state
+            hidden: Tensor = self.backbone(**inputs, attention_mask=mask.long(), use_cache=False).last_hidden_state
         return States(hidden[rows, before], batch.input_ids[rows, before + 1], rows, offsets)
+
+    def _look(self, batch: MicroBatch) -> Look | None:
+        """The pictures of a micro-batch, each seen once; None where it has none.
+
+        Ranks step together: where another one may gather the tower, or wait for its gradient, a blank picture is seen.
+        """
+        rows = batch.media or ()
+        if not any(rows):
+            if self.sight is None:
+                return None
+            if self.gathering is None and not (torch.is_grad_enabled() and trains_vision(self.model)):
+                return None
+        return self.look(rows or ((),) * len(batch.input_ids), batch.input_ids.shape[1])
+
+    def look(self, rows: Sequence[Media], width: int, offsets: Sequence[int] = ()) -> Look:
+        """The pictures of some rows as the text model reads them; see :meth:`Look.at`.
+
+        Raises:
+            UserError: this model reads text only.
+        """
+        if self.sight is None:
+            what = f"{type(self.model).__name__} reads text only, and a prompt holds a picture"
+            raise UserError(
+                "model.name_or_path", what, fix=f"use prompts without pictures, or a model that reads them: {SAID}"
+            )
+        return Look.at(self.model.base_model, self.sight, rows, width, offsets)
 
     def _prescribed(self, batch: MicroBatch, places: TokenPlaces) -> list[Tensor] | None:
         """The experts that each forwarded token has to go to, under Routing Replay."""
@@ -195,7 +243,7 @@ class Policy(nn.Module):
     def _head(self) -> Callable[[Tensor], Tensor]:
         """The output embedding itself where :meth:`head` does nothing else and its weight is whole."""
         empty = torch.empty(0)
-        if self.gathering is None and self.finish_logits(empty) is empty:
+        if self.gathering is None and self.sight is None and self.finish_logits(empty) is empty:
             return self.model.get_output_embeddings()
         return self.head
 
@@ -249,6 +297,8 @@ class Policy(nn.Module):
         finally:
             del model.should_save_on_this_rank
         self.tokenizer.save_pretrained(folder)
+        if self.sight is not None:
+            self.sight.save(Path(folder))
         if getattr(self.model, "generation_config", None) is not None:
             self.model.generation_config.save_pretrained(folder)
 

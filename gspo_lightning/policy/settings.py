@@ -22,7 +22,8 @@ class ModelSettings:
     """How a model is loaded."""
 
     name_or_path: str = "tiny-qwen3"
-    """Hub id, local folder in transformers format, or a built-in tiny model (``tiny-qwen3``, ``tiny-qwen3-moe``)."""
+    """Hub id, local folder in transformers format, or a built-in tiny model (``tiny-qwen3``, ``tiny-qwen3-moe``,
+    ``tiny-qwen3-vl``, ``tiny-qwen2.5-vl``)."""
     dtype: DType = "float32"
     """Of the weights. float32 masters with ``trainer.precision: bf16-mixed`` is the rule; bf16 weights lose updates."""
     attn_implementation: str | None = None
@@ -45,6 +46,9 @@ class ModelSettings:
     ``grouped_mm`` where the model can (1.6 times faster than ``eager`` on a CPU)."""
     lora: LoRA | None = None
     """Train low-rank adapters and keep the weights as they are; None trains all weights."""
+    freeze: list[str] | None = None
+    """Modules that are not trained, by name with ``*`` for anything, or ``vision`` for the vision tower; None is
+    ``[vision]`` for a model that reads pictures."""
 
     @classmethod
     def of_file(cls, written: Mapping[str, Any], trust_remote_code: bool) -> ModelSettings:

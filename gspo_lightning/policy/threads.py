@@ -37,7 +37,7 @@ def width_of(settings: ModelSettings) -> int | None:
     """The hidden size of a built-in model or of a folder in transformers format; None of others."""
     name = settings.name_or_path
     if name in TINY_MODELS:
-        return int(tiny_config(name, settings.config_overrides).hidden_size)
+        return int(tiny_config(name, settings.config_overrides).get_text_config().hidden_size)
     try:
         width = json.loads((Path(name) / "config.json").read_text(encoding="utf-8")).get("hidden_size")
     except (OSError, ValueError, AttributeError):  # a hub id, or a folder that loading it will complain about

@@ -9,15 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.randomness import Purpose, stream
@@ -26,6 +20,8 @@ __all__ = ["TINY_CONTEXT", "TINY_MODELS", "build_tiny_model", "character_tokeniz
 
 CHARACTERS = "0123456789+-*/=;:#().,<>?!ABCabcxyz "
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
+VISION = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+"""What the vocabulary of a model that reads pictures has behind the characters."""
 
 TINY_CONTEXT = 512
 """Positions of every tiny model."""
@@ -54,12 +50,44 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
         "decoder_sparse_step": 1,
     },
+    "tiny-qwen3-vl": {
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True,
+        },
+    },
+    "tiny-qwen2.5-vl": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
+    },
+}  # fmt: skip
+"""Name -> settings on top of the common ones. ``tiny-qwen3`` has about 87 thousand parameters; those of the two that
+read pictures are settings of their text models."""
+
+_VISION: dict[str, dict[str, Any]] = {
+    "tiny-qwen3-vl": {
+        "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "patch_size": 8,
+        "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 64, "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0], "initializer_range": 0.05,
+    },
+    "tiny-qwen2.5-vl": {
+        "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "patch_size": 8,
+        "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 64, "window_size": 32,
+        "fullatt_block_indexes": [1], "initializer_range": 0.05,
+    },
+}  # fmt: skip
+"""Settings of their vision towers: one token stands for 16 x 16 pixels."""
+_CLASSES = {
+    "tiny-qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "tiny-qwen3-moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
+    "tiny-qwen3-vl": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration"),
+    "tiny-qwen2.5-vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration"),
 }
-"""Name -> settings on top of the common ones. ``tiny-qwen3`` has about 87 thousand parameters."""
+"""Names in transformers, which imports a family when it is asked for."""
 
 
-def character_tokenizer() -> PreTrainedTokenizerFast:
+def character_tokenizer(name: str = "tiny-qwen3") -> PreTrainedTokenizerFast:
     """One token per character of a small alphabet, plus ``<pad>`` (0), ``<eos>`` (1) and ``<unk>`` (2).
+
+    That of a model that reads pictures also knows their placeholders, and writes no chat template.
 
     >>> tokenizer = character_tokenizer()
     >>> tokenizer.decode(tokenizer("7+5:").input_ids)
@@ -69,6 +97,7 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
+    options: dict[str, Any] = {"additional_special_tokens": VISION} if name in _VISION else {}
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
@@ -76,22 +105,33 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
         unk_token="<unk>",
         clean_up_tokenization_spaces=False,
         model_max_length=TINY_CONTEXT,
+        **options,
     )
 
 
-def tiny_config(name: str, overrides: Mapping[str, Any] | None = None) -> Qwen3Config | Qwen3MoeConfig:
+def tiny_config(name: str, overrides: Mapping[str, Any] | None = None) -> PretrainedConfig:
     """The config of a tiny model.
 
     Raises:
-        UserError: an override that is no field of the model's config.
+        UserError: an override that is no field of the model's config (of its text model's, where it reads pictures).
     """
-    settings = {**_COMMON, **TINY_MODELS[name], "vocab_size": len(SPECIAL) + len(CHARACTERS)}
-    config_class = Qwen3MoeConfig if name == "tiny-qwen3-moe" else Qwen3Config
+    size = len(SPECIAL) + len(CHARACTERS)
+    settings = {**_COMMON, **TINY_MODELS[name], "vocab_size": size}
+    config_class: Any = getattr(transformers, _CLASSES[name][0])
+    text_class = config_class.sub_configs["text_config"] if name in _VISION else config_class
     for key, value in (overrides or {}).items():
-        if not hasattr(config_class(), key):
-            raise UserError("model.config_overrides", f"{key!r} is not a field of {config_class.__name__}")
+        if not hasattr(text_class(), key):
+            raise UserError("model.config_overrides", f"{key!r} is not a field of {text_class.__name__}")
         settings[key] = value
-    return config_class(**settings)
+    if name not in _VISION:
+        return config_class(**settings)
+    tied = settings.pop("tie_word_embeddings")
+    vision = {**_VISION[name], "out_hidden_size": settings["hidden_size"]}
+    start, end, image, video = range(size, size + len(VISION))
+    return config_class(
+        text_config={**settings, "vocab_size": size + len(VISION)}, vision_config=vision, tie_word_embeddings=tied,
+        vision_start_token_id=start, vision_end_token_id=end, image_token_id=image, video_token_id=video,
+    )  # fmt: skip
 
 
 def build_tiny_model(
@@ -105,6 +145,5 @@ def build_tiny_model(
     config = tiny_config(name, overrides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(seed, Purpose.INITIALISATION) % (1 << 63))
-        model: PreTrainedModel
-        model = Qwen3MoeForCausalLM(config) if isinstance(config, Qwen3MoeConfig) else Qwen3ForCausalLM(config)
+        model: PreTrainedModel = getattr(transformers, _CLASSES[name][1])(config)
     return model.to(dtype)

@@ -10,6 +10,7 @@ from gspo_lightning.prompts.tasks.code import CodeTask
 from gspo_lightning.prompts.tasks.guess import GuessTask
 from gspo_lightning.prompts.tasks.logic import LogicTask
 from gspo_lightning.prompts.tasks.reasoning_gym import ReasoningGym
+from gspo_lightning.prompts.tasks.squares import SquaresTask
 
 __all__ = [
     "CalculatorTask",
@@ -27,6 +28,7 @@ __all__ = [
     "PromptSet",
     "ReasoningGym",
     "Record",
+    "SquaresTask",
     "map_columns",
     "open_prompts",
     "read_prompts",

@@ -8,14 +8,16 @@ from typing import Any
 
 from gspo_lightning.types import Message
 
-__all__ = ["Columns", "Completion", "Demonstration", "PromptSet", "Record", "absent_columns", "map_columns"]
+__all__ = ["Columns", "Completion", "Demonstration", "PromptSet", "Prompted", "Record", "absent_columns", "map_columns"]
 
 Record = Mapping[str, Any]
 """``prompt`` (text or a list of chat messages), usually ``answer``, and any column a reward asks for by name."""
 
 Completion = str | Sequence[Message]
 """What a demonstration answers: a text, or a conversation that begins with the policy's (``assistant``) first turn."""
-Demonstration = tuple[str | Sequence[Message], Completion]
+Prompted = str | Sequence[Message] | Record
+"""What a demonstration answers to: a text, messages, or a record with ``prompt`` and its pictures."""
+Demonstration = tuple[Prompted, Completion]
 """(prompt, completion). Where both are messages, a chat template writes the conversation."""
 
 Columns = Mapping[str, str | list[str]]

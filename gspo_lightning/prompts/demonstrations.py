@@ -9,6 +9,7 @@ from typing import Any
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.base import Completion, Demonstration
 from gspo_lightning.prompts.on_demand import OnDemand
+from gspo_lightning.prompts.pictures.columns import COLUMNS, has_pictures
 from gspo_lightning.types import Message
 
 __all__ = ["Demonstrations", "MalformedError", "messages_of", "read_demonstrations"]
@@ -70,6 +71,9 @@ class MalformedError(ValueError):
 
 def _pair(record: Mapping[str, Any]) -> Demonstration:
     if record.get("completion") is not None:
+        if has_pictures(record):
+            seen = {k: record[k] for k in ("prompt", *COLUMNS) if record.get(k) is not None}
+            return seen, _answered(_text_ormessages_of(record["completion"], "completion"))
         prompt = _text_ormessages_of(record.get("prompt"), "prompt")
         return prompt, _answered(_text_ormessages_of(record["completion"], "completion"))
     if record.get("messages") is not None:

@@ -15,8 +15,13 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError, first_line
+from gspo_lightning.policy.vision.sight import sight_of
 from gspo_lightning.prompts.base import Record
 from gspo_lightning.prompts.on_demand import OnDemand, place_of
+from gspo_lightning.prompts.pictures.columns import COLUMNS, has_pictures
+from gspo_lightning.prompts.pictures.encode import SeeingEncoder, Seen, check_said
+from gspo_lightning.prompts.pictures.reading import BadPictureError
+from gspo_lightning.prompts.pictures.settings import Pictures
 from gspo_lightning.prompts.specials import Ends
 from gspo_lightning.types import Prompt
 
@@ -59,28 +64,63 @@ class Encoder:
     system_prompt: str | None
     template_kwargs: Mapping[str, Any]
     field: str
+    pictures: Pictures = Pictures()  # noqa: RUF009 (frozen)
 
-    def many(self, records: Iterable[Record]) -> Iterator[tuple[int, str, list[int], Record]]:
-        """Number, text, token ids and record of each; the tokenizer is called for several at a time.
+    def many(self, records: Iterable[Record]) -> Iterator[tuple[int, Seen | BadPictureError, Record]]:
+        """Number, text with token ids and pictures, and record of each; the tokenizer is called for several at a time.
+
+        Where a picture cannot be read and ``pictures.bad`` is ``drop`` there is the error instead.
 
         Raises:
             UserError: a prompt that the tokenizer or its template does not take, with the number of its record.
         """
-        numbered = enumerate(records)
+        numbered, seeing = enumerate(records), self.seeing()
         while some := list(itertools.islice(numbered, _AT_A_TIME)):
-            texts = [self._texts(partial(place_of, records, i), record) for i, record in some]
+            plain = [(i, record) for i, record in some if not has_pictures(record)]
+            texts = [self._texts(partial(place_of, records, i), record) for i, record in plain]
             special = self.tokenizer.chat_template is None
-            encoded = self.tokenizer([read for _, read in texts], add_special_tokens=special)["input_ids"]
-            for (i, record), (shown, _), ids in zip(some, texts, encoded, strict=True):
-                yield i, shown, ids, record
+            read = [read for _, read in texts]
+            encoded = iter(self.tokenizer(read, add_special_tokens=special)["input_ids"] if read else ())
+            shown = iter(texts)
+            for i, record in some:
+                if has_pictures(record):
+                    yield i, self._seen(seeing, record, place_of(records, i)), record
+                else:
+                    yield i, Seen(next(shown)[0], next(encoded), (), ()), record
+        if scaled := seeing.counted["scaled"]:
+            limit = "data.pictures.max_pixels, or the processor's own"
+            log.info("%s: %d of %d pictures are scaled down to the limit (%s)",
+                     self.field, scaled, seeing.counted["pictures"], limit)  # fmt: skip
 
     def one(self, number: int, record: Record) -> Prompt:
         """The prompt of a record that was seen before."""
-        kwargs, prompt = self.template_kwargs, record["prompt"]
-        text, ids = encode_prompt(prompt, self.tokenizer, self.system_prompt, kwargs, self.field)
-        return _prompt(number, text, ids, record)
+        if has_pictures(record):
+            seen = self._seen(self.seeing(), record, f"record {number + 1}")
+            if isinstance(seen, BadPictureError):
+                raise UserError(self.field, str(seen), fix="leave the files of a run where they are while it runs")
+            return _prompt(number, seen, record)
+        kwargs, said = self.template_kwargs, record["prompt"]
+        text, ids = encode_prompt(said, self.tokenizer, self.system_prompt, kwargs, self.field)
+        return _prompt(number, Seen(text, ids, (), ()), record)
+
+    def seeing(self) -> SeeingEncoder:
+        """What encodes records with pictures."""
+        return SeeingEncoder(self.tokenizer, self.system_prompt, self.template_kwargs, self.field, self.pictures)
+
+    def _seen(self, seeing: SeeingEncoder, record: Record, where: str) -> Seen | BadPictureError:
+        try:
+            return seeing.encode(record, where)
+        except BadPictureError as error:
+            if self.pictures.bad == "stop":
+                fix = "mend or drop the record, or set data.pictures.bad: drop"
+                raise UserError(self.field, str(error), fix=fix) from error
+            return error
 
     def _texts(self, where: Callable[[], str], record: Record) -> tuple[str, str]:
+        if (sight := sight_of(self.tokenizer)) is not None:
+            said = record["prompt"]
+            texts = [said] if isinstance(said, str) else [str(message.get("content")) for message in said]
+            check_said(self.tokenizer, sight, texts, self.field, where())
         try:
             return _texts(record["prompt"], self.tokenizer, self.system_prompt, self.template_kwargs, self.field)
         except TemplateError as error:
@@ -138,8 +178,13 @@ class EncodedPrompts(OnDemand[Prompt]):
     def _usable(self, longest: int, see: Callable[[Prompt], object]) -> Sequence[int]:
         """The numbers of the records that make a prompt."""
         field, tokenizer = self._encoder.field, self._encoder.tokenizer
-        unknown, ends, kept = unknown_token(tokenizer), Ends(tokenizer), array("q")
-        for i, text, ids, record in self._encoder.many(self._records):
+        unknown, ends, kept, bad = unknown_token(tokenizer), Ends(tokenizer), array("q"), 0
+        for i, seen, record in self._encoder.many(self._records):
+            if isinstance(seen, BadPictureError):
+                log.warning("%s: dropped %s", field, seen)
+                bad += 1
+                continue
+            ids = seen.ids
             if unknown is not None and unknown in ids:
                 raise UserError(
                     field,
@@ -154,10 +199,10 @@ class EncodedPrompts(OnDemand[Prompt]):
             if len(ids) <= longest:
                 kept.append(i)
                 ends.count(ids)
-                see(_prompt(i, text, ids, record))
+                see(_prompt(i, seen, record))
         ends.check(field)
         count = len(self._records)
-        if too_long := count - len(kept):
+        if too_long := count - bad - len(kept):
             log.warning(
                 "%s: dropped %d of %d prompts that are longer than data.max_prompt_tokens = %d (nothing is ever cut)",
                 field, too_long, count, longest,
@@ -166,11 +211,12 @@ class EncodedPrompts(OnDemand[Prompt]):
             raise UserError(
                 field,
                 f"no prompt is left: all {count} exceed data.max_prompt_tokens = {longest}"
+                + (f" or have a picture that cannot be read ({bad} do)" if bad else "")
                 if count
                 else "holds no records",
                 fix="raise data.max_prompt_tokens" if count else "give a set with records",
             )
-        return kept if too_long else range(count)
+        return kept if too_long or bad else range(count)
 
 
 def _is_limit(value: object) -> bool:
@@ -180,10 +226,13 @@ def _is_limit(value: object) -> bool:
     return value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
 
 
-def _prompt(number: int, text: str, ids: Sequence[int], record: Record) -> Prompt:
+def _prompt(number: int, seen: Seen, record: Record) -> Prompt:
+    """Pictures stand in no column of it: rewards and messages do not carry them about."""
     said = record["prompt"]
-    messages = () if isinstance(said, str) else tuple(said)
-    return Prompt(number, text, tuple(ids), {k: v for k, v in record.items() if k != "prompt"}, messages)
+    messages = seen.messages or (() if isinstance(said, str) else tuple(said))
+    taken = ("prompt", *COLUMNS) if seen.media else ("prompt",)
+    columns = {k: v for k, v in record.items() if k not in taken}
+    return Prompt(number, seen.text, tuple(seen.ids), columns, messages, seen.media)
 
 
 def unknown_token(tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -22,6 +22,7 @@ from gspo_lightning.prompts.mixed_order import Part
 from gspo_lightning.prompts.mixture import SOURCE, Mixture
 from gspo_lightning.prompts.number_column import NumberColumn
 from gspo_lightning.prompts.on_demand import OnDemand
+from gspo_lightning.prompts.pictures.settings import Pictures
 from gspo_lightning.prompts.quotas import largest_remainder
 from gspo_lightning.prompts.survey import Survey, file_of
 from gspo_lightning.prompts.weighted import LEAST, MOST, WEIGHT
@@ -48,6 +49,7 @@ class PromptSets:
         max_prompt_tokens: longer prompts are dropped with a message, never cut.
         system_prompt: put before every prompt; needs a chat template.
         chat_template_kwargs: passed to the chat template.
+        pictures: how pictures are read.
     """
 
     sources: Mapping[str, PromptSet | str | None]
@@ -55,6 +57,7 @@ class PromptSets:
     max_prompt_tokens: int
     system_prompt: str | None
     chat_template_kwargs: dict[str, Any]
+    pictures: Pictures = field(default_factory=Pictures)
     read: dict[str, EncodedPrompts] = field(default_factory=dict)
     """Those that have been read."""
     _notes: dict[str, Notes] = field(default_factory=dict)
@@ -71,7 +74,7 @@ class PromptSets:
             return self.read.get(name, ())
         if isinstance(source, Mixture):
             source.columns = self.columns
-        encoder = Encoder(tokenizer, self.system_prompt, self.chat_template_kwargs, f"data.{name}")
+        encoder = Encoder(tokenizer, self.system_prompt, self.chat_template_kwargs, f"data.{name}", self.pictures)
         notes, survey, file = Notes(name == "train"), Survey(), file_of(source) if name == "train" else None
 
         def see(prompt: Prompt) -> None:

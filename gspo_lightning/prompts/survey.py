@@ -25,7 +25,7 @@ class Survey:
     def add(self, prompt: Prompt) -> None:
         """See one."""
         self._lengths.append(len(prompt.token_ids))
-        self._hashes.append(hash(prompt.text))
+        self._hashes.append(hash((prompt.text, *(picture.sha256 for picture in prompt.media))))
 
     def lines(self, file: Path) -> Iterator[str]:
         """Three lines at most; ``gspo data report`` says the rest.

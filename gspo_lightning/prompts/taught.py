@@ -10,9 +10,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.prompts.base import Demonstration
+from gspo_lightning.pictures import Media
+from gspo_lightning.prompts.base import Demonstration, Prompted, Record
 from gspo_lightning.prompts.dialogue import Dialogue
 from gspo_lightning.prompts.encode import Encoder, unknown_token
+from gspo_lightning.prompts.pictures.reading import BadPictureError
 from gspo_lightning.prompts.rendered import render_taught
 from gspo_lightning.prompts.specials import Ends
 from gspo_lightning.types import Message
@@ -45,6 +47,13 @@ class Taught:
     prompt: list[int]
     response: list[int]
     mask: list[bool]
+    media: Media = ()
+    """Pictures of the prompt."""
+
+
+def _asked(prompt: Prompted) -> Record:
+    """A prompt of a demonstration as a record; one with pictures is one already."""
+    return prompt if isinstance(prompt, Mapping) else {"prompt": prompt}
 
 
 def teach(
@@ -75,7 +84,7 @@ def teach(
     known = None if ends is None else {*ends, *asking.stop_token_ids}
     rows = dict(_as_rollouts(pairs, tokenizer, asking, where, field))
     for number, (prompt, completion) in enumerate(pairs):
-        if not isinstance(prompt, str) and not isinstance(completion, str):
+        if not isinstance(prompt, str | Mapping) and not isinstance(completion, str):
             rows[number] = _rendered(prompt, completion, tokenizer, known, asking, where(number))
     unknown, kept = unknown_token(tokenizer), []
     for number in range(len(pairs)):
@@ -100,15 +109,21 @@ def _as_rollouts(
     field: str,
 ) -> Iterator[tuple[int, Taught]]:
     """Those whose completion is written as the policy would write it, without the template's later changes."""
-    mine = [i for i, (prompt, completion) in enumerate(pairs) if isinstance(prompt, str) or isinstance(completion, str)]
+    mine = [
+        i
+        for i, (prompt, completion) in enumerate(pairs)
+        if isinstance(prompt, str | Mapping) or isinstance(completion, str)
+    ]
     encoder = Encoder(tokenizer, asking.system_prompt, asking.chat_template_kwargs, field)
     dialogue = Dialogue(tokenizer, asking.system_prompt, asking.chat_template_kwargs, field)
     begun_and_ended = Ends(tokenizer)
-    for i, _, ids, _ in encoder.many([{"prompt": pairs[number][0]} for number in mine]):
-        if not ids:
+    for i, seen, _ in encoder.many([_asked(pairs[number][0]) for number in mine]):
+        if isinstance(seen, BadPictureError):
+            raise UserError(where(mine[i]), str(seen))
+        if not seen.ids:
             raise UserError(where(mine[i]), "the prompt has no tokens")
-        begun_and_ended.count(ids)
-        yield mine[i], Taught(ids, *dialogue.demonstration(pairs[mine[i]][1]))
+        begun_and_ended.count(seen.ids)
+        yield mine[i], Taught(seen.ids, *dialogue.demonstration(pairs[mine[i]][1]), media=seen.media)
     begun_and_ended.check(field)
 
 

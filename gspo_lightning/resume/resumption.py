@@ -193,6 +193,8 @@ class Fingerprint:
     def add(self, prompt: Any) -> None:
         """The next prompt."""
         fields = [prompt.id, prompt.text, list(prompt.token_ids), dict(prompt.columns)]
+        if prompt.media:
+            fields.append([[picture.sha256, *picture.shape] for picture in prompt.media])
         self._digest.update(self._json.encode(fields).encode())
         self._count += 1
 

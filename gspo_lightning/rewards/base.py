@@ -90,6 +90,10 @@ class Reward(ABC):
         """
         return to_score(self.score(**self.arguments(sample)), type(self).__name__, sample.id)
 
+    def reads_images(self) -> bool:
+        """Whether it names ``images``: only then are the files of a prompt's pictures sent to where it runs."""
+        return "images" in (*self._plan.required, *self._plan.optional)
+
     def required_columns(self) -> tuple[str, ...]:
         """The columns that a record must have: parameters of ``score`` without a default."""
         return self._plan.required

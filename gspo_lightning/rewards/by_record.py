@@ -124,6 +124,11 @@ class Judges:
         """The single rewards that judge a record."""
         return [name for name in self.single if self.silence(name, columns) is None]
 
+    @property
+    def reads_images(self) -> bool:
+        """Whether one of them asks for the pictures of a prompt."""
+        return any(reward.reads_images() for reward in self.single.values())
+
     def columns(self) -> dict[str, str]:
         """Name -> the column that chooses among its rewards."""
         return {name: judge.by for name, judge in self.given.items() if isinstance(judge, ByRecord)}

@@ -127,6 +127,10 @@ class FunctionReward(Reward):
                 fix=f"write init_args: {{function: {self.name}, completions: messages}}",
             ) from error
 
+    def reads_images(self) -> bool:
+        """Whether the function has a parameter of that name."""
+        return "images" in (*self._function_plan.required, *self._function_plan.optional)
+
     def required_columns(self) -> tuple[str, ...]:
         """Parameters of the function that are columns and have no default."""
         return self._function_plan.required

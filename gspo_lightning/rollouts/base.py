@@ -85,6 +85,9 @@ class RolloutSource(ABC):
     records_routes: bool = False
     """Whether rollouts bring the experts that they were sampled with (``Rollout.routes``), for Routing Replay."""
 
+    reads_pictures: bool = False
+    """Whether it shows the pictures of a prompt to the policy, and never samples their placeholders."""
+
     @property
     def weights_on(self) -> WeightsOn:
         """Which ranks read the weights of the policies that this source is called with.

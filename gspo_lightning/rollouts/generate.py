@@ -16,10 +16,12 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
+from transformers.utils import ModelOutput
 
 from gspo_lightning.policy.compute_copy import in_compute_dtype
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rope import never_switching
+from gspo_lightning.policy.vision.look import features_of
 from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
 from gspo_lightning.rollouts.drawing import Draws, sample_tokens
 from gspo_lightning.rollouts.ending import cut, finish, has_ended
@@ -34,6 +36,8 @@ class TransformersGenerate(RolloutSource):
     Args:
         batch_size: responses generated at the same time.
     """
+
+    reads_pictures = True
 
     def __init__(self, batch_size: int = 256) -> None:
         if batch_size < 1:
@@ -93,7 +97,7 @@ class TransformersGenerate(RolloutSource):
         width = max(len(row.context) for row in rows)
         ids = torch.tensor([[0] * (width - len(row.context)) + list(row.context) for row in rows])
         mask = torch.tensor([[0] * (width - len(row.context)) + [1] * len(row.context) for row in rows])
-        chooser, stopper = _Choose(rows, sampling, draws, width), _Stop(policy, sampling, width, rows)
+        chooser, stopper = _Choose(policy, rows, sampling, draws, width), _Stop(policy, sampling, width, rows)
         config = GenerationConfig(
             max_new_tokens=max(row.room for row in rows),
             do_sample=False,
@@ -106,6 +110,7 @@ class TransformersGenerate(RolloutSource):
                 generation_config=config,
                 logits_processor=LogitsProcessorList([chooser]),
                 stopping_criteria=StoppingCriteriaList([stopper]),
+                **_pictures(policy, rows, ids),
             )[:, width:].cpu()
         logprobs = torch.stack(chooser.logprobs, dim=1)
         counts = stopper.counts.tolist()
@@ -117,6 +122,32 @@ class TransformersGenerate(RolloutSource):
             )
             for i, row in enumerate(rows)
         ]  # fmt: skip
+
+
+def _pictures(policy: Policy, rows: Sequence[Beginning], ids: Tensor) -> dict[str, Any]:
+    """What ``generate`` takes for pictures: their features, computed once however many rows have them."""
+    if policy.sight is None or not any(row.prompt.media for row in rows):
+        return {}
+    every = [picture for row in rows for picture in row.prompt.media]
+    distinct = {picture.key: picture for picture in every}
+    found = features_of(policy.model.base_model, policy.sight, list(distinct.values()))
+    sizes = [picture.tokens for picture in distinct.values()]
+    places = {key: number for number, key in enumerate(distinct)}
+
+    def of_all(features: Tensor) -> tuple[Tensor, ...]:
+        parts = features.split(sizes)
+        return tuple(parts[places[picture.key]] for picture in every)
+
+    merge = policy.sight.processor.merge_size
+    grids = torch.tensor([[1, picture.rows * merge, picture.columns * merge] for picture in every])
+    outputs: dict[str, Any] = {"pooler_output": of_all(found.embeddings)}
+    if found.layers:
+        outputs["deepstack_features"] = tuple(of_all(layer) for layer in found.layers)
+    return {
+        "mm_encoder_outputs": {"image": ModelOutput(**outputs)},
+        "mm_token_type_ids": (ids == policy.sight.image).int().to(policy.device),
+        "image_grid_thw": grids.to(policy.device),
+    }
 
 
 @contextlib.contextmanager
@@ -135,7 +166,10 @@ def _no_generation_config(model: PreTrainedModel) -> Iterator[None]:
 class _Choose(LogitsProcessor):
     """Makes the draw itself and leaves ``generate`` no choice: all other tokens get -inf."""
 
-    def __init__(self, rows: Sequence[Beginning], sampling: SamplingParams, draws: Draws, width: int) -> None:
+    def __init__(
+        self, policy: Policy, rows: Sequence[Beginning], sampling: SamplingParams, draws: Draws, width: int
+    ) -> None:
+        self.policy = policy
         self.prompt_ids = torch.tensor([row.prompt.id for row in rows])
         self.samples = torch.tensor([row.sample for row in rows])
         self.drawn = torch.tensor([row.drawn for row in rows])
@@ -144,7 +178,7 @@ class _Choose(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         uniform = self.draws.uniform(self.prompt_ids, self.samples, self.drawn + input_ids.shape[1] - self.width)
-        tokens, logprobs = sample_tokens(scores, uniform, self.sampling)
+        tokens, logprobs = sample_tokens(self.policy.sayable(scores), uniform, self.sampling)
         self.logprobs.append(logprobs.cpu())
         return torch.full_like(scores, -torch.inf).scatter_(-1, tokens.unsqueeze(-1), 0.0)
 

@@ -30,6 +30,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.prompts import Curriculum, Mixture, PromptSet
 from gspo_lightning.prompts.mixture import all_rewards
 from gspo_lightning.prompts.order import ORDER, PromptOrder
+from gspo_lightning.prompts.pictures.settings import Pictures
 from gspo_lightning.prompts.sets import PromptSets
 from gspo_lightning.prompts.specials import check_stop_strings
 from gspo_lightning.randomness import Purpose
@@ -105,6 +106,7 @@ class PromptDataModule(LightningDataModule):
         stop_token_ids: token ids that end a response, besides the end-of-sequence tokens.
         system_prompt: system message before every prompt; needs a chat template.
         chat_template_kwargs: passed to the chat template (for example ``{enable_thinking: false}``).
+        pictures: how pictures of prompts are read: their limit, what becomes of a bad one (docs/vision.md).
         evaluation: how held-out prompts are answered.
         suites: benchmarks that every evaluation includes, by their names in ``gspo evaluate``.
         curriculum: chooses an iteration's prompts by earlier results; None: each once a pass, or by the column
@@ -154,6 +156,7 @@ class PromptDataModule(LightningDataModule):
         stop_token_ids: list[int] | None = None,
         system_prompt: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        pictures: Pictures = Pictures(),  # noqa: B008 (frozen)
         evaluation: Evaluation = Evaluation(),  # noqa: B008 (frozen)
         suites: list[str] | None = None,
         curriculum: Curriculum | None = None,
@@ -204,7 +207,8 @@ class PromptDataModule(LightningDataModule):
         self._prefetcher = RolloutPrefetcher[Sampled](max_staleness) if max_staleness else None
         self._asking = threading.Lock()  # a source answers one question at a time
         self._runner: RewardRunner | None = None
-        self.sets = PromptSets(given, columns or {}, max_prompt_tokens, system_prompt, chat_template_kwargs or {})
+        kwargs = chat_template_kwargs or {}
+        self.sets = PromptSets(given, columns or {}, max_prompt_tokens, system_prompt, kwargs, pictures)
 
     # before a run ------------------------------------------------------------------------------------------------
 
@@ -221,6 +225,7 @@ class PromptDataModule(LightningDataModule):
             UserError: prompts, rewards or rollouts cannot be used, and why.
         """
         check_stop_strings(self.settings.stop_strings, tokenizer)
+        sources.check_reading(tokenizer, (self.rollouts, self.rollouts.for_evaluation()))
         sources.read_sets(self.sets, stage, tokenizer, self.evaluation.limit, world, judged=bool(self.rewards))
         sources.check_context(self.longest, context)
         self.suites.prepare()

@@ -89,6 +89,8 @@ class GSPOModule(PolicyModule):
         experts_implementation: ``grouped_mm``, ``batched_mm`` or ``eager``, for mixtures of experts; None leaves the
             choice to transformers: ``grouped_mm`` if the model supports it.
         lora: train low-rank adapters and keep the weights as they are (``{r: 16}``); None trains all weights.
+        freeze: modules that are not trained, by name with ``*`` for anything, or ``vision`` for the vision tower; None
+            is ``[vision]`` for a model that reads pictures, ``[]`` trains everything.
         segment_delimiters: texts that end a segment, for ``Segment`` with ``by: given`` (for example a line feed).
         allow_unusual_clip: accept a clip range of the wrong scale for the objective's level.
         histogram_every: optimizer steps between two sets of histograms, after those of the first; 0 writes none.
@@ -125,6 +127,7 @@ class GSPOModule(PolicyModule):
         config_overrides: dict[str, Any] | None = None,
         experts_implementation: str | None = None,
         lora: LoRA | None = None,
+        freeze: list[str] | None = None,
         segment_delimiters: list[str] | None = None,
         allow_unusual_clip: bool = False,
         histogram_every: int = 20,
@@ -138,7 +141,7 @@ class GSPOModule(PolicyModule):
     ) -> None:
         settings = ModelSettings(
             name_or_path, dtype, attn_implementation, gradient_checkpointing, trust_remote_code, revision,
-            config_overrides or {}, seed, layout, experts_implementation, lora,
+            config_overrides or {}, seed, layout, experts_implementation, lora, freeze,
         )  # fmt: skip
         super().__init__(settings, cold_start)
         self.objective = objective if objective is not None else GSPO()

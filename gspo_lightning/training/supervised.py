@@ -57,7 +57,8 @@ def learn(policy: Policy, rows: Sequence[Taught], held_out: Sequence[Taught], ho
         held_out: only measured; may be none.
         how: the steps.
     """
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=how.learning_rate(0), betas=(0.9, 0.95), weight_decay=0.0)
+    trained = [p for p in policy.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=how.learning_rate(0), betas=(0.9, 0.95), weight_decay=0.0)
     policy.train()
     curve: list[Point] = []
     losses: list[Tensor] = []
@@ -134,7 +135,8 @@ def _collate(rows: Sequence[Taught]) -> MicroBatch:
     for i, row in enumerate(rows):
         ids[i, : len(row.prompt) + len(row.response)] = torch.tensor([*row.prompt, *row.response])
         mask[i, : len(row.response)] = torch.tensor(row.mask)
-    return MicroBatch(ids, prompts, responses, mask, torch.zeros(len(rows)))
+    media = tuple(row.media for row in rows) if any(row.media for row in rows) else None
+    return MicroBatch(ids, prompts, responses, mask, torch.zeros(len(rows)), media=media)
 
 
 def write_curve(curve: Sequence[Point], folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import pickle
 import zlib
@@ -15,11 +16,15 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import yaml
+from PIL import Image
 
 from gspo_lightning.prompts import HubPrompts, PromptFile
 from gspo_lightning.prompts.base import PromptSet
+from gspo_lightning.prompts.pictures.columns import parts_of
+from gspo_lightning.prompts.pictures.reading import picture_file
 from gspo_lightning.rewards import CodeExecutor, IFVerifier, LogicPuzzle, MathVerifier, Sample
 from gspo_lightning.rewards.base import Reward
+from tests.support.pictures import png
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "data").glob("*.yaml"))
 REWARDS: Mapping[str, type[Reward]] = {c.__name__: c for c in (CodeExecutor, IFVerifier, LogicPuzzle, MathVerifier)}
@@ -55,6 +60,8 @@ class Copy:
     splits: tuple[str, ...] = ("train",)
     suffix: str = "parquet"
     types: dict[str, pyarrow.DataType] = field(default_factory=dict)
+    features: dict[str, Any] = field(default_factory=dict)
+    """As datasets notes them in a Parquet file; for pictures."""
 
     def write(self, folder: Path) -> None:
         """As the hub has it: a card that names the files of each split, and the files."""
@@ -73,6 +80,9 @@ class Copy:
                 table = table.set_column(
                     table.schema.get_field_index(name), name, pyarrow.array([r[name] for r in self.rows], type=kind)
                 )
+            if self.features:
+                noted = {"huggingface": json.dumps({"info": {"features": self.features}})}
+                table = table.replace_schema_metadata(noted)
             pyarrow.parquet.write_table(table, folder / path)
 
 
@@ -111,6 +121,19 @@ COPIES: dict[str, Copy] = {
     "math": Copy(
         [{"problem": "What is $6 \\cdot 7$?", "level": "Level 1", "solution": "It is $\\boxed{42}$.", "type": "?"}],
         ["\\boxed{42}"], ["\\boxed{67}"], splits=("train", "test"),
+    ),
+    "geometry3k": Copy(
+        [
+            {
+                "images": [{"bytes": png(0), "path": "images_0.png"}], "problem": "<image>Find $x$.",
+                "answer": "2 \\sqrt { 221 }",
+            },
+        ],
+        ["\\boxed{2\\sqrt{221}}"], ["\\boxed{2\\sqrt{22}}"], splits=("train", "validation", "test"),
+        features={
+            "images": {"feature": {"_type": "Image"}, "_type": "List"},
+            **{name: {"dtype": "string", "_type": "Value"} for name in ("problem", "answer")},
+        },
     ),
     "livecodebench": Copy(
         [
@@ -177,6 +200,19 @@ def test_a_copy_in_the_sets_layout_loads_and_is_judged(
         _, config, split = source.split(":")
         prompts = HubPrompts(str(tmp_path / "set"), config, split, data.get("columns"))
         judged(prompts, copy, reward)
+
+
+def test_geometry_problems_bring_their_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    COPIES["geometry3k"].write(tmp_path / "set")
+    columns = settings("geometry3k")["columns"]
+    (record,) = HubPrompts(str(tmp_path / "set"), "default", "train", columns).records()
+    (message,) = parts_of(record)
+    picture, text = message["content"]
+    assert text == {"type": "text", "text": "Find $x$."}
+    shown = Image.open(io.BytesIO(picture_file(picture["image"])))
+    assert shown.tobytes() == Image.open(io.BytesIO(png(0))).tobytes()
 
 
 def test_a_functional_problem_shows_its_starter_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from gspo_lightning.policy.tiny import character_tokenizer
 from tests.runs import runs
 
 CONFIGS = runs.ROOT / "configs"
-SELF_CONTAINED = ("quickstart", "math", "logic", "code", "guess", "calculator", "reward_model")
+SELF_CONTAINED = ("quickstart", "math", "logic", "code", "guess", "calculator", "reward_model", "vision")
 OVERLAYS = sorted(p.stem for p in CONFIGS.glob("*.yaml") if p.stem not in SELF_CONTAINED)
 ONE_STEP = ["--trainer.max_epochs=1", "--data.minibatches_per_rollout=1", "--trainer.num_sanity_val_steps=0"]
 
@@ -79,6 +79,14 @@ def test_environment_configs_run_one_step(name: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert runs.summary(run)["updates"] == 2
     assert all(turns >= 1 for _, turns in runs.scalars(run)["response/turns"])
+
+
+def test_vision_config_runs_one_step(tmp_path: Path) -> None:
+    few = ["--data.train.size=64", "--data.val.size=16", "--model.cold_start.demonstrations.size=64"]
+    run = runs.fit(
+        tmp_path, *few, "--model.cold_start.steps=2", "--trainer.max_epochs=1", config=CONFIGS / "vision.yaml"
+    )
+    assert runs.summary(run)["updates"] == 2
 
 
 def test_logic_config_runs_one_step(tmp_path: Path) -> None:

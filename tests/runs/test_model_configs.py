@@ -28,6 +28,9 @@ BOX = r"so \boxed{%s}"
 PROGRAM = "```python\nprint(int(input()) + 1)\n```"
 RECORDS: dict[str, tuple[dict[str, Any], str, str]] = {
     "gsm8k": ({"question": "6*7?", "answer": "6*7=42\n#### 42"}, BOX % 42, BOX % 41),
+    "geometry3k": (
+        {"problem": "<image>Find $x$.", "answer": r"2 \sqrt { 221 }"}, BOX % r"2\sqrt{221}", BOX % r"2\sqrt{22}",
+    ),
     "math": ({"problem": "6*7?", "solution": r"It is $\boxed{42}$.", "level": "1"}, BOX % 42, "42"),
     "dapo17k": (
         {"prompt": [{"role": "user", "content": "6*7?"}], "reward_model": {"ground_truth": "42", "style": "rule"}},

@@ -268,7 +268,7 @@ def counts_of(settings: ModelSettings) -> Counts:
     """Parameters of a model."""
     key = repr(settings)
     if key not in _counts:
-        _counts[key] = count(skeleton(config_of(settings), settings.lora))
+        _counts[key] = count(skeleton(config_of(settings), settings.lora, settings.freeze))
     return _counts[key]
 
 

@@ -11,6 +11,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.policy.loading import load_config
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import TINY_MODELS, tiny_config
+from gspo_lightning.policy.vision.families import reads_pictures
 
 __all__ = ["KNOWN_MODELS", "config_of", "with_layers"]
 
@@ -83,9 +84,11 @@ def _without_suffix(name: str) -> list[str]:
 
 def with_layers(config: PretrainedConfig, layers: int) -> PretrainedConfig:
     """The same model with fewer decoder layers."""
-    fields = config.to_dict() | {"num_hidden_layers": layers}
-    if kinds := fields.get("layer_types"):
-        fields["layer_types"] = kinds[:layers]
+    fields = config.to_dict()
+    text = fields["text_config"] if reads_pictures(config) else fields
+    text["num_hidden_layers"] = layers
+    if kinds := text.get("layer_types"):
+        text["layer_types"] = kinds[:layers]
     fields.pop("_attn_implementation_autoset", None)
     shorter: PretrainedConfig = type(config).from_dict(fields)
     return shorter

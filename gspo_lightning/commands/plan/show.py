@@ -10,8 +10,10 @@ from rich.table import Table
 from gspo_lightning.commands.plan.devices import GIB, Device
 from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import Memory, counts_of
+from gspo_lightning.commands.plan.models import config_of
 from gspo_lightning.commands.plan.time import ASSUMPTIONS, DECODING, SAMPLED, phases_of
 from gspo_lightning.commands.plan.work import equation, work_of
+from gspo_lightning.policy.vision.families import reads_pictures
 
 __all__ = ["show"]
 
@@ -32,11 +34,14 @@ def show(job: Job, device: Device, memory: Memory, options: list[tuple[str, int]
 
 def _head(job: Job, device: Device) -> Iterator[str]:
     counts = counts_of(job.model)
-    trained = "" if counts.trainable == counts.total else f", {_count(counts.trainable)} of them trained (LoRA)"
+    how = "LoRA" if job.lora is not None else "the rest is frozen: model.freeze"
+    trained = "" if counts.trainable == counts.total else f", {_count(counts.trainable)} of them trained ({how})"
     active = "" if counts.active >= 0.5 * counts.total else f", {_count(counts.active)} active per token"
     yield f"{job.model.name_or_path}: {_count(counts.total)} parameters{active}{trained}"
     if (critic := job.of_critic) is not None:
         yield f"critic: {critic.model.name_or_path} without its output head, AdamW"
+    if reads_pictures(config_of(job.model)):
+        yield "reads pictures: their tokens count as tokens of prompts; what the vision tower computes is not counted"
     yield f"{job.world} x {device.name}, {job.strategy}, {job.precision}, {_optimizer(job)}"
     yield ""
     yield equation(job)

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
+from gspo_lightning.policy.freezing import freeze
 from gspo_lightning.policy.lora import LoRA, add_adapters
+from gspo_lightning.policy.vision.families import reads_pictures
 
 __all__ = ["Counts", "count", "shadow", "skeleton"]
 
 
-def skeleton(config: PretrainedConfig, lora: LoRA | None = None) -> PreTrainedModel:
-    """The model on the meta device, adapters in place, frozen where it would be."""
+def skeleton(
+    config: PretrainedConfig, lora: LoRA | None = None, frozen: Sequence[str] | None = None
+) -> PreTrainedModel:
+    """The model on the meta device, adapters in place, frozen where it would be (``frozen``: ``model.freeze``)."""
+    kind = AutoModelForImageTextToText if reads_pictures(config) else AutoModelForCausalLM
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model: PreTrainedModel = kind.from_config(config, trust_remote_code=False)
         if lora is not None:
             add_adapters(model, lora, seed=0)
+        freeze(model, frozen)
     return model.train()
 
 
@@ -64,7 +71,7 @@ def count(model: PreTrainedModel) -> Counts:
     """Count a (meta) model."""
     config = model.config.get_text_config()
     weights = dict(model.named_parameters())  # tied ones once
-    layers = model.base_model.layers
+    layers = getattr(model.base_model, "language_model", model.base_model).layers
     per_layer = [sum(p.numel() for p in layer.parameters()) for layer in layers]
     total = sum(p.numel() for p in weights.values())
     trained = [p.numel() for p in weights.values() if p.requires_grad]

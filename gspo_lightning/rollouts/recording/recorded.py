@@ -34,11 +34,15 @@ class _Group:
     rows: list[int] = field(default_factory=list)
 
 
+_Key = tuple[tuple[int, ...], tuple[str, ...]]
+"""Token ids of a prompt, and the hashes of its pictures."""
+
+
 class Recorded(RolloutSource):
     """Replays a file that ``gspo predict`` or a run with ``data.record_rollouts`` has written.
 
-    A prompt is known by its token ids. Every row is checked before the first rollout; ids, mask and log-probabilities
-    come back exactly as they were written.
+    A prompt is known by its token ids and its pictures. Every row is checked before the first rollout; ids, mask and
+    log-probabilities come back exactly as they were written.
 
     Args:
         path: a ``.jsonl`` or ``.parquet`` file, or a folder of them (``RUN/rollouts``).
@@ -51,6 +55,8 @@ class Recorded(RolloutSource):
         evaluation: answers held-out prompts, which were not recorded; None takes the in-process sampler.
     """
 
+    reads_pictures = True
+
     def __init__(
         self,
         path: str,
@@ -61,7 +67,7 @@ class Recorded(RolloutSource):
     ) -> None:
         self.path, self.match, self.missing_logprobs, self.rewards = path, match, missing_logprobs, rewards
         self.evaluation = evaluation if evaluation is not None else GroupedSampler()
-        self._groups: dict[tuple[int, ...], list[_Group]] = {}
+        self._groups: dict[_Key, list[_Group]] = {}
 
     def open(self, longest: int) -> None:
         """Read and check every row; only positions stay in memory.
@@ -78,7 +84,7 @@ class Recorded(RolloutSource):
         self.evaluation.close()
 
     def _read(self) -> None:
-        groups: dict[tuple[tuple[int, ...], int | None, str], _Group] = {}
+        groups: dict[tuple[_Key, int | None, str], _Group] = {}
         for file in open_records(self.path):
             for number, row in enumerate(file.scan()):
                 where = f"{file.path}, row {number + 1}"
@@ -89,11 +95,11 @@ class Recorded(RolloutSource):
                         "has no logprobs, so the probability of this response when it was sampled is unknown",
                         fix="data.rollouts.missing_logprobs: recompute, if the policy may stand in for its author",
                     )
-                ids, iteration = tuple(row["prompt_ids"]), row.get("iteration")
+                asked, iteration = (tuple(row["prompt_ids"]), tuple(row.get("pictures") or ())), row.get("iteration")
                 name = str(row.get("id", "")).rpartition("/")[0]
-                groups.setdefault((ids, iteration, name), _Group(name, iteration, file)).rows.append(number)
-        for (ids, _, _), group in groups.items():
-            self._groups.setdefault(ids, []).append(group)
+                groups.setdefault((asked, iteration, name), _Group(name, iteration, file)).rows.append(number)
+        for (asked, _, _), group in groups.items():
+            self._groups.setdefault(asked, []).append(group)
         if not self._groups:
             raise UserError(PATH, f"{self.path!r} holds no rows")
 
@@ -146,7 +152,7 @@ class Recorded(RolloutSource):
         return groups
 
     def _find(self, prompt: Prompt, iteration: int) -> _Group:
-        known = self._groups.get(prompt.token_ids, [])
+        known = self._groups.get((prompt.token_ids, tuple(p.sha256 for p in prompt.media)), [])
         if self.match == "iteration":
             exact = [g for g in known if g.iteration == iteration]
             known = exact or [g for g in known if g.iteration is None]
@@ -166,6 +172,8 @@ class Recorded(RolloutSource):
     ) -> Rollout:
         where, ids = f"{self.path}, {row.get('id', 'a row')}", torch.tensor(row["completion_ids"], dtype=torch.int64)
         _check_use(row, where, sampling, policy.model.config.get_text_config().vocab_size)
+        if policy.sight is not None and set(policy.sight.unsaid) & set(row["completion_ids"]):
+            raise UserError(where, "holds the placeholder of a picture or a video, which a policy never says")
         mask, logprobs = row.get("response_mask"), row.get("logprobs")
         rollout = Rollout(
             prompt=prompt,

@@ -34,6 +34,7 @@ def record(rollout: Rollout, sampling: SamplingParams, iteration: int | None = N
         **dict(rollout.prompt.columns),
         **of_conversation(rollout),
         "prompt_ids": list(rollout.prompt.token_ids),
+        **({"pictures": [picture.sha256 for picture in rollout.prompt.media]} if rollout.prompt.media else {}),
         "completion_ids": rollout.token_ids.tolist(),
         "response_mask": rollout.response_mask.tolist(),
         "logprobs": None if rollout.logprobs is None else rollout.logprobs.tolist(),

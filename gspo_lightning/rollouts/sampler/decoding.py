@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from gspo_lightning.errors import first_line
+from gspo_lightning.pictures import Media
 from gspo_lightning.policy.attention import GroupCache, with_plan
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.precision import compute_dtype
@@ -40,8 +41,11 @@ class Decoder(ABC):
         self.policy = policy
 
     @abstractmethod
-    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor:
-        """Prefill P contexts, each once for ``rows`` [P] new rows; returns the logits [sum(rows), V] that follow."""
+    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
+        """Prefill P contexts, each once for ``rows`` [P] new rows; returns the logits [sum(rows), V] that follow.
+
+        ``media`` are the pictures of each context; none by default.
+        """
 
     @abstractmethod
     def keep(self, rows: Tensor) -> None:
@@ -78,19 +82,25 @@ class SharedDecoder(Decoder):
         with self._inference():
             self.stack = _stack(policy) if by == "auto" else None
 
-    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor:
+    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
         """See :meth:`Decoder.add`."""
         with self._inference():
-            return self._add(contexts, rows)
+            return self._add(contexts, rows, media)
 
-    def _add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor:
+    def _add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media]) -> Tensor:
         widths = [len(ids) for ids in contexts]
         device = self.policy.device
         packed = torch.tensor([token for ids in contexts for token in ids]).to(device, non_blocking=True)
         positions = torch.cat([torch.arange(w) for w in widths]).to(device, non_blocking=True)
         self.cache.enter(widths, rows)
         last = (torch.tensor(widths).cumsum(0) - 1).to(device, non_blocking=True)
-        return _for_rows(self.policy.head(self._forward(packed, positions)[last]), rows)
+        inputs: dict[str, Any] | None = None
+        if any(media):
+            look = self.policy.look(media, max(widths))
+            owner = torch.arange(len(widths)).repeat_interleave(torch.tensor(widths)).to(device, non_blocking=True)
+            places, table = look.places[owner, positions][None], look.positions[:, owner, positions][:, None]
+            inputs = look.inputs(self.policy.model.get_input_embeddings(), packed[None], places, table)
+        return _for_rows(self.policy.head(self._forward(packed, positions, inputs)[last]), rows)
 
     def keep(self, rows: Tensor) -> None:
         """See :meth:`Decoder.keep`."""
@@ -112,9 +122,11 @@ class SharedDecoder(Decoder):
         """Inference mode, which spares a tenth of a small model's step; not for weights that stay sharded."""
         return torch.no_grad() if self.policy.in_lockstep else torch.inference_mode()
 
-    def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def _forward(self, tokens: Tensor, positions: Tensor, inputs: dict[str, Any] | None = None) -> Tensor:
+        if inputs is None:
+            inputs = {"input_ids": tokens.unsqueeze(0), "position_ids": positions.unsqueeze(0)}
         with with_plan(self.policy.backbone, self.cache) as options:
-            out = self.policy.backbone(input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), **options)
+            out = self.policy.backbone(**inputs, **options)
         hidden: Tensor = out.last_hidden_state.squeeze(0)
         return hidden
 
@@ -173,7 +185,7 @@ class PaddedDecoder(Decoder):
         self._recurrent = "cache_params" in known
         """All that it keeps are states (Mamba): they go by another name, and no mask says what they hold."""
 
-    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor:
+    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
         """See :meth:`Decoder.add`; starts anew."""
         device = self.policy.device
         width = max(len(context) for context in contexts)
@@ -185,7 +197,11 @@ class PaddedDecoder(Decoder):
         ids, mask = ids.to(device, non_blocking=True), mask.to(device, non_blocking=True)
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)  # from the mask: padding never shifts a position
         self.cache = self.new_cache()
-        hidden = self._forward(ids, mask, positions)
+        inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions}
+        if any(media):
+            look = self.policy.look(media, width, [width - len(context) for context in contexts])
+            inputs = look.inputs(self.policy.model.get_input_embeddings(), ids, look.places, look.positions)
+        hidden = self._forward(inputs, mask)
         self._select(_for_rows(torch.arange(len(contexts), device=device), rows))
         self.mask = _for_rows(mask, rows)
         return _for_rows(self.policy.head(hidden), rows)
@@ -208,16 +224,14 @@ class PaddedDecoder(Decoder):
         """See :meth:`Decoder.step`."""
         self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], dim=1)
         mask = None if self._recurrent else self.mask
-        return self.policy.head(self._forward(tokens.unsqueeze(1), mask, positions.unsqueeze(1)))
+        return self.policy.head(
+            self._forward({"input_ids": tokens.unsqueeze(1), "position_ids": positions.unsqueeze(1)}, mask)
+        )
 
-    def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
+    def _forward(self, inputs: dict[str, Any], mask: Tensor | None) -> Tensor:
         cache = {"cache_params" if self._recurrent else "past_key_values": self.cache}
         out = self.policy.backbone(
-            input_ids=ids,
-            attention_mask=None if mask is None else mask.long(),
-            position_ids=positions,
-            use_cache=True,
-            **cache,
+            **inputs, attention_mask=None if mask is None else mask.long(), use_cache=True, **cache
         )
         hidden: Tensor = out.last_hidden_state[:, -1]
         return hidden

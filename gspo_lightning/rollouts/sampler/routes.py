@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from gspo_lightning.pictures import Media
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Routing, index_dtype, recording, routed
 from gspo_lightning.rollouts.sampler.decoding import Decoder
@@ -54,10 +55,10 @@ class RecordingDecoder(Decoder):
         self.slots = self.steps = torch.empty(0, dtype=torch.int64)
         """[R] of the next :meth:`step`: the response of each row, and the number of the token that is fed."""
 
-    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int]) -> Tensor:
+    def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
         """See :meth:`Decoder.add`."""
         with recording(self.policy.routing) as tape, routed():
-            logits = self.inner.add(contexts, rows)
+            logits = self.inner.add(contexts, rows, media)
         assert tape is not None
         chosen, widths = tape.stacked(), [len(ids) for ids in contexts]
         if chosen.shape[0] == sum(widths):  # one after another

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.vision.positions import shift
 from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.rollouts.ending import finish
 from gspo_lightning.types import FinishReason, Rollout
@@ -25,7 +26,7 @@ class Rows:
     sample: Tensor
     drawn: Tensor  # tokens drawn before this call
     room: Tensor  # tokens that may be written in it
-    position: Tensor  # of the next token in its sequence
+    position: Tensor  # of the next token, as the model counts them: a picture takes fewer than it has tokens
     step: Tensor  # tokens written
     alive: Tensor  # still being decoded
     stopped: Tensor  # ended by the policy
@@ -34,7 +35,8 @@ class Rows:
     def of(cls, beginnings: Sequence[Beginning], first: int, device: torch.device) -> Rows:
         """One row for each; ``first`` is the number of the first."""
         known = [
-            (first + i, b.prompt.id, b.sample, b.drawn, b.room, len(b.context), 0) for i, b in enumerate(beginnings)
+            (first + i, b.prompt.id, b.sample, b.drawn, b.room, len(b.context) + shift(b.prompt.media), 0)
+            for i, b in enumerate(beginnings)
         ]
         columns = torch.tensor(known).long().view(-1, 7).T.to(device, non_blocking=True)
         slot, prompt, sample, drawn, room, position, step = columns.unbind()

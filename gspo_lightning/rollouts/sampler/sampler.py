@@ -43,6 +43,7 @@ class GroupedSampler(RolloutSource):
     """
 
     records_routes = True
+    reads_pictures = True
 
     def __init__(self, max_rows: int = 512, compact_at: float = 0.125, decode: DecodeBy = "auto") -> None:
         if max_rows < 1:
@@ -108,13 +109,13 @@ class GroupedSampler(RolloutSource):
         version: int = 0,
         enough: Enough | None = None,
     ) -> list[Rollout]:
-        """See :meth:`RolloutSource.extend`; neighbours with the same context share its keys and values."""
+        """See :meth:`RolloutSource.extend`; neighbours with the same context and pictures share its keys and values."""
         if policy.decoding.way == "generate":
             return self._slow(len(beginnings)).extend(
                 policy, beginnings, sampling=sampling, draws=draws, version=version, enough=enough
             )
         buffer = ResponseBuffer(beginnings, policy.device)
-        blocks = [len(list(same)) for _, same in groupby(beginnings, key=lambda row: row.context)]
+        blocks = [len(list(same)) for _, same in groupby(beginnings, key=lambda row: (row.context, row.prompt.media))]
 
         def left(entered: int, busy: set[int]) -> bool:
             return enough is not None and enough([i for i in range(entered) if i not in busy])
@@ -174,8 +175,9 @@ class GroupedSampler(RolloutSource):
             if new := self._admitted(blocks[entered:], len(rows), decoder):
                 first, last = ends[entered], ends[entered + new]
                 self._busiest = max(self._busiest, len(rows) + last - first)
-                contexts = [buffer.beginnings[i].context for i in ends[entered : entered + new]]
-                fresh = decoder.add(contexts, blocks[entered : entered + new])
+                firsts = [buffer.beginnings[i] for i in ends[entered : entered + new]]
+                contexts, media = [row.context for row in firsts], [row.prompt.media for row in firsts]
+                fresh = decoder.add(contexts, blocks[entered : entered + new], media)
                 logits = torch.cat([logits, fresh]) if len(rows) else fresh
                 rows = rows + Rows.of(buffer.beginnings[first:last], first, device)
                 slots = torch.cat([slots, torch.arange(first, last)])

@@ -186,7 +186,7 @@ TRL: Table = {
         "num_completions_to_print": none(_COLUMNS),
         "log_unique_prompts": none(_COLUMNS),
         "log_completions_hub_repo": none(_COLUMNS),
-        "log_multimodal": none("policies read text only"),
+        "log_multimodal": none("recorded rollouts name pictures by their hash"),
     },
 }
 """Subject -> word -> what becomes of it."""

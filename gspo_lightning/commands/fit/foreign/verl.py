@@ -125,7 +125,7 @@ VERL: Table = {
         "data.shuffle": none("always on"),
         "data.return_raw_chat": none("messages are read as they are, and rewards get them"),
         "data.trust_remote_code": to("model.trust_remote_code"),
-        "data.image_key": none("policies read text only"),
+        "data.image_key": none("pictures stand in the column images; data.columns maps another one to it"),
         "data.val_batch_size": to("data.evaluation.batch_size"),
         "data.apply_chat_template_kwargs": to("data.chat_template_kwargs"),
         "data.custom_cls.path": to("data.train", note="a subclass of PromptSet, named by plugins"),

@@ -1,0 +1,57 @@
+"""A picture in a prompt: its file, and the tokens that stand for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Media", "Picture", "read_media", "written_media"]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One picture of a prompt. Pixels are read from ``data`` when a model needs them and are never kept.
+
+    ``data`` is the file as it came, ``sha256`` its hash; ``start`` is the place of its first token in the prompt, and
+    ``rows`` x ``columns`` tokens stand for it, row by row.
+    """
+
+    data: bytes = field(repr=False)
+    sha256: str
+    start: int
+    rows: int
+    columns: int
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens stand for it."""
+        return self.rows * self.columns
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Pictures with the same key have the same features, wherever they stand."""
+        return self.sha256, self.rows, self.columns
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """``start``, ``rows`` and ``columns``: all that positions depend on."""
+        return self.start, self.rows, self.columns
+
+
+Media = tuple[Picture, ...]
+"""The pictures of a prompt, in the order of their tokens."""
+
+
+def written_media(rows: Sequence[Media]) -> dict[str, Any]:
+    """The pictures of rows as primitives for a checkpoint, every file once."""
+    files = {p.sha256: p.data for media in rows for p in media}
+    return {"files": files, "rows": [[(p.sha256, *p.shape) for p in media] for media in rows]}
+
+
+def read_media(written: Mapping[str, Any] | None) -> tuple[Media, ...] | None:
+    """The inverse of :func:`written_media`."""
+    if written is None:
+        return None
+    files = written["files"]
+    return tuple(tuple(Picture(files[sha], sha, *shape) for sha, *shape in row) for row in written["rows"])

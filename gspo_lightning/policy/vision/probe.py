@@ -1,0 +1,103 @@
+"""Whether rows with pictures are their own: compared with transformers' forward, and beside other pictures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.pictures import Media, Picture
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.vision.sight import Sight
+from gspo_lightning.types import MicroBatch
+
+__all__ = ["PictureProbe"]
+
+_RESPONSE = 4
+_TEXT = 3
+
+
+class PictureProbe:
+    """Two prompts with a picture each and two responses each.
+
+    Args:
+        policy: reads pictures; :attr:`Policy.packed` is what it was afterwards.
+        sight: of the policy.
+    """
+
+    def __init__(self, policy: Policy, sight: Sight) -> None:
+        self.policy, self.sight = policy, sight
+        first, second, other = (_noise(sight, seed) for seed in (1, 2, 3))
+        self.rows, self.others = self._batch(first, second), self._batch(first, other)
+        self.padded = self._answers(self.rows, packed=False)
+
+    def why_not_exact(self, limit: float) -> str | None:
+        """What is wrong with padded rows, more than ``limit`` nats; None: nothing was found."""
+        for row in (0, 2):
+            gap = float((self.padded[row] - self._alone(row)).abs().mean())
+            if not gap <= limit:
+                return f"gives a row with a picture log-probabilities {gap:.2g} nats off those of the row alone"
+        return None
+
+    def why_not_packed(self, limit: float) -> str | None:
+        """What is wrong with rows that share the picture of their prompt; None: nothing was found."""
+        packed = self._answers(self.rows, packed=True)
+        if not (gap := float((packed - self.padded).abs().mean())) <= limit:
+            return f"log-probabilities of rows with pictures that differ by {gap:.2g} nats from those of padded rows"
+        moved = float((packed - self._answers(self.others, packed=True))[:2].abs().mean())
+        if not moved <= limit:
+            return f"log-probabilities that move by {moved:.2g} nats when the picture of another prompt changes"
+        return None
+
+    def _batch(self, *pictures: Picture) -> MicroBatch:
+        unsaid, size = set(self.sight.unsaid), self.policy.model.config.get_text_config().vocab_size
+        said = [token for token in range(min(size, 64)) if token not in unsaid]
+        rows: list[list[int]] = []
+        for picture in pictures:
+            prompt = [self.sight.start, *[self.sight.image] * picture.tokens, self.sight.end, *said[5 : 5 + _TEXT]]
+            rows += [prompt + [said[(7 * k + 3 * t) % len(said)] for t in range(_RESPONSE)] for k in (1, 2)]
+        media: tuple[Media, ...] = tuple((p,) for p in pictures for _ in range(2))
+        total = torch.tensor([len(row) for row in rows])
+        responses = torch.full_like(total, _RESPONSE)
+        ids = torch.zeros(len(rows), int(total.max()), dtype=torch.int64)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = torch.tensor(row)
+        mask = torch.ones(len(rows), _RESPONSE, dtype=torch.bool)
+        index = torch.arange(len(pictures)).repeat_interleave(2)
+        batch = MicroBatch(ids, total - _RESPONSE, responses, mask, torch.zeros(len(rows)), prompt_index=index)
+        return replace(batch, media=media).to(self.policy.device)
+
+    @torch.no_grad()
+    def _answers(self, rows: MicroBatch, packed: bool) -> Tensor:
+        before, self.policy.packed = self.policy.packed, packed
+        try:
+            return self.policy(rows)[0]
+        finally:
+            self.policy.packed = before
+
+    @torch.no_grad()
+    def _alone(self, row: int) -> Tensor:
+        """[T] by transformers' own forward: its positions, its way to put features in the place of tokens."""
+        rows = self.rows
+        assert rows.media is not None
+        width = int(rows.prompt_lengths[row])
+        ids = rows.input_ids[row, : width + _RESPONSE]
+        pixels, grids = self.sight.pixels(rows.media[row])
+        model = self.policy.model
+        logits = model(
+            input_ids=ids[None], pixel_values=pixels.to(ids.device, model.dtype), image_grid_thw=grids.to(ids.device),
+            mm_token_type_ids=(ids[None] == self.sight.image).int(), use_cache=False,
+        ).logits[0, width - 1 : -1]  # fmt: skip
+        model.base_model.rope_deltas = None
+        scores = self.policy.sayable(logits).to(self.padded.dtype).log_softmax(-1)
+        return scores.gather(-1, ids[width:, None])[:, 0]
+
+
+def _noise(sight: Sight, seed: int) -> Picture:
+    """Two tokens wide and one high, or as small as the processor makes them."""
+    side = sight.token_pixels
+    values = torch.randint(0, 256, (6 * side * side,), generator=torch.Generator().manual_seed(seed))
+    data = f"P6 {2 * side} {side} 255 ".encode() + bytes(values.tolist())
+    rows, columns = sight.grid(2 * side, side)
+    return Picture(data, f"noise {seed}", 1, rows, columns)

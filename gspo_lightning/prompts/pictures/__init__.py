@@ -1,0 +1,1 @@
+"""Pictures of records: where they stand, their files, and what becomes of a bad one."""

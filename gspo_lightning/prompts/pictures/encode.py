@@ -1,0 +1,145 @@
+"""From a record with pictures to token ids: the template writes one placeholder a picture, and each is widened."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from gspo_lightning.errors import UserError, first_line
+from gspo_lightning.pictures import Media, Picture
+from gspo_lightning.policy.vision.families import SAID
+from gspo_lightning.policy.vision.sight import Sight, sight_of
+from gspo_lightning.prompts.base import Record
+from gspo_lightning.prompts.pictures.columns import Part, parts_of, shown_messages
+from gspo_lightning.prompts.pictures.reading import BadPictureError, picture_file, picture_size
+from gspo_lightning.prompts.pictures.settings import Pictures
+from gspo_lightning.types import Message
+
+__all__ = ["SeeingEncoder", "Seen", "check_said"]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A prompt with pictures: what a person reads, token ids, pictures, and its messages where it has any."""
+
+    text: str
+    ids: list[int]
+    media: Media
+    messages: tuple[Message, ...]
+
+
+@dataclass(slots=True)
+class SeeingEncoder:
+    """Encodes records with pictures, and counts those that are scaled down."""
+
+    tokenizer: PreTrainedTokenizerBase
+    system_prompt: str | None
+    template_kwargs: Mapping[str, Any]
+    field: str
+    how: Pictures
+    counted: dict[str, int] = dataclasses.field(default_factory=lambda: {"pictures": 0, "scaled": 0})
+
+    def encode(self, record: Record, where: str) -> Seen:
+        """One record.
+
+        Raises:
+            BadPictureError: a picture cannot be read.
+            UserError: the model reads no pictures, the template does not place them, or a text holds their tokens.
+        """
+        sight = sight_of(self.tokenizer)
+        if sight is None:
+            fix = f"use a model that reads pictures ({SAID}), or drop the columns image and images"
+            raise UserError(self.field, f"{where} has a picture, and the model reads text only", fix=fix)
+        sight = sight.limited(self.how.max_pixels)
+        try:
+            messages = parts_of(record)
+        except UserError as error:
+            raise UserError(self.field, f"{where}: {error.problem}", fix=error.fix) from None
+        texts = [str(p["text"]) for m in messages for p in m["content"] if p["type"] == "text"]
+        check_said(self.tokenizer, sight, texts, self.field, where)
+        files = [self._file(p, sight, where) for m in messages for p in m["content"] if p["type"] == "image"]
+        ids = self.tokenizer(self._rendered(messages, sight, where), add_special_tokens=self._plain)["input_ids"]
+        if ids.count(sight.image) != len(files) or sight.video in ids:
+            what = f"{where}: the chat template writes {ids.count(sight.image)} placeholders for {len(files)} pictures"
+            raise UserError(self.field, what, fix="use the chat template that belongs to the model")
+        found, media = _widened(ids, files, sight.image)
+        prompt = record["prompt"]
+        shown = shown_messages(messages)
+        text = prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in shown)
+        return Seen(text, found, media, () if isinstance(prompt, str) else shown)
+
+    @property
+    def _plain(self) -> bool:
+        return self.tokenizer.chat_template is None
+
+    def _file(self, part: Part, sight: Sight, where: str) -> tuple[bytes, tuple[int, int]]:
+        """A picture's file, and the rows and columns of tokens that stand for it."""
+        try:
+            data = picture_file(part["image"], urls=self.how.urls)
+            size = picture_size(data)
+            grid = sight.grid(*size)
+        except ValueError as error:
+            bad = error if isinstance(error, BadPictureError) else f"of {size[0]} x {size[1]} pixels is too long"
+            raise BadPictureError(f"{where}: a picture {bad}") from error
+        self.counted["pictures"] += 1
+        self.counted["scaled"] += sight.shrinks(*size)
+        return data, grid
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]], sight: Sight, where: str) -> str:
+        """With the template's own placeholders; without a template, what stands around a picture is written here."""
+        if self._plain:
+            if len(messages) > 1 or self.system_prompt is not None:
+                raise UserError(self.field, "chat messages need a chat template, and this tokenizer has none")
+            around = self.tokenizer.convert_ids_to_tokens([sight.start, sight.image, sight.end])
+            parts = messages[0]["content"]
+            return "".join("".join(around) if p["type"] == "image" else str(p["text"]) for p in parts)
+        said = [{**m, "content": [_bare(p) for p in m["content"]]} for m in messages]
+        if self.system_prompt is not None:
+            said.insert(0, {"role": "system", "content": [{"type": "text", "text": self.system_prompt}]})
+        try:
+            options = {"tokenize": False, "add_generation_prompt": True, **self.template_kwargs}
+            return str(self.tokenizer.apply_chat_template(said, **options))
+        except TemplateError as error:
+            what = f"{where}: the chat template refuses the prompt: {first_line(error)[:200]}"
+            raise UserError(self.field, what, fix="write messages as the model's template wants them") from error
+
+
+def _widened(
+    ids: Sequence[int], files: Sequence[tuple[bytes, tuple[int, int]]], placeholder: int
+) -> tuple[list[int], Media]:
+    """Token ids in which every placeholder stands once for each token of its picture."""
+    found: list[int] = []
+    media: list[Picture] = []
+    rest = iter(files)
+    for token in ids:
+        if token != placeholder:
+            found.append(token)
+            continue
+        data, (rows, columns) = next(rest)
+        picture = Picture(data, hashlib.sha256(data).hexdigest(), len(found), rows, columns)
+        media.append(picture)
+        found += [token] * picture.tokens
+    return found, tuple(media)
+
+
+def check_said(tokenizer: PreTrainedTokenizerBase, sight: Sight, texts: Sequence[str], field: str, where: str) -> None:
+    """Refuse texts that hold the placeholder of a picture or a video: there is nothing behind it.
+
+    Raises:
+        UserError: one does.
+    """
+    for token in tokenizer.convert_ids_to_tokens(list(sight.unsaid)):
+        if any(token in text for text in texts):
+            what = f"{where}: a text holds {token}, which stands for a picture or a video"
+            raise UserError(field, what, fix="take it out of the text; pictures come in the column image or images")
+
+
+def _bare(part: Part) -> Part:
+    """A part as templates read it: nobody but the processor needs the picture."""
+    return {"type": "image"} if part["type"] == "image" else part

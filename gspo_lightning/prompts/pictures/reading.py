@@ -1,0 +1,132 @@
+"""The file of a picture, whatever a record gives: a path, bytes, base64, a cell of ``datasets``, an image of Pillow.
+
+A file is decoded once before the run, within limits, so that none can surprise a rollout.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from gspo_lightning.errors import first_line
+from gspo_lightning.policy.vision.sight import rgb
+
+__all__ = ["BadPictureError", "picture_file", "picture_size"]
+
+MOST_PIXELS = 50_000_000
+"""Of a file as it is: decoding more takes gigabytes. What a model reads is far below it."""
+MOST_BYTES = 64 << 20
+"""Of a file."""
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+_TIMEOUT_S = 20.0
+
+
+class BadPictureError(ValueError):
+    """A picture that cannot be read; the text says why and shows nothing of the record."""
+
+
+def picture_file(value: Any, *, urls: bool = False) -> bytes:
+    """The bytes of a picture's file.
+
+    Args:
+        value: of a record.
+        urls: whether http(s) addresses are asked for.
+
+    Raises:
+        BadPictureError: there is no file, it is too large, or it may not be downloaded.
+    """
+    if isinstance(value, Mapping):  # a cell of datasets' Image: bytes, or else a path; OpenAI's: an address
+        value = next((v for k in ("bytes", "path", "url") if (v := value.get(k)) is not None), None)
+    if isinstance(value, str):
+        return _named(value, urls)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _limited(bytes(value))
+    if hasattr(value, "save") and hasattr(value, "mode"):  # Pillow's, without importing it
+        file = io.BytesIO()
+        try:
+            value.save(file, "PNG")
+        except (OSError, ValueError) as error:
+            raise BadPictureError(f"cannot be written as PNG: {first_line(error)}") from error
+        return file.getvalue()
+    raise BadPictureError(f"is {type(value).__name__}, neither a path, nor bytes, nor an image of Pillow")
+
+
+def picture_size(data: bytes) -> tuple[int, int]:
+    """Width and height of a file that can be decoded to its end.
+
+    Raises:
+        BadPictureError: it is no picture, damaged, or larger than can be decoded safely.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Pillow on large ones, which are refused right here
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                width, height = image.size
+            if width * height > MOST_PIXELS:
+                raise BadPictureError(f"has {width} x {height} pixels; {MOST_PIXELS:,} are the most that are decoded")
+            if not width or not height:
+                raise BadPictureError(f"has {width} x {height} pixels")
+            return rgb(data).size
+    except UnidentifiedImageError as error:
+        raise BadPictureError(f"is no picture ({', '.join(FORMATS)})") from error
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        if isinstance(error, BadPictureError):
+            raise
+        raise BadPictureError(f"is damaged: {first_line(error)}") from error
+
+
+def _named(text: str, urls: bool) -> bytes:
+    if text.startswith(("http://", "https://")):
+        return _downloaded(text, urls)
+    if text.startswith("data:"):
+        head, comma, encoded = text.partition(",")
+        if not comma or not head.endswith(";base64"):
+            raise BadPictureError("is a data address that is not base64")
+        return _decoded(encoded)
+    text = text.removeprefix("file://")
+    try:
+        if Path(text).is_file():
+            if Path(text).stat().st_size > MOST_BYTES:
+                raise BadPictureError(f"is a file of more than {MOST_BYTES >> 20} MiB")
+            return Path(text).read_bytes()
+    except (OSError, ValueError):  # too long for a path, a null character
+        return _decoded(text)
+    if len(text) < 64 or "." in text:
+        raise BadPictureError("is the path of a file that does not exist")
+    return _decoded(text)
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return _limited(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError) as error:
+        if isinstance(error, BadPictureError):
+            raise
+        raise BadPictureError("is neither the path of a file nor base64") from error
+
+
+def _downloaded(address: str, allowed: bool) -> bytes:
+    if not allowed:
+        raise BadPictureError("is an address, and data.pictures.urls does not allow downloads")
+    try:
+        with urlopen(address, timeout=_TIMEOUT_S) as answer:
+            return _limited(answer.read(MOST_BYTES + 1))
+    except (URLError, OSError, ValueError) as error:
+        if isinstance(error, BadPictureError):
+            raise
+        raise BadPictureError(f"cannot be downloaded: {first_line(error)}") from error
+
+
+def _limited(data: bytes) -> bytes:
+    if len(data) > MOST_BYTES:
+        raise BadPictureError(f"is a file of more than {MOST_BYTES >> 20} MiB")
+    return data

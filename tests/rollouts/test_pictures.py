@@ -1,0 +1,128 @@
+"""Sampling with pictures: what a source says of its tokens is what the training forward says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.policy.checks import choose_layout
+from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.randomness import Purpose
+from gspo_lightning.rollouts import GroupedSampler, RolloutSource, TransformersGenerate
+from gspo_lightning.rollouts.base import Beginning
+from gspo_lightning.rollouts.drawing import Draws
+from gspo_lightning.types import Prompt, Rollout, SamplingParams
+from tests.support.pictures import png, seeing_prompt
+
+DRAWS = Draws.of(0, Purpose.TRAIN_SAMPLING, 0)
+SAMPLING = SamplingParams(12, 1.0, stop_token_ids=(1,))
+SOURCES = {
+    "grouped": lambda: GroupedSampler(max_rows=6),
+    "modules": lambda: GroupedSampler(max_rows=6, decode="model"),
+    "generate": lambda: TransformersGenerate(batch_size=5),
+}
+
+
+def policy_of(name: str, packed: bool) -> Policy:
+    policy = load_policy(ModelSettings(name, seed=3)).eval()
+    choose_layout(policy, "packed" if packed else "padded", 128)
+    return policy
+
+
+def prompts_of(policy: Policy) -> list[Prompt]:
+    """The first and the last have the same tokens and other pictures."""
+    return [
+        seeing_prompt(policy, 0, ["1+", png(0), "=?"]),
+        seeing_prompt(policy, 1, [png(1, 48, 32), "ABC", png(2, 16, 64)]),
+        seeing_prompt(policy, 2, ["7+5*3:"]),
+        seeing_prompt(policy, 3, ["1+", png(4), "=?"]),
+    ]
+
+
+def sampled(source: RolloutSource, policy: Policy, prompts: Sequence[Prompt]) -> list[Rollout]:
+    groups = source.generate(policy, prompts, group_size=3, sampling=SAMPLING, draws=DRAWS)
+    return [rollout for group in groups for rollout in group]
+
+
+def gap(policy: Policy, rollouts: Sequence[Rollout]) -> float:
+    for rollout in rollouts:
+        rollout.reward = 1.0
+    with torch.no_grad():
+        logprobs = policy(make_micro_batch(rollouts))[0]
+    return max(float((row[: r.length] - r.logprobs).abs().max()) for row, r in zip(logprobs, rollouts, strict=True))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-qwen2.5-vl"])
+def test_a_source_gives_the_log_probabilities_of_the_training_forward(name: str, kind: str, packed: bool) -> None:
+    policy = policy_of(name, packed)
+    rollouts = sampled(SOURCES[kind](), policy, prompts_of(policy))
+    assert gap(policy, rollouts) < 2e-5
+    texts = sampled(SOURCES[kind](), policy, [prompts_of(policy)[2]])  # nothing of the pictures stays behind
+    assert [r.token_ids.tolist() for r in texts] == [r.token_ids.tolist() for r in rollouts[6:9]]
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-qwen2.5-vl"])
+def test_all_sources_draw_the_same_tokens(name: str) -> None:
+    policy = policy_of(name, True)
+    found = [[r.token_ids.tolist() for r in sampled(make(), policy, prompts_of(policy))] for make in SOURCES.values()]
+    assert found[0] == found[1] == found[2]
+    assert found[0][:3] != found[0][9:]  # the same text, another picture, other draws
+
+
+def test_the_same_tokens_with_another_picture_do_not_share_a_context() -> None:
+    policy = policy_of("tiny-qwen3-vl", True)
+    first, other = (seeing_prompt(policy, 7, ["1+", png(seed), "=?"]) for seed in (0, 4))
+    assert first.token_ids == other.token_ids
+    rows = [Beginning(p, 0, p.token_ids, 0, 12) for p in (first, other, first)]
+    found = GroupedSampler().extend(policy, rows, sampling=SAMPLING, draws=DRAWS)
+    assert max(gap(policy, [rollout]) for rollout in found) < 2e-5  # one id each: they do not share a prompt
+    assert not torch.equal(found[0].logprobs[:1], found[1].logprobs[:1])
+    assert torch.equal(found[0].token_ids, found[2].token_ids)
+
+
+def test_a_response_in_two_pieces_equals_the_response_in_one() -> None:
+    policy = policy_of("tiny-qwen3-vl", True)
+    prompt = prompts_of(policy)[1]
+    (whole,) = GroupedSampler().extend(
+        policy, [Beginning(prompt, 0, prompt.token_ids, 0, 8)], sampling=SAMPLING, draws=DRAWS
+    )
+    assert whole.length == 8
+    for source in (GroupedSampler(), TransformersGenerate()):
+        begun = tuple(whole.token_ids[:3].tolist())
+        row = Beginning(prompt, 0, (*prompt.token_ids, *begun), 3, 5, begun)
+        (rest,) = source.extend(policy, [row], sampling=SAMPLING, draws=DRAWS)
+        assert torch.equal(rest.token_ids, whole.token_ids[3:])
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_placeholders_are_never_sampled_though_the_model_wants_nothing_else(kind: str) -> None:
+    policy = policy_of("tiny-qwen3-vl", True)
+    assert policy.sight is not None
+    with torch.no_grad():
+        policy.model.lm_head.weight.zero_()
+        policy.model.lm_head.weight[list(policy.sight.unsaid)] = (
+            5 * policy.model.model.language_model.norm.weight.sign()
+        )
+    rollouts = sampled(SOURCES[kind](), policy, prompts_of(policy))
+    said = {token for r in rollouts for token in r.token_ids.tolist()}
+    assert not said & set(policy.sight.unsaid)
+    assert len(said) > 20
+    assert gap(policy, rollouts) < 2e-5
+
+
+def test_a_picture_is_seen_once_for_all_responses() -> None:
+    policy = policy_of("tiny-qwen3-vl", True)
+    prompt = prompts_of(policy)[0]
+    seen: list[int] = []
+    policy.model.model.visual.register_forward_hook(lambda m, args, out: seen.append(len(out.pooler_output)))
+    for make in SOURCES.values():
+        seen.clear()
+        make().generate(policy, [prompt], group_size=4, sampling=SAMPLING, draws=DRAWS)
+        assert seen == [prompt.media[0].tokens]

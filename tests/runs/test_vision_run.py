@@ -1,0 +1,107 @@
+"""Whole runs of a policy that reads pictures: resumed bit for bit, on two ranks as on one, exported and loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from transformers import Qwen3VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from gspo_lightning.cli import main
+from gspo_lightning.experience.loader import ExperienceLoader
+from gspo_lightning.policy.loading import load_policy, load_tokenizer
+from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.vision.sight import sight_of
+from tests.runs import runs
+from tests.runs.processes import Command
+from tests.runs.test_invariance import SGD
+from tests.support.pictures import png
+
+CONFIG = runs.ROOT / "configs" / "vision.yaml"
+FEW = ["--data.train.size=64", "--data.val.size=20", *runs.UNTAUGHT, "--trainer.enable_progress_bar=false"]
+OPTIONS = [*FEW, "--trainer.max_epochs=2", "--data.max_tokens_per_micro_batch=60"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return runs.fit(tmp_path_factory.mktemp("undisturbed"), *OPTIONS, config=CONFIG)
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(
+    tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the first of two updates of an iteration: the checkpoint holds rollouts, with their pictures."""
+    original = ExperienceLoader.mark_trained
+
+    def interrupt(self: ExperienceLoader) -> None:
+        original(self)
+        if self.iteration * 2 + self.trained == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(ExperienceLoader, "mark_trained", interrupt)
+    run = runs.fit(tmp_path, *OPTIONS, config=CONFIG, code=130)
+    monkeypatch.undo()
+    held = str(runs.checkpoint(run))
+    assert "'files'" in held  # of pictures
+    runs.fit(tmp_path, *OPTIONS, "--ckpt_path=last", config=CONFIG)
+    assert runs.largest_difference(runs.weights(run), runs.weights(undisturbed)) == 0.0
+    assert runs.scalars(run) == runs.scalars(undisturbed)
+
+
+def test_a_frozen_tower_stays_as_it_is_and_everything_else_is_trained(tmp_path: Path, undisturbed: Path) -> None:
+    frozen = runs.fit(tmp_path, *OPTIONS, "--model.freeze=null", config=CONFIG)
+    start = load_policy(ModelSettings("tiny-qwen3-vl", seed=1)).model.state_dict()
+    for run, moves in ((frozen, False), (undisturbed, True)):
+        found = {k.removeprefix("policy.model."): v for k, v in runs.weights(run).items()}
+        tower = [n for n in start if ".visual." in n]
+        assert any(not torch.equal(found[n], start[n]) for n in tower) == moves
+        assert not torch.equal(found["lm_head.weight"], start["lm_head.weight"])
+
+
+def test_an_export_is_read_by_transformers_and_answers_the_same(tmp_path: Path, undisturbed: Path) -> None:
+    folder = tmp_path / "exported"
+    assert main(["export", str(undisturbed / "checkpoints" / "last.ckpt"), str(folder)]) == 0
+    assert {"preprocessor_config.json", "video_preprocessor_config.json"} <= {f.name for f in folder.iterdir()}
+    model = Qwen3VLForConditionalGeneration.from_pretrained(folder)
+    ours = load_policy(ModelSettings(str(folder)))
+    assert runs.largest_difference(model.state_dict(), ours.model.state_dict()) == 0.0
+    processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
+    own = sight_of(load_tokenizer(ModelSettings("tiny-qwen3-vl")))
+    assert own is not None
+    (tmp_path / "a.png").write_bytes(png(0, 48, 32))
+    image = Image.open(tmp_path / "a.png")
+    expected, found = (p(images=[image], return_tensors="pt") for p in (own.processor, processor))
+    assert torch.equal(found["pixel_values"], expected["pixel_values"])
+    again = runs.fit(tmp_path / "again", *OPTIONS, f"--model.name_or_path={folder}", config=CONFIG)
+    assert runs.summary(again)["updates"] == 4
+
+
+def ranks(root: Path, name: str, *more: str, count: int = 2) -> Path:
+    argv = [
+        "fit", f"--config={CONFIG}", f"--config={runs.ROOT / 'configs' / name}.yaml", *runs.SMALL[1:], *OPTIONS,
+        "--trainer.accelerator=cpu", f"--trainer.default_root_dir={root}", f"--trainer.devices={count}", *more,
+    ]  # fmt: skip
+    log = root.with_suffix(".log")
+    codes = Command(argv, count, log=log).start().wait(240)
+    assert set(codes) == {0}, log.read_text()
+    (run,) = (root / "vision").iterdir()
+    return run
+
+
+SOURCES = [{"train": {"class_path": name, "init_args": {"size": 64}}} for name in ("SquaresTask", "ChainTask")]
+MIXED = "--data.train=" + json.dumps({"class_path": "Mixture", "init_args": {"sources": SOURCES}})
+"""Half of the prompts have no picture: a rank may have micro-batches without one while the other has some."""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.long), "fsdp2"])
+def test_two_ranks_train_as_one_also_where_only_some_prompts_have_pictures(tmp_path: Path, strategy: str) -> None:
+    more = [MIXED, *SGD, "--model.optimizer.momentum=0.9", "--data.prompts_per_rollout=4", "--trainer.max_epochs=2"]
+    two = ranks(tmp_path / "two", strategy, *more)
+    one = runs.fit(tmp_path / "one", *OPTIONS, *more, config=CONFIG)
+    assert runs.largest_difference(runs.weights(two), runs.weights(one)) < 1e-6
