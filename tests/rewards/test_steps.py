@@ -20,7 +20,7 @@ class Digits(StepReward):
         return [sum(c.isdigit() for c in step) / len(step) for step in steps]
 
 
-class Answers(StepReward):
+class Marked(StepReward):
     """Whatever it is told to return."""
 
     def __init__(self, value: Any) -> None:
@@ -70,12 +70,12 @@ def test_scores_travel_through_a_worker_with_their_places() -> None:
     ],
 )
 def test_what_is_no_score_of_steps_is_refused(value: Any, message: str) -> None:
-    with pytest.raises(UserError, match=f"rewards.Answers: sample 7: {message}"):
-        Answers(value).score_one(Sample("7", "", "a;b"))
+    with pytest.raises(UserError, match=f"rewards.Marked: sample 7: {message}"):
+        Marked(value).score_one(Sample("7", "", "a;b"))
 
 
 def test_a_step_without_a_score_makes_the_response_missing() -> None:
-    assert Answers([None, 1.0]).score_one(Sample("7", "", "a;b")).reward is None
+    assert Marked([None, 1.0]).score_one(Sample("7", "", "a;b")).reward is None
 
 
 def test_an_empty_marker_is_refused() -> None:
