@@ -26,6 +26,13 @@ HARMLESS = (
     "model.histogram_every", "model.on_nonfinite", "model.max_skips", "model.old_policy.class_path",
 )  # fmt: skip
 """Settings that may change in a run without changing what it means; everything below them is included."""
+ADDED: Mapping[str, Any] = {
+    "model.objective.init_args.distill_coef": 0.0,
+    "model.objective.init_args.distill_exact": False,
+    "data.pictures.bad": "stop",
+    "data.pictures.urls": False,
+}
+"""Settings that older checkpoints do not have -> the value that means what was done without them."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     ['data.group_size: 8 -> 4']
     """
     a, b = dict(_flat(before)), dict(_flat(now))
+    a |= {name: value for name, value in ADDED.items() if name in b and name not in a}
     names = [*a, *(name for name in b if name not in a)]
     return [Change(name, a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)]
 

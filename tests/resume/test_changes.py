@@ -76,3 +76,11 @@ def test_fingerprints_are_those_that_checkpoints_have() -> None:
         seen.add(SimpleNamespace(id=number, text=text, token_ids=(4, 5), columns={"b": None, "a": "2"}))
     hashed = '[0, "1+1:", [4, 5], {"a": "2", "b": null}][1, "2+3:", [4, 5], {"a": "2", "b": null}]'
     assert seen.value() == {"prompts": 2, "sha256": hashlib.sha256(hashed.encode()).hexdigest()}
+
+
+def test_a_setting_that_is_younger_than_a_checkpoint_has_changed_if_it_means_something_else() -> None:
+    before = {"data": {"group_size": 8}, "model": {"objective": {"class_path": "GSPO"}}}
+    now = {**before, "data": {"group_size": 8, "pictures": {"bad": "stop", "urls": False, "max_pixels": None}}}
+    assert changes(before, now) == []
+    now["data"]["pictures"]["urls"] = True  # type: ignore[index]
+    assert [str(c) for c in changes(before, now)] == ["data.pictures.urls: False -> True"]
