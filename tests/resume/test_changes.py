@@ -54,7 +54,7 @@ def test_another_meaning_is_refused_unless_allowed() -> None:
 def test_other_prompts_are_refused_unless_they_are_only_evaluated() -> None:
     def prompts(text: str) -> dict[str, object]:
         seen = Fingerprint()
-        seen.add(SimpleNamespace(id=0, text=text, token_ids=(1,), columns={"answer": 3}))
+        seen.add(SimpleNamespace(id=0, text=text, token_ids=(1,), columns={"answer": 3}, media=()))
         return seen.value()
 
     was = {"train": prompts("a"), "val": prompts("b")}
@@ -73,7 +73,7 @@ def test_another_optimizer_class_cannot_take_over_the_state() -> None:
 def test_fingerprints_are_those_that_checkpoints_have() -> None:
     seen = Fingerprint()
     for number, text in enumerate(["1+1:", "2+3:"]):
-        seen.add(SimpleNamespace(id=number, text=text, token_ids=(4, 5), columns={"b": None, "a": "2"}))
+        seen.add(SimpleNamespace(id=number, text=text, token_ids=(4, 5), columns={"b": None, "a": "2"}, media=()))
     hashed = '[0, "1+1:", [4, 5], {"a": "2", "b": null}][1, "2+3:", [4, 5], {"a": "2", "b": null}]'
     assert seen.value() == {"prompts": 2, "sha256": hashlib.sha256(hashed.encode()).hexdigest()}
 

@@ -23,8 +23,10 @@ OTHER_RUNS = {
 """Tags of options that the quickstart does not use: test_evaluation.py, test_options.py,
 test_cold_start_file.py and the judge's tests do.
 
-Those of experts, stale rollouts and sources are seen by test_routing_run.py, test_flight.py and test_mixture_run.py.
+Those of experts, stale rollouts and sources are seen by test_routing_run.py, test_flight.py and test_mixture_run.py,
+those of a critic, a teacher and reward models by test_critic.py, test_distillation_run.py and test_fit_reward.py.
 """
+OTHER_KINDS = ("moe/", "staleness/", "source/", "val/source/", "critic/", "distill/", "reward_model/")
 
 
 def assert_learnt(run: Path, seed: int) -> None:
@@ -77,7 +79,7 @@ def test_event_file_holds_every_metric_of_the_table_at_every_update(quickstart: 
     unknown = [tag for tag in written if table.lookup(tag) is None]
     assert not unknown, f"written but not in the table: {unknown}"
     for spec in table.METRICS:
-        if spec.tag in OTHER_RUNS or spec.tag.startswith(("moe/", "staleness/", "source/", "val/source/")):
+        if spec.tag in OTHER_RUNS or spec.tag.startswith(OTHER_KINDS):
             continue
         names = [tag for tag in written if table.lookup(tag) is spec]
         assert names, f"{spec.tag} is in the table but was not written"

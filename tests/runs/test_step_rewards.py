@@ -50,7 +50,7 @@ def test_every_step_has_the_advantage_that_its_scores_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: list[str]
 ) -> None:
     seen = runs.handed_out(monkeypatch)
-    run = runs.fit(tmp_path, *STEPS, *objective, "--data.max_tokens_per_micro_batch=4096")
+    run = runs.fit(tmp_path, *STEPS, *objective, "--data.max_tokens_per_micro_batch=4096", "--data.deal=groups")
     assert runs.summary(run)["updates"] == len(seen) == 2
     several = 0
     for batch in seen:

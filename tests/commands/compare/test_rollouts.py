@@ -20,7 +20,13 @@ from gspo_lightning.report.side_by_side.figure import draw
 from gspo_lightning.report.side_by_side.page import page
 from tests.runs.runs import UNTAUGHT, fit, scalars, weights
 
-ONE = [*UNTAUGHT, "--model.optimizer.lr=5e-3", "--trainer.max_epochs=1", "--data.record_rollouts=true"]
+ONE = [
+    *UNTAUGHT,
+    "--model.optimizer.lr=5e-3",
+    "--trainer.max_epochs=1",
+    "--data.record_rollouts=true",
+    "--data.deal=groups",
+]
 TIGHT = (
     "GRPO tight: --model.objective GRPO --model.objective.clip_low=3e-4 --model.objective.clip_high 4e-4 "
     "--model.allow_unusual_clip true"

@@ -189,7 +189,8 @@ def test_quickstart_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", f"--config={QUICKSTART}", *two]) == 0
     printed = capsys.readouterr().out
     assert "gradient buckets (DDP)" in printed
-    assert "32 prompts x 8 responses = 256 rollouts = 4 mini-batches x 64 sequences = 2 ranks x 32" in printed
+    assert "32 prompts x 8 responses = 256 rollouts = 4 mini-batches x 64 sequences of 32 prompts" in printed
+    assert "(data.deal: stratified) = 2 ranks x 32" in printed
     assert "fits:" in printed
     assert "active per token" in printed
 

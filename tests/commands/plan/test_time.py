@@ -60,8 +60,11 @@ def test_phases_by_hand() -> None:
     assert found["decoding"] == Phase(
         "decoding", pytest.approx(100 * (2 * weights + cache) / 0.6e12), 6400, "bandwidth"
     )
-    assert found["old log-probabilities"].seconds == pytest.approx((1600 + 6400) * token / speed)
-    assert found["forward and backward"].seconds == pytest.approx(3 * (1600 + 6400) * token / speed)
+    read = 4 * 1600  # each of the 4 mini-batches has one response to every prompt
+    assert found["old log-probabilities"].seconds == pytest.approx((read + 6400) * token / speed)
+    assert found["forward and backward"].seconds == pytest.approx(3 * (read + 6400) * token / speed)
+    groups = {phase.name: phase for phase in phases_of(job(deal="groups"), CARD)}
+    assert groups["forward and backward"].seconds == pytest.approx(3 * (1600 + 6400) * token / speed)
     assert found["forward and backward"].bound == "compute"
     # two moments are read and written, weights read and written, gradients read: bfloat16
     assert found["optimizer"].seconds == pytest.approx(4 * (2 * (2 + 1) + 1) * weights * 2 / 0.6e12)
