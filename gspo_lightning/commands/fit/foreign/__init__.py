@@ -51,8 +51,8 @@ def foreign(key: str) -> tuple[str, Word] | None:
 
     >>> foreign("actor_rollout_ref.rollout.n")
     ('verl', Word(ours=('data.group_size',), note=''))
-    >>> foreign("data.num_generations")[1].ours, foreign("critic.optim.lr")[1].note, foreign("colour")
-    (('data.group_size',), 'there is no critic', None)
+    >>> foreign("data.num_generations")[1].ours, foreign("critic.model.path")[1].note, foreign("colour")
+    (('data.group_size',), 'null copies the policy', None)
     """
     key = key.lstrip("+~").replace("-", "_")
     if (exact := _dotted().get(key)) is not None:
