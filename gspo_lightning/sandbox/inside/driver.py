@@ -155,13 +155,13 @@ class _Run:
         return pid
 
     def _child(self) -> int:
+        kept = 5
+        if self.setup["channel"] >= 0:  # the first: it has the number it had outside, which may be one of those below
+            os.dup2(self.setup["channel"], 105)
+            kept = 6
         for target, file in enumerate(self.files):
             os.dup2(file, target + 100)
         os.dup2(self.started_write, 104)
-        kept = 5
-        if self.setup["channel"] >= 0:
-            os.dup2(self.setup["channel"], 105)
-            kept = 6
         for target in range(kept):
             os.dup2(target + 100, target)
         os.closerange(kept, 1 << 16)

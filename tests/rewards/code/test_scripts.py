@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -263,3 +265,14 @@ def test_packages_are_there_if_they_are_asked_for(kind: Kind) -> None:
 def test_packages_that_are_not_there_are_named(name: str) -> None:
     with pytest.raises(UserError, match=r"CodeExecutor\.packages"):
         CodeExecutor(packages=[name])
+
+
+def test_descriptors_that_the_trainer_has_open_change_no_verdict(executor: CodeExecutor) -> None:
+    """The two sides of a test that is a script talk over a descriptor which has the same number as out here."""
+    with ExitStack() as opened:
+        while (number := opened.enter_context(open(os.devnull)).fileno()) < 108:
+            if number > 94:
+                score = executor.score(
+                    "def f(x):\n    return x + 1", asserts("for i in range(3):\n    assert f(i) == i + 1")
+                )
+                assert score.reward == 1.0, (number, score)
