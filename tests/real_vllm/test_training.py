@@ -61,10 +61,10 @@ def on_group(monkeypatch: pytest.MonkeyPatch, signals: dict[int, Callable[[], No
     """What happens before that request for a group to train on; those before it are under way."""
     complete, count = Client.complete, itertools.count(1)
 
-    async def counted(self: Client, body: dict[str, Any]) -> Any:
+    async def counted(self: Client, body: dict[str, Any], **how: Any) -> Any:
         if body["n"] == GROUP:
             signals.get(next(count), lambda: None)()
-        return await complete(self, body)
+        return await complete(self, body, **how)
 
     monkeypatch.setattr(Client, "complete", counted)
 
