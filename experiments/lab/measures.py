@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gspo_lightning.commands.compare.stats import after_an_update
 from gspo_lightning.report.run import Run
 
 __all__ = ["MEASURES", "Measure", "reward_for_tokens"]
@@ -32,20 +33,6 @@ def _accuracy(run: Run) -> float | None:
 def _reward(run: Run) -> float | None:
     series = run.get("reward/mean")
     return None if series is None else float(series.values.mean())
-
-
-def _later(tag: str) -> Callable[[Run], float | None]:
-    """Mean over the updates that are not the first of their iteration, where a ratio is 1 by definition."""
-
-    def of(run: Run) -> float | None:
-        series, place = run.get(tag), run.get("data/mini_batch")
-        if series is None or place is None:
-            return None
-        first = set(place.steps[place.values == 0].tolist())
-        later = [v for step, v in zip(series.steps.tolist(), series.values.tolist(), strict=True) if step not in first]
-        return float(np.mean(later)) if later else None
-
-    return of
 
 
 def _spike(run: Run) -> float | None:
@@ -89,9 +76,12 @@ MEASURES: dict[str, Measure] = {
         "Updates to 90 %", "{:.0f}", "before the first evaluation with so much held-out accuracy", _updates_to_goal
     ),
     "clipped": Measure(
-        "Clipped tokens", "{:.4f}", "mean over the updates after the first of an iteration", _later("clip/tokens")
+        "Clipped tokens",
+        "{:.4f}",
+        "mean over the updates after the first of an iteration",
+        after_an_update("clip/tokens"),
     ),
-    "ratio_std": Measure("Std of ratios", "{:.4f}", "mean over the same updates", _later("ratio/std")),
+    "ratio_std": Measure("Std of ratios", "{:.4f}", "mean over the same updates", after_an_update("ratio/std")),
     "spike": Measure("Gradient spike", "{:.1f}", "largest gradient norm over the median one", _spike),
     "collapsed": Measure(
         "Collapsed", "{:.2f}", f"share of runs whose reward ended {FALL:g} below its best, or that stopped", _collapsed

@@ -6,7 +6,7 @@ Named in a grid: ``data.rollouts: {class_path: experiments.lab.noise.NoisySample
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,8 +14,8 @@ from torch.nn.functional import logsigmoid
 
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import stream
-from gspo_lightning.rollouts import Draws, GroupedSampler
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.rollouts import GroupedSampler
+from gspo_lightning.types import Prompt, Rollout
 
 __all__ = ["BFloat16Sampler", "NoisySampler"]
 
@@ -37,22 +37,10 @@ class NoisySampler(GroupedSampler):
         super().__init__()
         self.nats, self.kind, self.noise_seed = nats, kind, seed
 
-    def generate(
-        self,
-        policy: Policy,
-        prompts: Sequence[Prompt],
-        *,
-        group_size: int,
-        sampling: SamplingParams,
-        draws: Draws,
-        version: int = 0,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> list[list[Rollout]]:
+    def generate(self, policy: Policy, prompts: Sequence[Prompt], **how: Any) -> list[list[Rollout]]:
         """See :meth:`GroupedSampler.generate`."""
-        groups = super().generate(
-            policy, prompts, group_size=group_size, sampling=sampling, draws=draws, version=version, progress=progress
-        )
-        return [[self._noisy(rollout, version) for rollout in group] for group in groups]
+        groups = super().generate(policy, prompts, **how)
+        return [[self._noisy(rollout, how.get("version", 0)) for rollout in group] for group in groups]
 
     def local(self) -> GroupedSampler:
         """Without noise: the check before the first rollout would refuse it, which is its purpose."""

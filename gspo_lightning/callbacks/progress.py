@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar
-from tqdm.auto import tqdm
 
+from gspo_lightning.callbacks.bar import UpdateBar
 from gspo_lightning.callbacks.learner import learner
 from gspo_lightning.training.module import GSPOModule
 
 __all__ = ["RunProgress"]
 
 
-class RunProgress(ProgressBar):
+class RunProgress(UpdateBar):
     """Counts updates. The loss is left out on purpose: on-policy it is 0 while the gradient is not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._bar: Any = None
-        self._enabled = True
-
-    def disable(self) -> None:
-        """Lightning silences every rank but the first."""
-        self._enabled = False
-
-    def enable(self) -> None:
-        """The inverse."""
-        self._enabled = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar at the position of a resumed run."""
@@ -39,11 +24,7 @@ class RunProgress(ProgressBar):
         total = None if whole is None else whole * updates
         if total is not None and trainer.max_steps >= 0:
             total = min(total, trainer.max_steps)
-        interactive = sys.stderr.isatty()
-        self._bar = tqdm(
-            total=total, initial=trainer.global_step, desc=type(module.objective).__name__, unit="update",
-            disable=not self._enabled, dynamic_ncols=True, mininterval=0.2 if interactive else 5.0, leave=True,
-        )  # fmt: skip
+        self.open(trainer, total, type(module.objective).__name__)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """One more update."""
@@ -56,19 +37,6 @@ class RunProgress(ProgressBar):
         """Show a new held-out result at once."""
         if self._bar is not None and not trainer.sanity_checking:
             self._bar.set_postfix_str(describe(learner(pl_module)))
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Close the bar."""
-        self._close()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Close the bar before anything is printed about what went wrong."""
-        self._close()
-
-    def _close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
 
 
 def describe(module: GSPOModule) -> str:

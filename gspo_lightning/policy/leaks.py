@@ -19,7 +19,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rounding import FLOOR, OPERATIONS, few_tokens, nudged, response_gap
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["Probe", "carried_state", "probe", "probe_length"]
+__all__ = ["Probe", "answers", "carried_state", "probe", "probe_length"]
 
 TRIED = 256
 """Longest row that is tried. Windows that are longer are known by their names; a few models have short ones."""
@@ -80,6 +80,16 @@ def _inside_a_token(kind: str) -> bool:
     return kind in ("mlp", "moe", "dense", "sparse")
 
 
+@torch.no_grad()
+def answers(policy: Policy, rows: MicroBatch, *, packed: bool) -> Tensor:
+    """[N, T] log-probabilities of rows in one of the two layouts, whichever the policy has."""
+    before, policy.packed = policy.packed, packed
+    try:
+        return policy(rows)[0]
+    finally:
+        policy.packed = before
+
+
 @dataclass
 class Probe:
     """A policy's answers for one batch of rows, and for another one in which only one row is the same.
@@ -112,7 +122,7 @@ class Probe:
     def rounding(self) -> float:
         """Mean difference (nats) that one rounding of the embeddings makes in this model's dtype."""
         with nudged(self.policy.model):
-            moved = self._answers(self.rows, packed=False)
+            moved = answers(self.policy, self.rows, packed=False)
         return response_gap(moved, self.padded, self.rows.response_mask)
 
     @cached_property
@@ -123,12 +133,12 @@ class Probe:
     @cached_property
     def padded(self) -> Tensor:
         """[N, T]."""
-        return self._answers(self.rows, packed=False)
+        return answers(self.policy, self.rows, packed=False)
 
     @cached_property
     def moved_by_others(self) -> float:
         """How far padded rows move by what stands beside them (or after a token): none, or rounding; nats."""
-        return self._moved(self._answers(self.others, packed=False), self.padded)
+        return self._moved(answers(self.policy, self.others, packed=False), self.padded)
 
     def why_not_exact(self) -> str | None:
         """What is wrong with padded rows, which every model has to get right; None: nothing was found."""
@@ -153,24 +163,16 @@ class Probe:
             UnsupportedAttentionError: the model's attention is of a kind that plans do not know.
         """
         with layers_attended() as layers:
-            packed = self._answers(self.rows, packed=True)
+            packed = answers(self.policy, self.rows, packed=True)
         if len(layers) > len(set(layers)):
             return "layers that attend more than once"
         gap = response_gap(packed, self.padded, self.rows.response_mask)
         if not gap <= self.limit:
             return f"log-probabilities that differ by {gap:.2g} nats on average from those of padded rows"
-        leak = self._moved(self._answers(self.others, packed=True), packed)
+        leak = self._moved(answers(self.policy, self.others, packed=True), packed)
         if not leak <= LEAK * (self.moved_by_others + self.rounding) + FLOOR.get(packed.dtype, 1e-6):
             return f"log-probabilities that move by {leak:.2g} nats when other rows change"
         return None
-
-    @torch.no_grad()
-    def _answers(self, rows: MicroBatch, packed: bool) -> Tensor:
-        before, self.policy.packed = self.policy.packed, packed
-        try:
-            return self.policy(rows)[0]
-        finally:
-            self.policy.packed = before
 
     @torch.no_grad()
     def _alone(self, row: int) -> Tensor:

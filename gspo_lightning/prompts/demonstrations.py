@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.base import Completion, Demonstration
-from gspo_lightning.prompts.on_demand import OnDemand
+from gspo_lightning.prompts.on_demand import Placed
 from gspo_lightning.prompts.pictures.columns import COLUMNS, has_pictures
 from gspo_lightning.types import Message
 
@@ -18,24 +17,8 @@ _MAP = "map it: demonstrations: {class_path: PromptFile, init_args: {path: ..., 
 _TEXT_OR_MESSAGES = 'must be a non-empty text, or a list of messages such as {"role": "user", "content": "1+1?"}'
 
 
-@dataclass(frozen=True, slots=True)
-class Demonstrations(OnDemand[Demonstration]):
-    """Demonstrations that know where they come from.
-
-    Args:
-        pairs: (prompt, completion).
-        where: number of a demonstration, from 0 -> its file and line, as messages name it.
-    """
-
-    pairs: Sequence[Demonstration]
-    where: Callable[[int], str]
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def at(self, place: int) -> Demonstration:
-        """One of them."""
-        return self.pairs[place]
+class Demonstrations(Placed[Demonstration]):
+    """(prompt, completion) each, by file and line."""
 
 
 def read_demonstrations(records: Iterable[Mapping[str, Any]], where: Callable[[int], str]) -> Demonstrations:
@@ -73,9 +56,9 @@ def _pair(record: Mapping[str, Any]) -> Demonstration:
     if record.get("completion") is not None:
         if has_pictures(record):
             seen = {k: record[k] for k in ("prompt", *COLUMNS) if record.get(k) is not None}
-            return seen, _answered(_text_ormessages_of(record["completion"], "completion"))
-        prompt = _text_ormessages_of(record.get("prompt"), "prompt")
-        return prompt, _answered(_text_ormessages_of(record["completion"], "completion"))
+            return seen, _answered(_text_or_messages(record["completion"], "completion"))
+        prompt = _text_or_messages(record.get("prompt"), "prompt")
+        return prompt, _answered(_text_or_messages(record["completion"], "completion"))
     if record.get("messages") is not None:
         said = messages_of(record["messages"], "messages")
         first = next((i for i, message in enumerate(said) if message["role"] == "assistant"), len(said))
@@ -93,7 +76,7 @@ def _answered(completion: Completion) -> Completion:
     return completion
 
 
-def _text_ormessages_of(value: Any, column: str) -> str | list[Message]:
+def _text_or_messages(value: Any, column: str) -> str | list[Message]:
     if isinstance(value, str) and value:
         return value
     if isinstance(value, list) and value:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
-__all__ = ["OnDemand", "place_of"]
+__all__ = ["OnDemand", "Placed", "place_of"]
 
 T = TypeVar("T")
 
@@ -28,6 +29,26 @@ class OnDemand(Sequence[T]):
         """As of a list."""
         places = range(len(self))[place]  # an index out of range is refused here
         return self.at(places) if isinstance(places, int) else [self.at(i) for i in places]
+
+
+@dataclass(frozen=True)
+class Placed(OnDemand[T]):
+    """Elements that know where they come from.
+
+    Args:
+        pairs: in the order of their file.
+        where: number of an element, from 0 -> its file and line, as messages name it.
+    """
+
+    pairs: Sequence[T]
+    where: Callable[[int], str]
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def at(self, place: int) -> T:
+        """One of them."""
+        return self.pairs[place]
 
 
 def place_of(records: Iterable[Any], number: int) -> str:

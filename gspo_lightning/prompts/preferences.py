@@ -13,7 +13,7 @@ from typing import Any
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.demonstrations import MalformedError, messages_of
-from gspo_lightning.prompts.on_demand import OnDemand
+from gspo_lightning.prompts.on_demand import Placed
 from gspo_lightning.types import Message
 
 __all__ = ["Pair", "Preferences", "Side", "read_preferences"]
@@ -44,24 +44,8 @@ class Pair:
         return not isinstance(self.chosen, str)
 
 
-@dataclass(frozen=True, slots=True)
-class Preferences(OnDemand[Pair]):
-    """Pairs that know where they come from.
-
-    Args:
-        pairs: in the order of their file.
-        where: number of a pair, from 0 -> its place in words.
-    """
-
-    pairs: Sequence[Pair]
-    where: Callable[[int], str]
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def at(self, place: int) -> Pair:
-        """One of them."""
-        return self.pairs[place]
+class Preferences(Placed[Pair]):
+    """Pairs, by their places in words."""
 
 
 def read_preferences(records: Iterable[Mapping[str, Any]], where: Callable[[int], str]) -> Preferences:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gspo_lightning.report.run import Run
 
-__all__ = ["MEASURES", "SEEDS_FOR_A_CLAIM", "Difference", "Measure", "paired_difference"]
+__all__ = ["MEASURES", "SEEDS_FOR_A_CLAIM", "Difference", "Measure", "after_an_update", "paired_difference"]
 
 SEEDS_FOR_A_CLAIM = 8
 """With fewer pairs a bootstrap interval is far too narrow: with 3, one of 27 resamples decides the 95% bound."""
@@ -69,14 +69,18 @@ def _last_iteration(tag: str) -> Callable[[Run], float | None]:
     return of
 
 
-def _after_an_update(run: Run) -> float | None:
-    """Mean over the updates that are not the first of their iteration, where it is 0 by definition."""
-    series, place = run.get("moe/changed_choices"), run.get("data/mini_batch")
-    if series is None or place is None:
-        return None
-    first = set(place.steps[place.values == 0].tolist())
-    values = [v for step, v in zip(series.steps.tolist(), series.values.tolist(), strict=True) if step not in first]
-    return float(np.mean(values)) if values else None
+def after_an_update(tag: str) -> Callable[[Run], float | None]:
+    """Mean over the updates that are not the first of their iteration, where the policy is the old one."""
+
+    def of(run: Run) -> float | None:
+        series, place = run.get(tag), run.get("data/mini_batch")
+        if series is None or place is None:
+            return None
+        first = set(place.steps[place.values == 0].tolist())
+        later = [v for step, v in zip(series.steps.tolist(), series.values.tolist(), strict=True) if step not in first]
+        return float(np.mean(later)) if later else None
+
+    return of
 
 
 MEASURES = (
@@ -88,7 +92,7 @@ MEASURES = (
     Measure("std of log s_i, mean", _mean("ratio/log_sequence_std")),
     Measure("entropy, last iteration", _last_iteration("policy/entropy")),
     Measure("response length, last iteration", _last_iteration("response/length")),
-    Measure("routed choices that differ from the old policy's, mean", _after_an_update),
+    Measure("routed choices that differ from the old policy's, mean", after_an_update("moe/changed_choices")),
 )
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar
 from lightning.pytorch.utilities import rank_zero_only
-from tqdm.auto import tqdm
 
+from gspo_lightning.callbacks.bar import UpdateBar
 from gspo_lightning.callbacks.checkpoints import link_last
 from gspo_lightning.callbacks.ranks import WatchRanks
 from gspo_lightning.commands.fit.callbacks import listed
@@ -77,49 +77,19 @@ class RunCheckpoint(Checkpoint):
                 trainer.strategy.remove_checkpoint(old)
 
 
-class RewardProgress(ProgressBar):
+class RewardProgress(UpdateBar):
     """Counts optimizer steps, and shows accuracy on the pairs of the last one and on held-out pairs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._bar: Any = None
-        self._enabled = True
-
-    def disable(self) -> None:
-        """Lightning silences every rank but the first."""
-        self._enabled = False
-
-    def enable(self) -> None:
-        """The inverse."""
-        self._enabled = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar at the position of a resumed run."""
         total = trainer.estimated_stepping_batches
-        self._bar = tqdm(
-            total=None if math.isinf(total) else int(total), initial=trainer.global_step, desc="reward model",
-            unit="update", disable=not self._enabled, dynamic_ncols=True,
-            mininterval=0.2 if sys.stderr.isatty() else 5.0,
-        )  # fmt: skip
+        self.open(trainer, None if math.isinf(total) else int(total), "reward model")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Perhaps one more update."""
         if self._bar is not None and trainer.global_step > self._bar.n:
             self._bar.update(trainer.global_step - self._bar.n)
             self._bar.set_postfix_str(describe(pl_module), refresh=False)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Close the bar."""
-        self._close()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Close the bar before anything is printed about what went wrong."""
-        self._close()
-
-    def _close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
 
 
 class SayHowToGoOn(Callback):

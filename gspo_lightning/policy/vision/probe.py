@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.pictures import Media, Picture
+from gspo_lightning.policy.leaks import answers
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.vision.sight import Sight
 from gspo_lightning.types import MicroBatch
@@ -30,7 +31,7 @@ class PictureProbe:
         self.policy, self.sight = policy, sight
         first, second, other = (_noise(sight, seed) for seed in (1, 2, 3))
         self.rows, self.others = self._batch(first, second), self._batch(first, other)
-        self.padded = self._answers(self.rows, packed=False)
+        self.padded = answers(self.policy, self.rows, packed=False)
 
     def why_not_exact(self, limit: float) -> str | None:
         """What is wrong with padded rows, more than ``limit`` nats; None: nothing was found."""
@@ -42,10 +43,10 @@ class PictureProbe:
 
     def why_not_packed(self, limit: float) -> str | None:
         """What is wrong with rows that share the picture of their prompt; None: nothing was found."""
-        packed = self._answers(self.rows, packed=True)
+        packed = answers(self.policy, self.rows, packed=True)
         if not (gap := float((packed - self.padded).abs().mean())) <= limit:
             return f"log-probabilities of rows with pictures that differ by {gap:.2g} nats from those of padded rows"
-        moved = float((packed - self._answers(self.others, packed=True))[:2].abs().mean())
+        moved = float((packed - answers(self.policy, self.others, packed=True))[:2].abs().mean())
         if not moved <= limit:
             return f"log-probabilities that move by {moved:.2g} nats when the picture of another prompt changes"
         return None
@@ -67,14 +68,6 @@ class PictureProbe:
         index = torch.arange(len(pictures)).repeat_interleave(2)
         batch = MicroBatch(ids, total - _RESPONSE, responses, mask, torch.zeros(len(rows)), prompt_index=index)
         return replace(batch, media=media).to(self.policy.device)
-
-    @torch.no_grad()
-    def _answers(self, rows: MicroBatch, packed: bool) -> Tensor:
-        before, self.policy.packed = self.policy.packed, packed
-        try:
-            return self.policy(rows)[0]
-        finally:
-            self.policy.packed = before
 
     @torch.no_grad()
     def _alone(self, row: int) -> Tensor:

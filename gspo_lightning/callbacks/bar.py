@@ -1,0 +1,55 @@
+"""A bar over the updates of a run: opens where it resumes, silent on all ranks but the first."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from tqdm.auto import tqdm
+
+__all__ = ["UpdateBar"]
+
+
+class UpdateBar(ProgressBar):
+    """Counts updates; a subclass opens it and says what stands beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bar: Any = None
+        self._enabled = True
+
+    def disable(self) -> None:
+        """Lightning silences every rank but the first."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """The inverse."""
+        self._enabled = True
+
+    def open(self, trainer: Trainer, total: int | None, what: str) -> None:
+        """Show it, at the position of a resumed run.
+
+        Args:
+            trainer: of the run.
+            total: updates; None: nobody knows.
+            what: stands before it.
+        """
+        self._bar = tqdm(
+            total=total, initial=trainer.global_step, desc=what, unit="update", disable=not self._enabled,
+            dynamic_ncols=True, mininterval=0.2 if sys.stderr.isatty() else 5.0,
+        )  # fmt: skip
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Close the bar."""
+        self._close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Close the bar before anything is printed about what went wrong."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
