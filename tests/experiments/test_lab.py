@@ -49,7 +49,16 @@ measures: [accuracy, reward, to_90, clipped, ratio_std, spike, collapsed]
 
 
 def test_every_grid_is_declared_and_its_cells_have_names_of_their_own() -> None:
-    assert names() == ["advantages", "compute", "group_size", "learning_rate", "length", "mismatch"]
+    assert names() == [
+        "advantages",
+        "baselines",
+        "baselines_turns",
+        "compute",
+        "group_size",
+        "learning_rate",
+        "length",
+        "mismatch",
+    ]
     for name in names():
         grid = Grid.read(GRIDS / f"{name}.yaml")
         assert set(grid.measures) <= set(MEASURES)
@@ -57,24 +66,19 @@ def test_every_grid_is_declared_and_its_cells_have_names_of_their_own() -> None:
         assert len(set(cells)) == len(cells)
 
 
-def a_cell_of(name: str) -> list[Cell]:
-    """The last variant of the last condition: what is special stands there."""
-    return list(Grid.read(GRIDS / f"{name}.yaml").cells())[-1:]
+def cells_of(grid: Grid) -> list[Cell]:
+    """Every variant in the first condition, every condition with the first variant: each argument once."""
+    first, variant = next(iter(grid.conditions)), next(iter(grid.variants))
+    return [cell for cell in grid.cells() if cell.seed == 1 and (cell.condition == first or cell.variant == variant)]
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_cell_of_every_grid_is_read(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for cell in a_cell_of(name):
-        assert gspo(["fit", "--config=quickstart", *cell.arguments, "--print_config"]) == 0, cell
-    assert "ChainTask" in capsys.readouterr().out
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", names())
-def test_every_cell_is_read(name: str) -> None:
-    for cell in Grid.read(GRIDS / f"{name}.yaml").cells():
-        if cell.seed == 1:
-            assert gspo(["fit", "--config=quickstart", *cell.arguments, "--print_config"]) == 0, cell
+def test_every_argument_of_a_grid_is_read(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = Grid.read(GRIDS / f"{name}.yaml")
+    configs = [f"--config={config}" for config in grid.configs]
+    for cell in cells_of(grid):
+        assert gspo(["fit", *configs, *cell.arguments, "--print_config"]) == 0, cell
+    assert "Task" in capsys.readouterr().out
 
 
 def test_a_grid_runs_in_pieces_and_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,8 @@ MISTAKES = {
     "typo in a prompt set": (["--data.train=ChanTask"], ["ChanTask"]),
     "typo in a rollout source": (["--data.rollouts=GroupSampler"], ["GroupSampler", "did you mean GroupedSampler"]),
     "typo in a setting": (["--data.group_sise=4"], ["data.group_sise", "is not a setting", "did you mean group_size"]),
+    "typo beside a critic": (["--config=critic", "--data.train.sise=8"], ["data.train.sise", "did you mean size"]),
+    "typo in a critic": (["--model.critic=ValueMdel"], ["model.critic", "did you mean ValueModel"]),
     "typo in a model setting": (["--model.objectiv=GSPO"], ["did you mean objective"]),
     "unknown section": (["--dat.group_size=4"], ["did you mean data"]),
     "word of another framework": (["--data.num_generations=4"], ["this is called data.group_size here"]),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections.abc
 import difflib
 import importlib
+import inspect
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -224,7 +225,8 @@ def _class(path: str, base: type[Any], name: str) -> type[Any]:
         return found
     if (file := Path(f"{module.replace('.', '/')}.py")).is_file():
         raise UserError(path, f"{shown(name)} is in {file}, which is no plug-in", fix=f"add --plugins {file}")
-    public = {cls.__name__: cls for cls in registry.subclasses(base) if not cls.__name__.startswith("_")}
+    choices = (base, *registry.subclasses(base)) if not inspect.isabstract(base) else registry.subclasses(base)
+    public = {cls.__name__: cls for cls in choices if not cls.__name__.startswith("_")}
     if name in public:
         return public[name]
     near = did_you_mean(last, public)
