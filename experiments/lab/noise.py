@@ -17,7 +17,7 @@ from gspo_lightning.randomness import stream
 from gspo_lightning.rollouts import GroupedSampler
 from gspo_lightning.types import Prompt, Rollout
 
-__all__ = ["BFloat16Sampler", "NoisySampler"]
+__all__ = ["NoisySampler", "RoundedSampler"]
 
 
 class NoisySampler(GroupedSampler):
@@ -56,15 +56,20 @@ class NoisySampler(GroupedSampler):
         return dataclasses.replace(rollout, logprobs=logsigmoid(log_odds + noise).to(rollout.logprobs))
 
 
-class BFloat16Sampler(GroupedSampler):
-    """Samples, and reports, by forward passes under bfloat16 autocast, beside training in float32."""
+class RoundedSampler(GroupedSampler):
+    """Samples, and reports, by forward passes under autocast, beside training in float32.
 
-    def __init__(self) -> None:
+    Args:
+        dtype: of autocast.
+    """
+
+    def __init__(self, dtype: Literal["bfloat16", "float16"]) -> None:
         super().__init__(decode="model")
+        self.dtype: torch.dtype = getattr(torch, dtype)
 
     def generate(self, policy: Policy, prompts: Sequence[Prompt], **how: Any) -> list[list[Rollout]]:
         """See :meth:`GroupedSampler.generate`."""
-        with torch.autocast(policy.device.type, torch.bfloat16):
+        with torch.autocast(policy.device.type, self.dtype):
             return super().generate(policy, prompts, **how)
 
     def local(self) -> GroupedSampler:

@@ -11,6 +11,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 
 from gspo_lightning.critic import ValueModel
+from gspo_lightning.errors import UserError
 from gspo_lightning.policy.checks import check_head, choose_layout
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.policy import Policy
@@ -100,6 +101,8 @@ def build_optimizers(
     optimizer: OptimizerCallable,
     scheduler: LRSchedulerCallable | None,
     check_monitor: Callable[[str, str], None],
+    *,
+    scaled: bool = False,
 ) -> Any:
     """The optimizer over the policy's trainable parameters, and the scheduler stepped with it, as Lightning takes them.
 
@@ -108,13 +111,22 @@ def build_optimizers(
         optimizer: of parameters.
         scheduler: of the optimizer; None keeps the learning rate constant.
         check_monitor: called with the metric that a schedule watches, and its mode.
+        scaled: gradients are those of a scaled loss (float16), which a fused optimizer would divide itself, after
+            they were clipped.
 
     Raises:
         UserError: an optimizer or a schedule that cannot work here.
     """
     made = optimizer([p for p in policy.parameters() if p.requires_grad])
     check_optimizer(made, policy)
-    fuse(made)
+    if not scaled:
+        fuse(made)
+    elif getattr(made, "_step_supports_amp_scaling", False):
+        raise UserError(
+            "model.optimizer.fused",
+            "is true, but a fused step divides the gradients of 16-mixed only after they were measured and clipped",
+            fix="leave fused out, or use trainer.precision: bf16-mixed",
+        )
     warn_if_weights_stand_still(policy, made)
     if scheduler is None:
         return made

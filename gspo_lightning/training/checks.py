@@ -31,6 +31,7 @@ from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.training.teacher import TeacherModel, check_teacher
 from gspo_lightning.training.trainer_checks import check_trainer
 from gspo_lightning.types import SamplingParams
+from gspo_lightning.update.loss_scale import scaler_of
 
 __all__ = ["RunModule", "check_critic", "check_device", "check_precision", "check_run", "check_sampling"]
 
@@ -87,6 +88,7 @@ def check_run(data: PromptDataModule, module: RunModule, trainer: Trainer) -> No
         )
     check_trainer(data, module.meter.level, trainer)
     check_precision(str(trainer.precision))
+    _check_scaled(module, trainer)
     check_device(str(trainer.precision), module.settings.dtype, trainer.strategy.root_device)
     check_strategy(trainer.strategy)
     data.settings.check_ranks(trainer.world_size)
@@ -259,8 +261,8 @@ def _check_ahead(data: PromptDataModule, module: RunModule, trainer: Trainer) ->
         )
 
 
-def check_precision(precision: str) -> None:
-    """Refuse float16 (on a CPU Lightning would silently take another one) and what rounds log-probabilities.
+def check_precision(precision: str, *, cpu: bool = False) -> None:
+    """Refuse what rounds log-probabilities, and on a CPU float16, which Lightning would silently replace.
 
     float64 would not be float64 from end to end: samplers draw, and rollouts keep log-probabilities, in float32.
     """
@@ -282,11 +284,35 @@ def check_precision(precision: str) -> None:
             f"{precision!r} computes in 8 bits, whose rounding is larger than any clip range of sequences",
             fix="use bf16-mixed or 32-true",
         )
-    if precision in ("16", "16-mixed", "16-true"):
+    if precision == "16-true":
         raise UserError(
             "trainer.precision",
-            f"{precision!r} cannot hold log-ratios of the size of the clip range",
+            "'16-true' cannot hold the updates of its weights, nor log-ratios of the size of the clip range",
+            fix="use 16-mixed (float32 masters), bf16-mixed or 32-true",
+        )
+    if precision in ("16", "16-mixed") and cpu:
+        raise UserError(
+            "trainer.precision",
+            f"{precision!r} needs a GPU: on a CPU Lightning trains in bf16-mixed instead",
             fix="use bf16-mixed or 32-true",
+        )
+
+
+def _check_scaled(module: RunModule, trainer: Trainer) -> None:
+    """The loss scale of float16 is for the policy's own loss only, and for ranks that hold whole gradients."""
+    if scaler_of(trainer) is None and str(trainer.precision) != "16-mixed":
+        return
+    if sharding_of(trainer.strategy) is not None:
+        raise UserError(
+            "trainer.precision",
+            f"is '16-mixed', but {type(trainer.strategy).__name__} has no loss scale that all ranks share",
+            fix="use bf16-mixed, or trainer.strategy: ddp",
+        )
+    if module.critic is not None:
+        raise UserError(
+            "trainer.precision",
+            "is '16-mixed', but the loss of model.critic has no loss scale: its gradients would round to 0",
+            fix="use bf16-mixed, or advantages without a critic",
         )
 
 

@@ -52,6 +52,7 @@ from gspo_lightning.types import MicroBatch, MiniBatch
 from gspo_lightning.update.clipping import clip_gradients
 from gspo_lightning.update.dump import make_dump
 from gspo_lightning.update.loss import LossTerms
+from gspo_lightning.update.loss_scale import Scale, overflows, scaler_of
 from gspo_lightning.update.micro_batches import all_but_last_backward, backward_here
 from gspo_lightning.update.nonfinite import NonFiniteGuard, OnNonFinite, check_weights
 from gspo_lightning.update.router_loss import changed_routes
@@ -264,7 +265,8 @@ class GSPOModule(PolicyModule):
     def configure_optimizers(self) -> Any:
         """The optimizer over the policy's trainable parameters, and the scheduler stepped with it."""
         watched = partial(check_monitor, "model.lr_scheduler", data=self.data, level=self.meter.level)
-        return build_optimizers(self.policy, self.build_optimizer, self.build_scheduler, watched)
+        scaled = scaler_of(self.trainer) is not None
+        return build_optimizers(self.policy, self.build_optimizer, self.build_scheduler, watched, scaled=scaled)
 
     # checkpoints -------------------------------------------------------------------------------------------------
 
@@ -310,13 +312,16 @@ class GSPOModule(PolicyModule):
         memory, terms, strategy = self.data.memory, self.terms(), self.trainer.strategy
         memory.packed, memory.sharded = self.policy.packed, is_sharded(self.policy)
 
-        without_sync = partial(no_backward_sync, strategy, self.policy)
+        without_sync, scale = partial(no_backward_sync, strategy, self.policy), Scale(scaler_of(self.trainer))
+        comparable = memory.packed and not memory.sharded and scale.scaler is None
 
         def backward(parts: list[MicroBatch]) -> tuple[Tensor, MetricSums]:
             optimizer.zero_grad(set_to_none=True)
-            sums = self.meter.sums(parts if memory.packed and not memory.sharded else ())
-            loss = all_but_last_backward(parts, terms, sums, on_policy=update.on_policy, without_sync=without_sync)
-            return backward_here(loss) if ddp_of(strategy) is None else loss, sums
+            sums = self.meter.sums(parts if comparable else ())
+            loss = all_but_last_backward(
+                parts, terms, sums, on_policy=update.on_policy, without_sync=without_sync, scale=scale
+            )
+            return backward_here(loss, scale) if ddp_of(strategy) is None else loss, sums
 
         loss, sums = memory.retry_smaller(backward, batch.micro_batches, self.global_step + 1)
         sources = self.data.iteration.prompts.sources if self.data.iteration is not None else ()
@@ -334,6 +339,10 @@ class GSPOModule(PolicyModule):
         norm = total_norm(gradients, sharded=is_sharded(self.policy), device=self.device)
         values["optim/gradient_norm"], values["optim/lr"] = norm, float(optimizer.param_groups[0]["lr"])
         suspects = self._update.suspects
+        if (scaler := scaler_of(self.trainer)) is not None:
+            values["optim/loss_scale"] = scaler.get_scale()
+            if overflows(scaler, suspects):  # the scaler leaves this update out
+                values["optim/gradient_norm"] = suspects["gradient norm"] = norm = 0.0
         skipped = self.guard.skips(suspects, self.global_step + 1, self.device, lambda: self.dump_update(suspects))
         if skipped or (self.critic is not None and self.critic.warming):
             optimizer.zero_grad(set_to_none=True)  # a step without gradients changes nothing

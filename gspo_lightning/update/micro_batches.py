@@ -14,6 +14,7 @@ from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.packing.batches import filler
 from gspo_lightning.types import MicroBatch
 from gspo_lightning.update.loss import LossTerms, micro_batch_loss, mini_batch_count
+from gspo_lightning.update.loss_scale import no_scale
 from gspo_lightning.update.router_loss import load_balance
 
 __all__ = ["all_but_last_backward", "backward_here"]
@@ -26,6 +27,7 @@ def all_but_last_backward(
     *,
     on_policy: bool,
     without_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    scale: Callable[[Tensor], Tensor] = no_scale,
 ) -> Tensor:
     """Forward and backward of every micro-batch but the last, whose loss is returned for the caller's backward.
 
@@ -38,6 +40,7 @@ def all_but_last_backward(
         sums: what is measured is added here.
         on_policy: no update has been made since the snapshot of the old policy.
         without_sync: entered around each backward whose gradients stay on this rank until the last one's are reduced.
+        scale: of losses before backward (float16); that of the last one is the caller's to apply.
     """
     device, world = parts[0].input_ids.device, rank_and_world()[1]
     parts = in_number(parts, device)
@@ -51,7 +54,7 @@ def all_but_last_backward(
 
     for part in parts[:-1]:
         with without_sync():
-            loss(part).backward()
+            scale(loss(part)).backward()
     return loss(parts[-1])
 
 
@@ -60,8 +63,8 @@ def in_number(parts: Sequence[MicroBatch], device: torch.device) -> list[MicroBa
     return [*parts, *[filler(parts[-1])] * (largest(len(parts), device) - len(parts))]
 
 
-def backward_here(loss: Tensor) -> Tensor:
+def backward_here(loss: Tensor, scale: Callable[[Tensor], Tensor] = no_scale) -> Tensor:
     """Run backward now, where running out of memory can be answered; what is returned has nothing left to give."""
     with torch.autocast(loss.device.type, enabled=False):
-        loss.backward()
+        scale(loss).backward()
     return loss.detach().requires_grad_()

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -112,7 +113,9 @@ class TrainingCLI(LightningCLI):
         if str(config.trainer.precision) == "bf16-true":  # the same weights, but inputs stay as they are
             config.trainer.precision, config.model.dtype = "32-true", "bfloat16"
         grow_segments(config.data.get("rollouts"))
-        check_precision(str(config.trainer.precision))
+        accelerator = str(config.trainer.accelerator)
+        cpu = accelerator == "cpu" or (accelerator in ("auto", "gpu", "cuda") and not torch.cuda.is_available())
+        check_precision(str(config.trainer.precision), cpu=cpu)
         check_strategy(config.trainer.strategy)
         if config.trainer.get("barebones"):
             raise UserError(

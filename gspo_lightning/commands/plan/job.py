@@ -87,8 +87,8 @@ class Job:
 
     @property
     def autocast(self) -> bool:
-        """bfloat16 compute on float32 weights."""
-        return self.precision == "bf16-mixed" and self.weight_dtype != torch.bfloat16
+        """Compute in 16 bits on float32 weights."""
+        return self.precision in ("bf16-mixed", "16-mixed") and self.weight_dtype != torch.bfloat16
 
     @property
     def weight_dtype(self) -> torch.dtype:

@@ -34,6 +34,15 @@ UPDATE = (
         "Optimization",
     ),
     MetricSpec(
+        "optim/loss_scale",
+        "factor of the loss before backward, by which gradients are divided again",
+        "1",
+        "rises for a while, then falls by half now and then; optim/gradient_norm is 0 in an update that was left out",
+        "If it falls again and again, gradients overflow at any scale: use bf16-mixed.",
+        "Optimization",
+        when="trainer.precision: 16-mixed",
+    ),
+    MetricSpec(
         "optim/gradient_spike",
         "optim/gradient_norm / median of the last 64 gradient norms above 0 before it",
         "1",

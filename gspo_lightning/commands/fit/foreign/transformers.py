@@ -134,9 +134,7 @@ TRANSFORMERS: Table = {
     },
     "Precision and memory": {
         "bf16": to("trainer.precision", note="bf16-mixed; the weights stay in float32"),
-        "fp16": to(
-            "trainer.precision", note="bf16-mixed: 16-mixed is refused, its range is too small for log-probabilities"
-        ),
+        "fp16": to("trainer.precision", note="16-mixed; the weights stay in float32"),
         "bf16_full_eval": to("trainer.precision", note="evaluations have the precision of training"),
         "fp16_full_eval": to("trainer.precision", note="evaluations have the precision of training"),
         "tf32": none("call torch.set_float32_matmul_precision('high') in a plug-in"),
