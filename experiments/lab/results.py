@@ -59,7 +59,7 @@ def _cold_start(cell: Cell, configs: Sequence[Path], root: Path, gspo: Callable[
     key = hashlib.sha256("\n".join((*map(str, configs), *cell.of_start)).encode()).hexdigest()[:12]
     folder = root / "starts" / key
     if not (there := sorted(folder.glob("cold_start/*/model.safetensors"))):
-        shorter = ("--seed_everything=1", "--trainer.max_epochs=1", "--data.val.size=8")
+        shorter = ("--seed_everything=1", "--trainer.max_epochs=1", "--data.evaluation.limit=8")
         run_once("start", f"cold start of {cell.condition}", [*cell.of_start, *shorter], configs=configs, output=folder,
                  gspo=gspo)  # fmt: skip
         there = sorted(folder.glob("cold_start/*/model.safetensors"))

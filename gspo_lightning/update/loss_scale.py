@@ -1,7 +1,7 @@
 """The loss scale of float16: gradients below 6e-8 would be 0, so losses are multiplied, and gradients divided again.
 
 The scale is that of Lightning's precision plugin. The losses of all micro-batches of an update are multiplied by it.
-Where it was too large, gradients are infinite: the scaler leaves the update out and halves the scale. Why float16 at all:
+Where it was too large, gradients are infinite: the scaler leaves the update out and halves the scale. Why float16:
 arXiv 2510.26788.
 """
 
