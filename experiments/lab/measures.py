@@ -18,12 +18,20 @@ FALL = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One number per run; ``form`` prints it, ``says`` explains it to a reader."""
+    """One number per run, ``of`` it and the tokens that every run of its condition has trained on.
+
+    ``form`` prints it, ``says`` explains it to a reader.
+    """
 
     title: str
     form: str
     says: str
-    of: Callable[[Run], float | None]
+    of: Callable[[Run, float], float | None]
+
+
+def _whole(of: Callable[[Run], float | None]) -> Callable[[Run, float], float | None]:
+    """A measure of the whole run."""
+    return lambda run, _: of(run)
 
 
 def _accuracy(run: Run) -> float | None:
@@ -70,20 +78,34 @@ def reward_for_tokens(run: Run, budget: float) -> float | None:
 
 
 MEASURES: dict[str, Measure] = {
-    "accuracy": Measure("Held-out accuracy at the end", "{:.3f}", "greedy, at the last evaluation", _accuracy),
-    "reward": Measure("Mean reward over the run", "{:.3f}", "of all sampled responses, how fast it climbs", _reward),
+    "accuracy": Measure("Held-out accuracy at the end", "{:.3f}", "greedy, at the last evaluation", _whole(_accuracy)),
+    "reward": Measure(
+        "Mean reward over the run", "{:.3f}", "of all sampled responses, how fast it climbs", _whole(_reward)
+    ),
+    "reward_for_tokens": Measure(
+        "Mean reward for equal tokens",
+        "{:.3f}",
+        "over as many trained tokens as every run of the column has: longer answers spend them in fewer iterations",
+        reward_for_tokens,
+    ),
     "to_90": Measure(
-        "Updates to 90 %", "{:.0f}", "before the first evaluation with so much held-out accuracy", _updates_to_goal
+        "Updates to 90 %",
+        "{:.0f}",
+        "before the first evaluation with so much held-out accuracy",
+        _whole(_updates_to_goal),
     ),
     "clipped": Measure(
         "Clipped tokens",
         "{:.4f}",
         "mean over the updates after the first of an iteration",
-        after_an_update("clip/tokens"),
+        _whole(after_an_update("clip/tokens")),
     ),
-    "ratio_std": Measure("Std of ratios", "{:.4f}", "mean over the same updates", after_an_update("ratio/std")),
-    "spike": Measure("Gradient spike", "{:.1f}", "largest gradient norm over the median one", _spike),
+    "ratio_std": Measure("Std of ratios", "{:.4f}", "mean over the same updates", _whole(after_an_update("ratio/std"))),
+    "spike": Measure("Gradient spike", "{:.1f}", "largest gradient norm over the median one", _whole(_spike)),
     "collapsed": Measure(
-        "Collapsed", "{:.2f}", f"share of runs whose reward ended {FALL:g} below its best, or that stopped", _collapsed
+        "Collapsed",
+        "{:.2f}",
+        f"share of runs whose reward ended {FALL:g} below its best, or that stopped",
+        _whole(_collapsed),
     ),
 }

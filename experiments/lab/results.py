@@ -29,10 +29,17 @@ class Results:
     failed: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
-    def values(self, condition: str, variant: str, of: Callable[[Run], float | None]) -> dict[int, float]:
+    def values(self, condition: str, variant: str, of: Callable[[Run, float], float | None]) -> dict[int, float]:
         """Seed -> number, of the runs that have it."""
-        found = {seed: of(run) for seed, run in self.runs.get(condition, {}).get(variant, {}).items()}
+        tokens = self.tokens(condition)
+        found = {seed: of(run, tokens) for seed, run in self.runs.get(condition, {}).get(variant, {}).items()}
         return {seed: value for seed, value in found.items() if value is not None}
+
+    def tokens(self, condition: str) -> float:
+        """That every run of a condition has trained on."""
+        runs = [run for by_seed in self.runs.get(condition, {}).values() for run in by_seed.values()]
+        series = [run.get("data/tokens_per_update") for run in runs]
+        return min((float(s.values.sum()) for s in series if s is not None), default=0.0)
 
 
 def make(cell: Cell, configs: Sequence[Path], root: Path, gspo: Callable[[list[str]], int]) -> None:

@@ -14,7 +14,7 @@ from experiments.lab.dro import DRO
 from experiments.lab.grid import GRIDS, Cell, Grid, names
 from experiments.lab.measures import MEASURES, reward_for_tokens
 from experiments.lab.noise import NoisySampler, RoundedSampler
-from experiments.lab.results import read
+from experiments.lab.results import Results, read
 from gspo_lightning.cli import main as gspo
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.settings import ModelSettings
@@ -122,13 +122,18 @@ def test_measures_of_a_curve_that_is_known() -> None:
         },
         finished=True,
     )
-    assert MEASURES["reward"].of(run) == pytest.approx(0.55)
-    assert MEASURES["clipped"].of(run) == pytest.approx(0.4)
-    assert MEASURES["spike"].of(run) == 4  # a norm of 0 (nothing to learn from) is no gradient
-    assert MEASURES["to_90"].of(run) == 4
-    assert MEASURES["collapsed"].of(run) == 1  # .85 was its best over two iterations, .6 its end
+    assert MEASURES["reward"].of(run, 70) == pytest.approx(0.55)
+    assert MEASURES["clipped"].of(run, 70) == pytest.approx(0.4)
+    assert MEASURES["spike"].of(run, 70) == 4  # a norm of 0 (nothing to learn from) is no gradient
+    assert MEASURES["to_90"].of(run, 70) == 4
+    assert MEASURES["collapsed"].of(run, 70) == 1  # .85 was its best over two iterations, .6 its end
     assert reward_for_tokens(run, 40) == pytest.approx((20 * 0.2 + 20 * 0.8) / 40)
     assert reward_for_tokens(run, 81) is None
+    cut = Run(run.folder, {k: Series(v.steps[:4], v.values[:4]) for k, v in run.scalars.items()}, finished=True)
+    both = Results({"c": {"long": {1: run}, "short": {1: cut}}})
+    assert both.tokens("c") == 60
+    of = MEASURES["reward_for_tokens"].of
+    assert both.values("c", "long", of) == {1: pytest.approx((20 * 0.2 + 40 * 0.8) / 60)}
 
 
 def test_dro_by_hand() -> None:
