@@ -35,13 +35,18 @@ def page(grid: Grid, results: Results, command: str, picture: str) -> str:
     lines += [f"* {name}: `{' '.join(arguments) or 'as it is'}`" for name, arguments in grid.variants.items()]
     lines += [
         "",
-        f"After the colon: the difference to {grid.baseline}, paired by seed, with the 95% interval of a bootstrap "
+        "Means over "
+        + ", ".join(f"{s} seeds ({c})" for c, s in ((c, g["seeds"]) for c, g in grid.conditions.items()))
+        + f". After the colon: the difference to {grid.baseline}, paired by seed, with the 95% interval of a bootstrap "
         f"over seeds; bold where it leaves 0 out and there are {SEEDS_FOR_A_CLAIM} seeds or more. With fewer seeds "
         "nothing is claimed.",
         "",
     ]
-    for name in grid.measures:
-        lines += _table(grid, results, MEASURES[name])
+    if len(grid.conditions) == 1:
+        lines += _one_table(grid, results)
+    else:
+        for name in grid.measures:
+            lines += _table(grid, results, MEASURES[name])
     lines += _absent(grid, results)
     lines += [f"Versions: {', '.join(f'{k} {v}' for k, v in versions().items())}. One CPU thread.", ""]
     return "\n".join(lines)
@@ -49,21 +54,48 @@ def page(grid: Grid, results: Results, command: str, picture: str) -> str:
 
 def _table(grid: Grid, results: Results, measure: Measure) -> list[str]:
     lines = [f"## {measure.title}", "", f"{measure.says[0].upper()}{measure.says[1:]}.", ""]
-    lines += ["| | " + " | ".join(grid.conditions) + " |", "|---" * (len(grid.conditions) + 1) + "|"]
+    shown = [name for name in grid.conditions if any(results.runs[name].values())]
+    lines += ["| | " + " | ".join(shown) + " |", "|---" * (len(shown) + 1) + "|"]
     for variant in grid.variants:
         cells = []
-        for condition in grid.conditions:
+        for condition in shown:
             values = results.values(condition, variant, measure.of)
             base = results.values(condition, grid.baseline, measure.of)
-            cells.append(_cell(measure.form, values, base, variant == grid.baseline))
+            expected = grid.conditions[condition]["seeds"]
+            cells.append(_cell(measure.form, values, base, expected, is_baseline=variant == grid.baseline))
         lines.append(f"| {variant} | {' | '.join(cells)} |")
     return [*lines, ""]
 
 
-def _cell(form: str, values: Mapping[int, float], base: Mapping[int, float], is_baseline: bool) -> str:
+def _one_table(grid: Grid, results: Results) -> list[str]:
+    """Of a single condition: variants down, measures across."""
+    (condition,), measures = grid.conditions, [MEASURES[name] for name in grid.measures]
+    lines = [f"## {condition}", ""]
+    lines += [f"* {measure.title}: {measure.says}" for measure in measures] + [""]
+    lines += ["| | " + " | ".join(m.title for m in measures) + " |", "|---" * (len(measures) + 1) + "|"]
+    for variant in grid.variants:
+        cells = [
+            _cell(
+                measure.form,
+                results.values(condition, variant, measure.of),
+                results.values(condition, grid.baseline, measure.of),
+                grid.conditions[condition]["seeds"],
+                is_baseline=variant == grid.baseline,
+            )
+            for measure in measures
+        ]
+        lines.append(f"| {variant} | {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _cell(
+    form: str, values: Mapping[int, float], base: Mapping[int, float], expected: int, *, is_baseline: bool
+) -> str:
     if not values:
         return "-"
-    shown = f"{form.format(mean(values.values()))} ({len(values)} seed{'s' * (len(values) > 1)})"
+    shown = form.format(mean(values.values()))
+    if len(values) < expected:
+        shown += f" ({len(values)} of {expected} seeds)"
     both = sorted(set(values) & set(base))
     if is_baseline or not both:
         return shown

@@ -17,8 +17,8 @@ from gspo_lightning.unfinished import beside
 
 __all__ = ["Results", "curve", "is_done", "make", "read"]
 
-USERS_MISTAKE = 2
-"""Exit code of a run that was stopped by what a user can mend, with its reason on stderr."""
+BROKE = 1
+"""Exit code of a run that could not go on (gradients that are not finite, a collapse), with its reason on stderr."""
 
 
 @dataclass(slots=True)
@@ -45,15 +45,16 @@ class Results:
 def make(cell: Cell, configs: Sequence[Path], root: Path, gspo: Callable[[list[str]], int]) -> None:
     """Make a run, from the cold start of its condition.
 
-    One that ends with a user's error (such as gradients that are not finite) is finished, too: that it failed is its
-    result.
+    One that began and could not go on (gradients that were not finite) is finished, too: that it broke is its result.
+    One that did not begin is a mistake in the grid.
     """
     note, root = _note(root, cell), root.resolve()
     taught = [f"--model.name_or_path={_cold_start(cell, configs, root, gspo)}", "--model.cold_start=null"]
     try:
         run_once(cell.name, cell.name, [*cell.arguments, *taught], configs=configs, output=root, gspo=gspo)
     except UserError as error:
-        if f"exit code {USERS_MISTAKE}" not in str(error):
+        began = any((root / cell.name).glob("version_*/scalars.jsonl"))
+        if f"exit code {BROKE}" not in str(error) or not began:
             raise
         note.parent.mkdir(parents=True, exist_ok=True)
         unfinished = beside(note)

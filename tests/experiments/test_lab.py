@@ -16,6 +16,7 @@ from experiments.lab.measures import MEASURES, reward_for_tokens
 from experiments.lab.noise import NoisySampler, RoundedSampler
 from experiments.lab.results import Results, read
 from gspo_lightning.cli import main as gspo
+from gspo_lightning.errors import UserError
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.prompts import ChainTask
@@ -42,7 +43,7 @@ conditions:
   noisy: {seeds: 1, arguments: [--data.rollouts=experiments.lab.noise.NoisySampler, --data.rollouts.nats=0.5]}
 variants:
   source: [--model.old_logprobs=source]
-  wrong: [--model.old_logprobs=source, --data.temperature=-1]
+  breaks: [--model.old_logprobs=source, --model.optimizer.lr=1e30, --model.optimizer.weight_decay=1e30]
 baseline: source
 measures: [accuracy, reward, to_90, clipped, ratio_std, spike, collapsed]
 """
@@ -91,7 +92,7 @@ def test_a_grid_runs_in_pieces_and_is_reported(tmp_path: Path, capsys: pytest.Ca
     assert main([*argv, "--minutes", "10"]) == 0
     page = (tmp_path / "tiny.md").read_text()
     assert "**6 of 6 runs are there.**" in page
-    assert page.count("ended with exit code 2") == 3  # that a run stopped is its result
+    assert page.count("ended with exit code 1") == 3  # that a run broke is its result
     assert len(list((tmp_path / "runs/tiny/starts").glob("*/cold_start/*/model.safetensors"))) == 1
     results = read(Grid.read(file), tmp_path / "runs/tiny")
     assert len(results.failed) == 3
@@ -99,10 +100,19 @@ def test_a_grid_runs_in_pieces_and_is_reported(tmp_path: Path, capsys: pytest.Ca
     noisy = results.values("noisy", "source", MEASURES["ratio_std"].of)
     assert 0 <= max(quiet.values()) < 1e-2 < noisy[1]
     reward = results.values("quiet", "source", MEASURES["reward"].of)
-    assert f"| source | {statistics.mean(reward.values()):.3f} (2 seeds) |" in page
+    assert f"| source | {statistics.mean(reward.values()):.3f} |" in page
     capsys.readouterr()
     assert main([*argv, "--minutes", "10"]) == 0  # nothing is made again
     assert capsys.readouterr().out.strip() == f"written: {tmp_path / 'tiny.md'}"
+
+
+def test_a_run_that_cannot_begin_is_a_mistake_in_the_grid(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(TINY.replace("--model.optimizer.lr=1e30, --model.optimizer.weight_decay=1e30", "--data.temperature=-1"))
+    with pytest.raises(UserError, match="exit code 2"):
+        main([str(file), "--root", str(tmp_path / "runs"), "--output", str(tmp_path), "--minutes", "10"])
+    assert len(list(tmp_path.glob("runs/tiny/*/version_*/summary.json"))) == 1  # and nothing says that it was run
+    assert not list(tmp_path.glob("runs/tiny/failed/*"))
 
 
 def series(*values: float, every: int = 1) -> Series:
