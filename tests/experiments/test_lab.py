@@ -108,7 +108,9 @@ def test_a_grid_runs_in_pieces_and_is_reported(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_run_that_cannot_begin_is_a_mistake_in_the_grid(tmp_path: Path) -> None:
     file = tmp_path / "tiny.yaml"
-    file.write_text(TINY.replace("--model.optimizer.lr=1e30, --model.optimizer.weight_decay=1e30", "--data.temperature=-1"))
+    file.write_text(
+        TINY.replace("--model.optimizer.lr=1e30, --model.optimizer.weight_decay=1e30", "--data.temperature=-1")
+    )
     with pytest.raises(UserError, match="exit code 2"):
         main([str(file), "--root", str(tmp_path / "runs"), "--output", str(tmp_path), "--minutes", "10"])
     assert len(list(tmp_path.glob("runs/tiny/*/version_*/summary.json"))) == 1  # and nothing says that it was run
