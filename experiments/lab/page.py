@@ -122,11 +122,12 @@ def _absent(grid: Grid, results: Results) -> list[str]:
 def draw(grid: Grid, results: Results) -> Figure:
     """A panel per condition: mean reward over seeds against trained tokens."""
     shown = [name for name, variants in results.runs.items() if any(variants.values())]
-    rows = -(-len(shown) // COLUMNS) or 1
+    columns = min(COLUMNS, len(shown)) or 1
+    rows = -(-len(shown) // columns) or 1
     figure = Figure(figsize=(10, 3.2 * rows), dpi=100, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     for number, condition in enumerate(shown, 1):
-        axes = figure.add_subplot(rows, COLUMNS, number)
+        axes = figure.add_subplot(rows, columns, number)
         for place, variant in enumerate(grid.variants):
             if line := curve(results.runs[condition][variant]):
                 colour, dash = style(place)
