@@ -60,6 +60,9 @@ class Beside:
             ours.objective = GSPOToken(3e-4, 4e-4)
             self.critic = ValueModel(lr=1e-2)
             self.critic.build(ours.policy)
+            with torch.no_grad():  # zero at first: no state would be worth anything
+                weight = self.critic.head.weight
+                weight.copy_(torch.linspace(-1.0, 1.0, weight.numel()).view_as(weight))
         elif asks != "nobody":
             exact = asks == "a teacher's distributions"
             ours.objective = GSPO(3e-4, 4e-4, distill_coef=1.0, distill_exact=exact)
