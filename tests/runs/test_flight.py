@@ -78,7 +78,8 @@ def test_all_that_a_response_brings_survives_cuts_and_a_resume_in_the_middle_of_
     scalars = runs.scalars(whole)
     assert scalars == runs.scalars(resumed)
     assert max(v for _, v in scalars["staleness/stale_tokens"]) > 0.0
-    assert max(v for _, v in scalars["noise/sampler_logprob_rms"]) < 1e-5  # the sampler read what training reads
+    read_alike = 1e-5 if what != "routes" else 0.1  # docs/routing.md: the context of a second piece has been rerouted
+    assert max(v for _, v in scalars["noise/sampler_logprob_rms"]) < read_alike
 
 
 @pytest.mark.parametrize("form", ["ResidentSnapshot", "OffloadedSnapshot"])
