@@ -25,7 +25,7 @@ from benchmarks.simulated.casts import casts_per_step
 from benchmarks.simulated.device import backend
 from benchmarks.simulated.kernels import kernels_of_a_run
 from benchmarks.simulated.ranks import traffic_of
-from benchmarks.simulated.steps import per_micro_batch, per_step
+from benchmarks.simulated.steps import per_micro_batch, per_micro_batch_beside, per_step
 
 __all__ = ["main"]
 
@@ -57,6 +57,8 @@ def main() -> int:
     steps, micro_batch = per_step(), per_micro_batch()
     tell(f"a decode step: {steps.syncs:g} syncs, {steps.launches:g} kernels a layer")
     tell(f"a micro-batch, old log-probabilities and update: {micro_batch:g} syncs")
+    critic, teacher = per_micro_batch_beside("a critic"), per_micro_batch_beside("a teacher")
+    tell(f"a micro-batch beside the policy: {critic:g} syncs of a critic, {teacher:g} of a teacher")
     casts = casts_per_step()
     tell(f"casts of weights per decode step: {casts:g}")
     kernels = kernels_of_a_run()
@@ -70,6 +72,8 @@ def main() -> int:
         "launches_per_layer_and_step": steps.launches,
         "loaded_bytes_per_rank_ratio": traffic.loaded,
         "gathered_bytes_per_rank_ratio": traffic.gathered,
+        "critic_syncs_per_micro_batch": critic,
+        "teacher_syncs_per_micro_batch": teacher,
     }
     if failed:
         print(f"error: the simulated device gives other results than the CPU: {', '.join(failed)}", file=sys.stderr)

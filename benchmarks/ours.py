@@ -16,9 +16,10 @@ from benchmarks.workloads import MINI_BATCHES, Workload, reward
 from gspo_lightning.advantages.shaping import Shaping, assign_advantages
 from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.metrics.sums import MetricSums
-from gspo_lightning.objectives import GSPO
+from gspo_lightning.objectives import GSPO, Objective
 from gspo_lightning.old_policy.logprobs import OldLogProbs
 from gspo_lightning.old_policy.snapshots import CachedLogProbs
+from gspo_lightning.old_policy.teacher import Teacher
 from gspo_lightning.packing.batches import make_mini_batches
 from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
 from gspo_lightning.policy.checks import choose_layout
@@ -67,11 +68,13 @@ class Ours:
         self.deal = deal
         self.prompts = workload.make_prompts(model.config.vocab_size)
         self.sampler = GroupedSampler()
-        self.objective = GSPO(3e-4, 4e-4)
+        self.objective: Objective = GSPO(3e-4, 4e-4)
         self.old_policy = CachedLogProbs()
         self.old_logprobs = OldLogProbs("auto", self.objective)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
         fuse(self.optimizer)
+        self.teacher: Teacher | None = None
+        """Followed by an objective with ``distill_coef``."""
         self.iteration = 0
         self._sync = sync
 
@@ -118,7 +121,7 @@ class Ours:
     def accumulate(self, batch: MiniBatch, phases: Phases, sums: MetricSums, on_policy: bool = False) -> None:
         """The gradient of one mini-batch."""
         batch = batch.to(self.policy.device)
-        terms = LossTerms(self.policy, self.old_policy, self.objective, 1.0)
+        terms = LossTerms(self.policy, self.old_policy, self.objective, 1.0, teacher=self.teacher)
         denominator = mini_batch_count(self.objective, batch.micro_batches)
         for part in batch.micro_batches:
             with phases("forward"), self.context():

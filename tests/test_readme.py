@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import yaml
 
 from gspo_lightning.cli import main
 from tests import ROOT
+from tests.runs.processes import Command
 from tests.runs.runs import share_cold_start
 
 README = (ROOT / "README.md").read_text()
@@ -55,9 +58,11 @@ def test_every_gspo_command_works_in_order(
     assert len(ran) > 10
     for line in ran:
         arguments = change(shlex.split(line)[1:])
-        # Lightning starts the second rank from the command line of the first; a plug-in of a new project is one of many
-        if "--trainer.devices" in arguments or "my_project/train.yaml" in arguments:
+        if "--trainer.devices" in arguments:  # Lightning starts the second rank from the command line of the first
             subprocess.run([sys.executable, "-m", "gspo_lightning", *arguments], check=True, timeout=900)
+        elif "my_project/train.yaml" in arguments:  # a plug-in of a new project is one of many
+            command = Command(arguments, log=tmp_path / "log", prepare=partial(os.chdir, tmp_path))
+            assert command.start().wait(900) == [0], (tmp_path / "log").read_text()
         else:
             assert main(arguments) == 0, line
     run = tmp_path / "runs" / "quickstart" / "version_0"

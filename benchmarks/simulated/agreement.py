@@ -13,12 +13,16 @@ TOLERANCE = 1e-5
 
 
 def jobs(*, adapters: bool) -> dict[str, Job]:
-    """A dense model whose prompts join one after another, a mixture with and without Routing Replay, adapters."""
+    """A dense model whose prompts join one after another, alone, beside a critic and behind a teacher; a mixture with
+    and without Routing Replay; adapters."""
     found = {
         "dense": Job(max_rows=8),
         "mixture": Job(MIXTURE),
         "Routing Replay R2": Job(MIXTURE, replay="R2"),
         "Routing Replay R3": Job(MIXTURE, replay="R3"),
+        "critic": Job(asks="a critic"),
+        "teacher": Job(asks="a teacher"),
+        "teacher's distributions": Job(asks="a teacher's distributions"),
     }
     return found | ({"adapters": Job(adapters=True)} if adapters else {})
 
@@ -30,6 +34,8 @@ def difference(job: Job) -> str:
         return "other tokens"
     if not here.gradients or here.gradients.keys() != there.gradients.keys():
         return "gradients of other parameters"
+    if here.beside.said.keys() != there.beside.said.keys():
+        return "other answers of a critic or a teacher"
     wrong = {what: gap for what, gap in _gaps(here, there).items() if not gap <= TOLERANCE}
     return ", ".join(f"{what} off by {gap:.1g}" for what, gap in wrong.items())
 
@@ -40,6 +46,7 @@ def _gaps(here: Outcome, there: Outcome) -> dict[str, float]:
         "old log-probabilities": _gap(here.old_logprobs, there.old_logprobs),
         "gradients": max(_gap(g, there.gradients[n]) for n, g in here.gradients.items()),
         "weights": max(_gap(w, there.weights[n]) for n, w in here.weights.items()),
+        **{what: _gap(said, there.beside.said[what]) for what, said in here.beside.said.items()},
         "measured sums": max(abs(here.measured[n][0] - there.measured[n][0]) for n in here.measured),
     }
 

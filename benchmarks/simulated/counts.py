@@ -62,6 +62,12 @@ class Counts:
         for counter in (self.syncs, self.copies, self.launches):
             counter.clear()
 
+    def taken(self) -> Counts:
+        """What was counted; counting starts again from 0."""
+        found = Counts(self.syncs.copy(), self.copies.copy(), self.launches.copy())
+        self.clear()
+        return found
+
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
         """Nothing counts in here: checks of the benchmark itself."""

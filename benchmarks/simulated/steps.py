@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from benchmarks.simulated.beside import Asks
 from benchmarks.simulated.work import DENSE, Job, run_job, sampled
 from benchmarks.workloads import Workload
 
-__all__ = ["Step", "per_micro_batch", "per_step"]
+__all__ = ["Step", "per_micro_batch", "per_micro_batch_beside", "per_step"]
 
 TOKENS = (8, 24)
 LAYERS = (1, 3)
@@ -42,3 +43,9 @@ def per_micro_batch() -> float:
     """Of an update with all metrics and of the old log-probabilities before it, together."""
     found = run_job(Job(max_tokens=60), on_device=True)
     return found.update.syncs.total() / found.micro_batches + found.old.syncs.total() / found.old_micro_batches
+
+
+def per_micro_batch_beside(asks: Asks) -> float:
+    """Of what is asked beside the policy: a critic's values and its update; a teacher's log-probabilities."""
+    found = run_job(Job(max_tokens=60, asks=asks), on_device=True).beside
+    return found.counts.syncs.total() / found.micro_batches

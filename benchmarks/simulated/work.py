@@ -13,6 +13,7 @@ from benchmarks.clock import Phases
 from benchmarks.models import Shape, build_model, word_tokenizer
 from benchmarks.ours import Ours
 from benchmarks.simulated.attention import simulated_attention
+from benchmarks.simulated.beside import Asks, Beside, Found
 from benchmarks.simulated.counts import Counts
 from benchmarks.simulated.device import COUNTS, move, simulated
 from benchmarks.workloads import Workload, reward
@@ -42,6 +43,7 @@ class Job:
         adapters: train low-rank adapters.
         max_rows: decoded at the same time.
         max_tokens: of a micro-batch.
+        asks: whom the run asks beside its policy.
     """
 
     shape: Shape = DENSE
@@ -50,6 +52,7 @@ class Job:
     adapters: bool = False
     max_rows: int = 512
     max_tokens: int = 120
+    asks: Asks = "nobody"
 
     def build(self) -> Ours:
         """Model, sampler and optimizer on the CPU."""
@@ -81,6 +84,7 @@ class Outcome:
     rollout: Counts = field(default_factory=Counts)
     old: Counts = field(default_factory=Counts)
     update: Counts = field(default_factory=Counts)
+    beside: Found = field(default_factory=Found)
     micro_batches: int = 0
     """Of the update."""
     old_micro_batches: int = 0
@@ -96,14 +100,16 @@ def simulated_device() -> Iterator[Counts]:
 def run_job(job: Job, *, on_device: bool) -> Outcome:
     """Sample, evaluate the old policy, and make one update; here or on the simulated device."""
     ours = job.build()
+    beside = Beside(ours, job.asks)
     if not on_device:
         ours.sampler.decode = "model"  # without the form for a CPU
         ours.optimizer = _optimizer(ours.policy)
-        return _run(ours)
+        return _run(ours, beside)
     with simulated_device():
         move(ours.policy)
+        beside.move()
         ours.optimizer = _optimizer(ours.policy)
-        return _run(ours)
+        return _run(ours, beside)
 
 
 def _optimizer(policy: Policy) -> torch.optim.AdamW:
@@ -117,25 +123,19 @@ def sampled(job: Job) -> Counts:
     with simulated_device() as counts:
         move(ours.policy)
         ours.generate()
-        return _taken(counts)
+        return counts.taken()
 
 
-def _taken(counts: Counts) -> Counts:
-    taken = Counts(counts.syncs.copy(), counts.copies.copy(), counts.launches.copy())
-    counts.clear()
-    return taken
-
-
-def _run(ours: Ours) -> Outcome:
+def _run(ours: Ours, beside: Beside) -> Outcome:
     COUNTS.clear()
     groups = ours.generate()
-    rollout = _taken(COUNTS)
+    rollout = COUNTS.taken()
     for response in _flat(groups):
         response.reward = reward(response.token_ids.tolist())
-    batches = ours.pack(groups, 2)
+    batches, asked = beside.batches(ours, groups, 2)
     COUNTS.clear()
     batches = ours.prepare(batches)
-    old = _taken(COUNTS)
+    old = COUNTS.taken()
     batch = batches[1]
     measured, update = _update(ours, batch)
     with COUNTS.pause():
@@ -148,7 +148,7 @@ def _run(ours: Ours) -> Outcome:
             ),
             gradients={n: p.grad.cpu() for n, p in parameters.items() if p.grad is not None},
             weights={n: p.detach().cpu() for n, p in parameters.items()},
-            measured=measured, rollout=rollout, old=old, update=update,
+            measured=measured, rollout=rollout, old=old, update=update, beside=asked,
             micro_batches=len(batch.micro_batches), old_micro_batches=sum(len(b.micro_batches) for b in batches[1:]),
         )  # fmt: skip
 
@@ -160,7 +160,7 @@ def _update(ours: Ours, batch: MiniBatch) -> tuple[dict[str, tuple[float, float]
     sums = MetricSums("full")
     COUNTS.clear()
     ours.accumulate(moved, Phases(), sums)
-    counts = _taken(COUNTS)
+    counts = COUNTS.taken()
     ours.optimizer.step()
     return sums.reduce()[0], counts
 

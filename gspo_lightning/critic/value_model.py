@@ -221,7 +221,8 @@ class ValueModel:
             optimizer.zero_grad(set_to_none=True)
         parts = in_number([part for part, _ in pairs], self.device)
         targets = [_targets(part, own) for part, own in pairs]
-        tokens = torch.stack([part.response_mask.sum() for part, _ in pairs]).sum().double().to(self.device)
+        tokens = torch.stack([part.response_mask.sum() for part, _ in pairs]).sum().double()
+        tokens = tokens.to(self.device, non_blocking=True)
         scale = (rank_and_world()[1] if self.sharded else 1) / all_sum(tokens).clamp(min=1)
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         for i, part in enumerate(parts):
@@ -237,7 +238,7 @@ class ValueModel:
 
     def _loss(self, part: MicroBatch, old_values: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
         values = self.values(part)
-        old_values, returns = old_values.to(values.device), returns.to(values.device)
+        old_values, returns = (x.to(values.device, non_blocking=True) for x in (old_values, returns))
         return value_loss(values, old_values, returns, part.response_mask, self.clip)
 
     def _step(self) -> float:

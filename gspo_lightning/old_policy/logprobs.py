@@ -79,8 +79,10 @@ class OldLogProbs:
             first_is_free: the first one is trained on once, while the policy is the snapshot; it needs nothing.
 
         Raises:
-            UserError: ``source``, but the rollouts have no log-probabilities.
+            UserError: ``source``, but the rollouts have no log-probabilities; or the experts of the rollouts are to be
+                replayed (R3), but some came without.
         """
+        _check_routes(policy, batches)
         replayed = policy.routing is not None and policy.routing.replay != "off" and self.choice != "source"
         first_is_free = first_is_free and not self.as_behaviour and not replayed
         free, rest = (list(batches[:1]), list(batches[1:])) if first_is_free else ([], list(batches))
@@ -129,3 +131,16 @@ class OldLogProbs:
         elif self.choice == "auto":
             chosen = "are the rollout source's" if good else "are recomputed: the rollout source's are too noisy"
             log.info("old log-probabilities %s: %s against %s", chosen, noise, limit)
+
+
+def _check_routes(policy: Policy, batches: Sequence[MiniBatch]) -> None:
+    """Whatever old log-probabilities are taken from: a micro-batch without experts would be routed freely."""
+    if policy.routing is None or policy.routing.replay != "R3":
+        return
+    if any(part.routes is None for batch in batches for part in batch.micro_batches):
+        raise UserError(
+            "model.routing_replay",
+            "is R3, but some responses came without the experts that they were sampled with (transformers' generate, "
+            "which takes over where the sampler cannot decode a model, does not report them)",
+            fix="use model.routing_replay: R2",
+        )

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from gspo_lightning.errors import UserError
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import recording, scatter_routes
 from gspo_lightning.strategies.sharding import in_step
@@ -24,21 +23,12 @@ def with_logprobs(name: str, policy: Policy, batches: Sequence[MiniBatch], tempe
 
     They are computed on the policy's device and stay with the micro-batch. So do the experts that its tokens went to,
     where the policy's routers are watched and the rollout did not bring its own.
-
-    Raises:
-        UserError: the routes of the rollout are to be replayed, but it has none.
     """
     if not batches:
         return []
     device, routing = policy.device, policy.routing
 
     def fill(part: MicroBatch) -> MicroBatch:
-        if routing is not None and routing.replay == "R3" and part.routes is None:
-            raise UserError(
-                "model.routing_replay",
-                "is R3, but the rollouts came without the experts that they were sampled with",
-                fix="use data.rollouts: GroupedSampler, or model.routing_replay: R2",
-            )
         moved = part.to(device)
         if routing is not None and routing.replay == "R2":
             moved = replace(moved, routes=None)  # the sampler's

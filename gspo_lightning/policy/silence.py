@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from gspo_lightning.errors import UserError, first_line
+from gspo_lightning.policy.modes import modes_kept
 from gspo_lightning.policy.rounding import FLOOR, OPERATIONS, few_tokens, nudged
 
 __all__ = ["Silenced", "hold", "silence"]
@@ -76,7 +77,7 @@ def silence(model: PreTrainedModel) -> Silenced:
         _set(rates, 0.0)
         return Silenced(False, _changed(rates, model.config))
     kind = type(model).__name__
-    with _modes_kept(model), _random_states_kept(model):
+    with modes_kept(model), _random_states_kept(model):
         ids = few_tokens(model, TOKENS)
         try:
             _still(model, rates, ids)
@@ -202,13 +203,3 @@ def _random_states_kept(model: PreTrainedModel) -> Iterator[None]:
     device = next(model.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
-
-
-@contextlib.contextmanager
-def _modes_kept(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

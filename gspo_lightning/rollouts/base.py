@@ -85,6 +85,10 @@ class RolloutSource(ABC):
     records_routes: bool = False
     """Whether rollouts bring the experts that they were sampled with (``Rollout.routes``), for Routing Replay."""
 
+    extends_routes: bool = False
+    """Whether the pieces of :meth:`extend` bring them, too, from the first token of the context on, also those that
+    were cut."""
+
     reads_pictures: bool = False
     """Whether it shows the pictures of a prompt to the policy, and never samples their placeholders."""
 
@@ -145,7 +149,7 @@ class RolloutSource(ABC):
 
         Returns:
             One rollout per beginning, in order, with the *new* tokens only. One that ``enough`` has cut has the finish
-            reason ``CUT``, and perhaps no token at all.
+            reason ``CUT``, and perhaps no token at all. ``routes`` [context + T - 1, L, k], where there are any.
 
         Raises:
             UserError: this source cannot do it.

@@ -52,6 +52,7 @@ def check_group(
         raise _wrong(source, "generate", f"{len(group)} responses to a prompt instead of {group_size}", rule)
     for k, rollout in enumerate(group):
         _check_rollout(source, "generate", rollout, sampling.max_response_tokens)
+        _check_routes(source, "generate", rollout, len(rollout.prompt.token_ids))
         wanted = group[0].prompt.id if prompt is None else prompt.id
         if rollout.prompt.id != wanted:
             what = f"a response to prompt {rollout.prompt.id} where one to prompt {wanted} belongs"
@@ -78,6 +79,7 @@ def check_pieces(source: object, pieces: object, beginnings: Sequence[Beginning]
         raise _wrong(source, "extend", f"{len(pieces)} pieces for {len(beginnings)} beginnings", rule)
     for piece, row in zip(pieces, beginnings, strict=True):
         _check_rollout(source, "extend", piece, row.room)
+        _check_routes(source, "extend", piece, len(row.context))
         if (piece.prompt.id, piece.sample) != (row.prompt.id, row.sample):
             found, wanted = f"{piece.prompt.id}/{piece.sample}", f"{row.prompt.id}/{row.sample}"
             what = f"response {found} (prompt/sample) in the place of {wanted}"
@@ -110,6 +112,21 @@ def _check_rollout(source: object, method: str, rollout: Any, room: int) -> None
         raise _wrong(source, method, f"{where} with log-probabilities that are not finite", rule)
     if bool((rollout.logprobs > _ROUNDING).any()):
         raise _wrong(source, method, f"{where} with a log-probability above 0", "logarithms, not probabilities")
+
+
+def _check_routes(source: object, method: str, rollout: Rollout, context: int) -> None:
+    """Experts are replayed by position: where some are missing, the others would be those of other tokens."""
+    tokens = len(rollout.token_ids)
+    if rollout.routes is None or not tokens:
+        return
+    shape = tuple(rollout.routes.shape)
+    if len(shape) != 3 or shape[0] != context + tokens - 1:
+        what = f"response {rollout.prompt.id}/{rollout.sample} (prompt/sample) with routes of shape {shape}"
+        rule = (
+            f"[{context + tokens - 1}, layers, experts per token]: one row for each token of context and response but "
+            "the last"
+        )
+        raise _wrong(source, method, what, rule)
 
 
 def _wrong(source: object, method: str, what: str, rule: str) -> PluginError:

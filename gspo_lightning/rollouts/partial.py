@@ -105,7 +105,7 @@ class PartialRollouts:
                 enough=enough,
             )
             grown = {id(r): _grown(r, piece, policy) for (_, r), piece in zip(rows, pieces, strict=True)}
-            pool = [_Group(g.prompt, [grown.get(id(r), r) for r in g.responses], g.carried) for g in pool]
+            pool = [_Group(g.prompt, _one_prompt(g, grown), g.carried) for g in pool]
         complete = [i for i, group in enumerate(pool) if not group.open]
         taken = set(complete[: self.groups])
         self.in_flight = [_Group(g.prompt, g.responses, g.carried + 1) for i, g in enumerate(pool) if i not in taken]
@@ -184,7 +184,7 @@ class PartialRollouts:
 
 
 def _state(response: Rollout) -> dict[str, Any]:
-    names = ("sample", "token_ids", "logprobs", "response_mask", "policy_version", "text", "versions")
+    names = ("sample", "token_ids", "logprobs", "response_mask", "policy_version", "text", "versions", "routes")
     return {name: getattr(response, name) for name in names} | {"finish_reason": str(response.finish_reason)}
 
 
@@ -221,4 +221,25 @@ def _grown(response: Rollout, piece: Rollout, policy: Policy) -> Rollout:
         policy_version=piece.policy_version,
         text=policy.tokenizer.decode(ids.tolist(), skip_special_tokens=True),
         versions=torch.cat([response.versions, ages]),
+        routes=_routes(response, piece),
     )
+
+
+def _routes(response: Rollout, piece: Rollout) -> Tensor | None:
+    """The experts of both parts, each as its own weights chose them; those of the last token of the first part, which
+    was not forwarded before, come with the second."""
+    if piece.routes is None or not len(response.token_ids):
+        return piece.routes
+    return None if response.routes is None else torch.cat([response.routes, piece.routes[len(response.routes) :]])
+
+
+def _one_prompt(group: _Group, grown: Mapping[int, Rollout]) -> list[Rollout]:
+    """The responses after a call, all with the same experts for their prompt: those of the first that began.
+
+    One forward pass of the prompt serves all of them in training.
+    """
+    responses, count = [grown.get(id(r), r) for r in group.responses], len(group.prompt.token_ids)
+    known = [r.routes for r in (*group.responses, *responses) if r.routes is not None]
+    for routes in known:
+        routes[:count] = known[0][:count]
+    return responses

@@ -6,13 +6,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.rewards import Reward, Sample, SampleScore
 from gspo_lightning.rewards.signature import BUILT_IN, make_plan
 from gspo_lightning.rewards.workers.judge import judge
 from gspo_lightning.types import Prompt
 
-__all__ = ["Caller", "Given", "Query", "RewardFunction", "records_of", "shown"]
+__all__ = ["Caller", "Given", "Query", "RewardFunction", "encode_queries", "records_of", "shown"]
 
 Query = str | Mapping[str, Any]
 """A text, or a record: ``prompt`` (text or chat messages) and any columns that the reward asks for."""
@@ -34,6 +37,32 @@ def records_of(queries: Sequence[Query]) -> list[dict[str, Any]]:
         what = "a list of one text or more, or of records with a prompt"
         raise UserError("queries", f"is {shown(queries)}, but must be {what}")
     return [{"prompt": query} if isinstance(query, str) else dict(query) for query in given]
+
+
+def encode_queries(
+    records: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, limit: int, reason: str
+) -> list[Prompt]:
+    """Queries as the policy reads them, in order; ids are their positions.
+
+    Args:
+        records: see :func:`records_of`.
+        tokenizer: of the policy.
+        limit: tokens that a prompt may have.
+        reason: which setting says so.
+
+    Raises:
+        UserError: one has more.
+    """
+    prompts = encode_prompts(records, tokenizer, max_prompt_tokens=1 << 30, field="queries")
+    for prompt in prompts:
+        if len(prompt.token_ids) > limit:
+            raise UserError(
+                "queries",
+                f"number {prompt.id}, {shown(prompt.text)}, has {len(prompt.token_ids)} tokens, "
+                f"but may have {max(limit, 0)}: {reason}",
+                fix="shorten or drop it (nothing is ever cut), or change that setting",
+            )
+    return prompts
 
 
 class Given:
@@ -87,6 +116,12 @@ class Caller:
                 near = did_you_mean(column, [*columns, *known])
                 problem = f"asks for {column!r}, which not every query has; {near}"
                 raise UserError("reward_function", problem, fix="give records: [{prompt: ..., answer: ...}]")
+
+    @classmethod
+    def of(cls, queries: Sequence[Query], records: list[dict[str, Any]], reward: RewardFunction | Reward) -> Caller:
+        """For these queries, and the same as records (:func:`records_of`)."""
+        everywhere = set.intersection(*(set(record) for record in records))
+        return cls(reward, named=not isinstance(queries[0], str), columns=sorted(everywhere - {"prompt"}))
 
     def score(self, samples: Sequence[Sample]) -> list[SampleScore]:
         """One verdict per sample, in order."""

@@ -213,6 +213,13 @@ def _check_replay(data: PromptDataModule, module: RunModule) -> None:
             fix="use data.rollouts: GroupedSampler, or VLLMServer with routed_experts: true, or "
             "model.routing_replay: R2",
         )
+    if module.routing_replay == "R3" and data.settings.partial and not data.rollouts.extends_routes:
+        raise UserError(
+            "data.prompts_in_flight",
+            f"cuts responses, but {type(data.rollouts).__name__} does not say which experts it sampled a cut one with, "
+            "which model.routing_replay: R3 needs",
+            fix="use data.rollouts: GroupedSampler, or model.routing_replay: R2, or 0 for no partial rollouts",
+        )
 
 
 def check_sampling(policy: Policy, sampling: SamplingParams) -> None:

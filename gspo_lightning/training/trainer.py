@@ -12,7 +12,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -41,16 +41,24 @@ from gspo_lightning.old_policy.logprobs import OldLogProbs
 from gspo_lightning.old_policy.reference import ReferencePolicy
 from gspo_lightning.old_policy.snapshots import CachedLogProbs
 from gspo_lightning.policy.checks import check_head, check_model, choose_layout
+from gspo_lightning.policy.modes import modes_kept
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards import Reward
 from gspo_lightning.rollouts import GroupedSampler, RolloutSource
 from gspo_lightning.rollouts.verify import verify_decoding
-from gspo_lightning.training.caller import REWARD, Caller, Given, Query, RewardFunction, records_of, shown
+from gspo_lightning.training.caller import (
+    REWARD,
+    Caller,
+    Given,
+    Query,
+    RewardFunction,
+    encode_queries,
+    records_of,
+)
 from gspo_lightning.training.checks import check_critic
 from gspo_lightning.training.teacher import teacher_of
-from gspo_lightning.training.trainer_config import GSPOConfig, objective_of
+from gspo_lightning.training.trainer_config import GSPOConfig, objective_of, prompt_limit
 from gspo_lightning.types import MiniBatch, Prompt
 from gspo_lightning.update.loss import LossTerms
 from gspo_lightning.update.micro_batches import all_but_last_backward
@@ -142,7 +150,7 @@ class GSPOTrainer:
         check_critic(critic, self.advantages, Shaping(), self.objective, where="")
         self.critic = critic
         self.rollouts: RolloutSource = GroupedSampler(max_rows=self.config.max_rows)
-        with _modes_restored(self.policy):
+        with modes_kept(self.policy):
             longest = prompt + self.config.max_response_tokens
             verify_decoding(self.policy, self.rollouts, temperature=self.config.temperature, longest=longest)
         self._deal = self.config.deal
@@ -203,7 +211,7 @@ class GSPOTrainer:
         loader.iteration = self.iteration - 1  # the one it rolls out next is this step's
         trained: list[MiniBatch] = []
         sums, norm, seconds = MetricSums(), 0.0, 0.0
-        with _modes_restored(self.policy):
+        with modes_kept(self.policy):
             self.policy.train()
             for batch in loader:
                 self.iteration = batch.iteration + 1
@@ -215,9 +223,13 @@ class GSPOTrainer:
         pairs, vectors, maxima = sums.reduce()
         self.old_logprobs.note(pairs)
         statistics = loader.experience.metrics | update_scalars(pairs) | maxima | ratio_percentiles(vectors["ratio"])
+        return statistics | self._means(statistics["loss"], norm, seconds, trained)
+
+    def _means(self, loss: float, norm: float, seconds: float, trained: Sequence[MiniBatch]) -> dict[str, float]:
+        """Over the updates of a step, from sums over them."""
         updates, tokens = len(trained), sum(b.num_tokens for b in trained)
-        return statistics | {
-            "loss": statistics["loss"] / updates,
+        return {
+            "loss": loss / updates,
             "optim/gradient_norm": norm / updates,
             "optim/lr": float(self.optimizer.param_groups[0]["lr"]),
             "data/tokens_per_update": tokens / updates,
@@ -268,12 +280,12 @@ class GSPOTrainer:
         """
         settings, records = Evaluation(temperature=temperature, samples=samples), records_of(queries)
         settings.check(())
-        caller, prompts = self._caller(queries, records, reward_function), self._read(records)
+        caller, prompts = Caller.of(queries, records, reward_function), self._read(records)
         responder = Responder(self.rollouts, caller, samples, self.config.seed, Purpose.EVAL_SAMPLING)
         sampling = settings.sampling(self._settings(self.config.minibatches).sampling(self.policy.eos_token_ids))
         metrics = EvaluationMetrics()
         metrics.start(settings, self.policy.device)
-        with _modes_restored(self.policy), torch.no_grad():
+        with modes_kept(self.policy), torch.no_grad():
             groups, _ = responder(self.policy, prompts, sampling, iteration=0, version=self.version)
         for rollout in (r for group in groups for r in group):
             rollout.reward_parts = {REWARD: rollout.reward}
@@ -328,42 +340,18 @@ class GSPOTrainer:
     ) -> Scorer:
         """Of a training step, where a teacher may be all there is to follow."""
         if reward is not None:
-            return self._caller(queries, records, reward)
+            return Caller.of(queries, records, reward)
         if self.teacher is None:
             raise UserError("reward_function", "is None, and there is no teacher either", fix="give one of the two")
         return Unrewarded()
 
-    def _caller(
-        self, queries: Sequence[Query], records: list[dict[str, Any]], reward: RewardFunction | Reward
-    ) -> Caller:
-        everywhere = set.intersection(*(set(record) for record in records))
-        return Caller(reward, named=not isinstance(queries[0], str), columns=sorted(everywhere - {"prompt"}))
-
     def _read(self, records: list[dict[str, Any]]) -> list[Prompt]:
         """Checked and encoded queries, in order; ids are their positions."""
-        prompts = encode_prompts(records, self._reading_tokenizer, max_prompt_tokens=1 << 30, field="queries")
-        limit, reason = self._prompt_limit()
-        for prompt in prompts:
-            if len(prompt.token_ids) > limit:
-                raise UserError(
-                    "queries",
-                    f"number {prompt.id}, {shown(prompt.text)}, has {len(prompt.token_ids)} tokens, "
-                    f"but may have {max(limit, 0)}: {reason}",
-                    fix="shorten or drop it (nothing is ever cut), or change that setting",
-                )
-        return prompts
+        return encode_queries(records, self._reading_tokenizer, *self._prompt_limit())
 
     def _prompt_limit(self) -> tuple[int, str]:
-        """Tokens that a prompt may have, and which setting says so."""
-        config, response = self.config, self.config.max_response_tokens
-        budget = config.max_tokens_per_micro_batch
-        limits = [(budget - response, f"max_tokens_per_micro_batch - max_response_tokens = {budget} - {response}")]
-        if config.max_prompt_tokens is not None:
-            limits.append((config.max_prompt_tokens, "max_prompt_tokens"))
-        context = getattr(self.policy.model.config.get_text_config(), "max_position_embeddings", None)
-        if context:
-            limits.append((context - response, f"the model's context - max_response_tokens = {context} - {response}"))
-        return min(limits)
+        text = self.policy.model.config.get_text_config()
+        return prompt_limit(self.config, getattr(text, "max_position_embeddings", None))
 
     def _iteration(self, prompts: list[Prompt], rewards: Scorer) -> Iteration:
         """The iteration of a step: as in ``gspo fit``, on these prompts and with the caller's rewards."""
@@ -408,14 +396,3 @@ class GSPOTrainer:
         self.optimizer.zero_grad(set_to_none=True)  # between steps the memory is the caller's
         self.version += 1
         return norm
-
-
-@contextlib.contextmanager
-def _modes_restored(policy: Policy) -> Iterator[None]:
-    """Every module leaves in the mode, train or eval, in which it came."""
-    modes = [(module, module.training) for module in policy.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

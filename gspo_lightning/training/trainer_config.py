@@ -14,7 +14,7 @@ from gspo_lightning.objectives import GSPO, Objective
 from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
 from gspo_lightning.registry import component
 
-__all__ = ["GSPOConfig", "objective_of"]
+__all__ = ["GSPOConfig", "objective_of", "prompt_limit"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +92,25 @@ class GSPOConfig:
         check_number("weight_decay", self.weight_decay, low=0.0)
         if self.gradient_clip is not None:
             check_number("gradient_clip", self.gradient_clip, low=0.0, open_low=True)
+
+
+def prompt_limit(config: GSPOConfig, context: int | None) -> tuple[int, str]:
+    """Tokens that a prompt may have, and which setting says so.
+
+    Args:
+        config: of the trainer.
+        context: positions that the model was built for; None: unknown.
+
+    >>> prompt_limit(GSPOConfig(max_response_tokens=100, max_prompt_tokens=200), 256)
+    (156, "the model's context - max_response_tokens = 256 - 100")
+    """
+    response, budget = config.max_response_tokens, config.max_tokens_per_micro_batch
+    limits = [(budget - response, f"max_tokens_per_micro_batch - max_response_tokens = {budget} - {response}")]
+    if config.max_prompt_tokens is not None:
+        limits.append((config.max_prompt_tokens, "max_prompt_tokens"))
+    if context:
+        limits.append((context - response, f"the model's context - max_response_tokens = {context} - {response}"))
+    return min(limits)
 
 
 def objective_of(given: Objective | type[Objective] | str | None, config: GSPOConfig) -> Objective:

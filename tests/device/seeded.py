@@ -9,8 +9,9 @@ import itertools
 import json
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -21,10 +22,13 @@ from benchmarks.simulated.agreement import difference
 from benchmarks.simulated.device import COUNTS, backend
 from benchmarks.simulated.work import Job, run_job, sampled
 from benchmarks.workloads import Workload
+from gspo_lightning.critic.trunk import Trunk
 from gspo_lightning.metrics import ratios
+from gspo_lightning.old_policy.frozen import FrozenPolicy
 from gspo_lightning.policy.attention import GroupCache, flex
 from gspo_lightning.rollouts.sampler import decoding, readback
 from gspo_lightning.rollouts.sampler.decoding import SharedDecoder
+from gspo_lightning.types import MicroBatch, MiniBatch
 
 
 def stays_here() -> AbstractContextManager[Any]:
@@ -65,6 +69,29 @@ def forgets_prompts() -> AbstractContextManager[Any]:
     return mock.patch.object(flex, "_block_mask", mask)
 
 
+def values_another_state() -> AbstractContextManager[Any]:
+    """On the device the critic reads other hidden states."""
+    real = Trunk.forward
+
+    def forward(self: Trunk, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        hidden, rows, steps = real(self, batch)
+        return (hidden if hidden.device.type == "cpu" else hidden * 1.1), rows, steps
+
+    return mock.patch.object(Trunk, "forward", forward)
+
+
+def teaches_otherwise() -> AbstractContextManager[Any]:
+    """On the device the teacher answers for another temperature."""
+    real = FrozenPolicy.fill
+
+    def fill(
+        self: FrozenPolicy, batches: Sequence[MiniBatch], temperature: float, device: torch.device
+    ) -> list[MiniBatch]:
+        return real(self, batches, temperature if device.type == "cpu" else 2 * temperature, device)
+
+    return mock.patch.object(FrozenPolicy, "fill", fill)
+
+
 def _said(function: Callable[[], Any]) -> Any:
     try:
         return function()
@@ -103,6 +130,10 @@ def main() -> None:
         found["makes there"] = dict(sampled(job).syncs)
     with forgets_prompts():
         found["forgets prompts"] = difference(job)
+    with values_another_state():
+        found["another value"] = difference(replace(job, asks="a critic"))
+    with teaches_otherwise():
+        found["another teacher"] = difference(replace(job, asks="a teacher"))
     json.dump(found, sys.stdout)
 
 

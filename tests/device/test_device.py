@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 KEYS = [
     "kernels_compiled", "eager_attention", "weight_casts_per_step", "syncs_per_step", "syncs_per_micro_batch",
     "launches_per_layer_and_step", "loaded_bytes_per_rank_ratio", "gathered_bytes_per_rank_ratio",
+    "critic_syncs_per_micro_batch", "teacher_syncs_per_micro_batch",
 ]  # fmt: skip
 
 
@@ -44,7 +45,10 @@ def seeded() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("what", ["dense", "mixture", "Routing Replay R2", "Routing Replay R3", "adapters"])
+@pytest.mark.parametrize("what", [
+    "dense", "mixture", "Routing Replay R2", "Routing Replay R3", "critic", "teacher", "teacher's distributions",
+    "adapters",
+])  # fmt: skip
 def test_a_device_gives_what_the_cpu_gives(checked: subprocess.CompletedProcess[str], what: str) -> None:
     if what == "adapters":
         pytest.importorskip("peft")
@@ -59,7 +63,8 @@ def test_the_last_line_has_every_number(counted: dict[str, float]) -> None:
 @pytest.mark.parametrize(("name", "most"), [
     ("kernels_compiled", 4), ("eager_attention", 0), ("weight_casts_per_step", 0), ("syncs_per_step", 0),
     ("syncs_per_micro_batch", 2), ("launches_per_layer_and_step", 40), ("loaded_bytes_per_rank_ratio", 0.25),
-    ("gathered_bytes_per_rank_ratio", 0.1875),
+    ("gathered_bytes_per_rank_ratio", 0.1875), ("critic_syncs_per_micro_batch", 2),
+    ("teacher_syncs_per_micro_batch", 1),
 ])  # fmt: skip
 def test_a_ratchet(counted: dict[str, float], name: str, most: float) -> None:
     assert 0 <= counted[name] <= most
@@ -68,6 +73,12 @@ def test_a_ratchet(counted: dict[str, float], name: str, most: float) -> None:
 def test_a_compaction_and_the_join_after_it_wait_four_times_at_most(seeded: dict[str, Any]) -> None:
     assert len(seeded["between compactions"]) > 3
     assert max(seeded["between compactions"]) <= 4
+
+
+def test_a_critic_and_a_teacher_that_say_something_else_are_seen(seeded: dict[str, Any]) -> None:
+    assert all(f"{what} off by " in seeded["another value"] for what in ("gradients", "values", "critic's weights"))
+    assert seeded["another teacher"].startswith("gradients off by ")
+    assert "teacher's log-probabilities off by " in seeded["another teacher"]
 
 
 def test_without_a_fault_there_is_no_difference(seeded: dict[str, Any]) -> None:

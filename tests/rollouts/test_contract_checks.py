@@ -70,6 +70,8 @@ BREACHES: dict[str, tuple[Callable[[], Any], str]] = {
     "too long": (lambda: changed(token_ids=torch.tensor([5, 6, 7, 1])), "with 4 tokens where 3 are allowed"),
     "a reason of its own": (lambda: changed(finish_reason="stop"), "with the finish_reason 'stop'"),
     "an end that is none": (lambda: changed(finish_reason=FinishReason.CUT), "that has not ended"),
+    "experts of the response alone": (lambda: changed(routes=torch.zeros(2, 4, 2)), "with routes of shape (2, 4, 2)"),
+    "experts without layers": (lambda: changed(routes=torch.zeros(3, 2)), "with routes of shape (3, 2)"),
     "bytes": (lambda: changed(text=b"xy"), "of type bytes as text"),
 }
 
@@ -91,6 +93,8 @@ def test_what_keeps_the_contract_passes() -> None:
     assert check_groups(Mine(), tuple(map(tuple, found)), PROMPTS, 2, SAMPLING) == found
     without = changed(logprobs=None)
     assert check_groups(Mine(), without, PROMPTS, 2, SAMPLING) == without
+    routed = changed(routes=torch.zeros(3, 4, 2))  # a prompt of one token, and all but the last of the response
+    assert check_groups(Mine(), routed, PROMPTS, 2, SAMPLING) == routed
     rounded = changed(logprobs=torch.tensor([1e-7, -1.0, 0.0]))
     assert check_groups(Mine(), rounded, PROMPTS, 2, SAMPLING) == rounded
 
@@ -113,11 +117,15 @@ def test_pieces_answer_their_beginnings() -> None:
     pieces = [r for g in groups() for r in g]
     pieces[0] = rollout(PROMPTS[0], 0, finish_reason=FinishReason.CUT)
     assert check_pieces(Mine(), pieces, rows) == pieces
+    later = [dataclasses.replace(rows[0], context=(1, 2, 8, 9)), *rows[1:]]
+    pieces[0].routes = torch.zeros(6, 4, 2)
+    assert check_pieces(Mine(), pieces, later) == pieces
     short = [dataclasses.replace(rows[0], room=2), *rows[1:]]
     for wrong, asked, words in (
         (pieces[:-1], rows, "3 pieces for 4 beginnings"),
         (pieces[::-1], rows, "response 7/1 (prompt/sample) in the place of 3/0"),
         (pieces, short, "3 tokens where 2 are allowed"),
+        (pieces, rows, "with routes of shape (6, 4, 2)"),
     ):
         with pytest.raises(PluginError) as caught:
             check_pieces(Mine(), wrong, asked)

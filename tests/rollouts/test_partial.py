@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.routing import hook_routers
 from gspo_lightning.randomness import Purpose
-from gspo_lightning.rollouts import Draws, GroupedSampler
+from gspo_lightning.rollouts import Beginning, Draws, GroupedSampler
+from gspo_lightning.rollouts.ending import cut
 from gspo_lightning.rollouts.partial import PartialRollouts
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.support import model_families
@@ -150,3 +155,52 @@ def test_a_failure_changes_nothing(policies: list[Policy], monkeypatch: pytest.M
     assert [g[0].prompt.id for g in call(partial, policies[1], 1)] == [
         g[0].prompt.id for g in call(other, policies[1], 1)
     ]
+
+
+class OneByOne(GroupedSampler):
+    """Begins with every second response, as servers do that have no room for the others."""
+
+    def extend(self, policy: Policy, beginnings: Sequence[Beginning], **options: Any) -> list[Rollout]:
+        """In the first call half of them; none of those that are left out has a token."""
+        options["enough"] = None
+        pieces = super().extend(policy, beginnings, **options)
+        first = options["version"] == 0
+        short = [
+            cut(row, 0) if row.sample % 2 == 0 else ending(piece) for row, piece in zip(beginnings, pieces, strict=True)
+        ]
+        return short if first else pieces
+
+
+def ending(piece: Rollout) -> Rollout:
+    """Its first three tokens, cut."""
+    count = min(3, len(piece.token_ids))
+    assert piece.routes is not None
+    assert piece.logprobs is not None
+    context = len(piece.routes) + 1 - len(piece.token_ids)
+    return replace(
+        piece, token_ids=piece.token_ids[:count], logprobs=piece.logprobs[:count], finish_reason=FinishReason.CUT,
+        response_mask=piece.response_mask[:count], routes=piece.routes[: context + count - 1],
+    )  # fmt: skip
+
+
+def test_responses_that_begin_with_different_weights_have_one_prompt() -> None:
+    """A prompt is forwarded once for its group, so all of it is replayed with the experts of those that began first."""
+    old, new = (model_families.build_policy("qwen3-moe", seed, 1.0) for seed in (0, 1))
+    for policy in (old, new):
+        policy.routing = hook_routers(policy.backbone, "R3")
+    partial = PartialRollouts(OneByOne(), prompt, in_flight=2, groups=2, max_carry=9)
+    assert call(partial, old, 0) == []
+    begun = {g.prompt.id: g.responses[1].routes for g in partial.in_flight}
+    groups = call(partial, new, 1)
+    assert len(groups) == 2
+    for group in groups:
+        count = len(group[0].prompt.token_ids)
+        wanted = begun[group[0].prompt.id]
+        assert wanted is not None
+        apart = GroupedSampler().generate(new, [group[0].prompt], group_size=1, sampling=SAMPLING, draws=DRAWS)[0][0]
+        assert apart.routes is not None
+        assert not torch.equal(wanted[:count], apart.routes[:count])
+        for response in group:
+            assert response.routes is not None
+            assert response.routes.shape[0] == count + response.length - 1
+            assert torch.equal(response.routes[:count], wanted[:count])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.runs import runs
 
@@ -16,11 +18,18 @@ collect_ignore = [
 
 
 @pytest.fixture(scope="session")
-def quickstart(tmp_path_factory: pytest.TempPathFactory, cold_starts: Path) -> Path:
-    """The run folder of the whole quickstart, seed 1, exactly as it ships."""
-    root = tmp_path_factory.mktemp("quickstart")
-    runs.share_cold_start(cold_starts, root)
-    return runs.fit(root, small=False)
+def quickstart(cold_starts: Path) -> Path:
+    """The run folder of the whole quickstart, seed 1, exactly as it ships.
+
+    Processes of pytest-xdist share it: tests read it, and add evaluations only.
+    """
+    made = cold_starts / "quickstart.path"
+    with FileLock(cold_starts / "quickstart.lock"):
+        if not made.is_file():  # written when the run is whole
+            root = cold_starts / f"quickstart-{os.getpid()}"
+            runs.share_cold_start(cold_starts, root)
+            made.write_text(str(runs.fit(root, small=False)))
+    return Path(made.read_text())
 
 
 @pytest.fixture

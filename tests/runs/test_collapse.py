@@ -164,15 +164,6 @@ def test_a_rollback_goes_on_from_before_the_collapse(
     assert not [a for a in alarms(run) if a["update"] > recognised]
 
 
-def test_rollbacks_are_bounded(
-    taught: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    inject(monkeypatch, unlearn)
-    options = [*SIZE, collapse(action="rollback", max_rollbacks=0), "--trainer.max_epochs=8"]
-    runs.fit(taught, *options, small=False, code=1)
-    assert "stopped after 0 rollbacks: collapse: " in capsys.readouterr().err
-
-
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss of the third update is not finite."""
     original, calls = GSPO.__call__, []
@@ -198,6 +189,16 @@ def test_a_skipped_nan_is_an_alarm_and_stop_leaves_the_last_checkpoint(
     assert Dump.read(run / alarm["dump"]).update == 3
     texts = runs.events(run).Tensors("alarms/text_summary")
     assert b"non_finite" in texts[-1].tensor_proto.string_val[0]
+
+
+def test_rollbacks_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poison(monkeypatch)
+    arguments = collapse(action="rollback", max_rollbacks=0)
+    run = runs.fit(tmp_path, *OPTIONS, "--model.on_nonfinite=skip", arguments, code=1)
+    assert "stopped after 0 rollbacks: collapse: non finite since update 3" in capsys.readouterr().err
+    assert [alarm["update"] for alarm in alarms(run)] == [3]
 
 
 def test_a_nan_that_stops_the_run_by_itself_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

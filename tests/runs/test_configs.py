@@ -45,8 +45,8 @@ def resolved(config: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_overlay_runs_one_step(overlay: str, taught: Path) -> None:
     one_cpu = ["--trainer.accelerator=cpu", "--trainer.devices=1"]
     epochs = [] if overlay == "coldstart" else ["--trainer.max_epochs=1"]
-    cold = ["--model.cold_start.steps=2"] if overlay == "moe" else []
-    run = runs.fit(taught, f"--config={CONFIGS / overlay}.yaml", *one_cpu, *cold, *epochs)
+    cold = {"moe": ["--model.cold_start.steps=2"], "distill": ["--model.teacher.cold_start.steps=2"]}
+    run = runs.fit(taught, f"--config={CONFIGS / overlay}.yaml", *one_cpu, *cold.get(overlay, []), *epochs)
     assert runs.summary(run)["updates"] == (0 if overlay == "coldstart" else 2)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+from gspo_lightning.experience.loader import ExperienceLoader
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
@@ -38,6 +41,45 @@ def test_partial_rollouts_resume_exactly_with_responses_in_flight(tmp_path: Path
     assert {v % 2 for _, v in scalars["staleness/max_age"]} == {0.0}  # two updates an iteration
     assert scalars["ratio/log_sequence_std"][0][1] == 0.0
     assert max(v for s, v in scalars["ratio/log_sequence_std"] if s % 2 == 1) > 0.0  # stale tokens, before any update
+
+
+BESIDE = {
+    "critic": ["--model.objective=GSPOToken", "--data.advantages=GAE", "--model.critic=ValueModel"],
+    "teacher": ["--model.objective=GSPOToken", "--model.objective.distill_coef=1"],
+    "penalty": ["--data.kl_in_reward=0.1"],
+    "pictures": ["--data.train.size=64"],
+    "routes": ["--model.name_or_path=tiny-qwen3-moe", "--model.routing_replay=R3", "--model.objective=GRPO"],
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", BESIDE)
+def test_all_that_a_response_brings_survives_cuts_and_a_resume_in_the_middle_of_an_iteration(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [*PARTIAL, *BESIDE[what], "--trainer.max_epochs=3"]
+    if what == "teacher":
+        Policy(build_tiny_model("tiny-qwen3", seed=7), character_tokenizer()).save_pretrained(tmp_path / "teacher")
+        options.append(f"--model.teacher={tmp_path / 'teacher'}")
+    config = runs.ROOT / "configs" / "vision.yaml" if what == "pictures" else runs.QUICKSTART
+    whole = runs.fit(tmp_path / "whole", *options, config=config)
+    original = ExperienceLoader.mark_trained
+
+    def interrupt(self: ExperienceLoader) -> None:
+        original(self)
+        if self.iteration * 2 + self.trained == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(ExperienceLoader, "mark_trained", interrupt)
+    runs.fit(tmp_path / "cut", *options, config=config, code=143)
+    monkeypatch.undo()
+    resumed = runs.fit(tmp_path / "cut", *options, "--ckpt_path=last", config=config)
+    assert runs.largest_difference(runs.weights(whole), runs.weights(resumed)) == 0.0
+    scalars = runs.scalars(whole)
+    assert scalars == runs.scalars(resumed)
+    assert max(v for _, v in scalars["staleness/stale_tokens"]) > 0.0
+    read_alike = 1e-5 if what != "routes" else 0.1  # docs/routing.md: the context of a second piece has been rerouted
+    assert max(v for _, v in scalars["noise/sampler_logprob_rms"]) < read_alike
 
 
 @pytest.mark.parametrize("form", ["ResidentSnapshot", "OffloadedSnapshot"])

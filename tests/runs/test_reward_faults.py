@@ -127,10 +127,11 @@ def on_two_ranks(folder: Path, strategy: str) -> list[str]:
     ]  # fmt: skip
 
 
-def test_a_plug_in_that_raises_on_the_first_rank_ends_the_other_one_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_plug_in_that_raises_on_one_rank_ends_the_other_one_too(tmp_path: Path, rank: int) -> None:
     """Each rank a process that nobody else ends, as where torchrun has started them."""
-    log = tmp_path / "log"
-    codes = Command(on_two_ranks(tmp_path, "ddp"), 2, log=log, prepare=raise_on_the_first).start().wait(240)
+    log, prepare = tmp_path / "log", (raise_on_the_first, raise_on_the_second)[rank]
+    codes = Command(on_two_ranks(tmp_path, "ddp"), 2, log=log, prepare=prepare).start().wait(240)
     assert 0 not in codes
     assert -signal.SIGKILL not in codes
     assert log.read_text().count(RAISED) >= 1
@@ -141,16 +142,12 @@ def raise_on_the_first() -> None:
     os.environ["RAISING_RANK"] = "0"
 
 
-@pytest.mark.parametrize(
-    ("strategy", "rank"),
-    [
-        pytest.param("ddp", 0, marks=pytest.mark.long),
-        ("ddp", 1),
-        pytest.param("fsdp", 1, marks=pytest.mark.long),
-        pytest.param("fsdp2", 0, marks=pytest.mark.long),
-        pytest.param("fsdp2", 1, marks=pytest.mark.long),
-    ],
-)
+def raise_on_the_second() -> None:
+    os.environ["RAISING_RANK"] = "1"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("strategy", "rank"), [("ddp", 0), ("ddp", 1), ("fsdp", 1), ("fsdp2", 0), ("fsdp2", 1)])
 def test_a_plug_in_that_raises_on_one_rank_ends_both_with_its_message(tmp_path: Path, strategy: str, rank: int) -> None:
     environment = {**os.environ, "RAISING_RANK": str(rank)}
     command = [sys.executable, "-m", "gspo_lightning", *on_two_ranks(tmp_path, strategy)]

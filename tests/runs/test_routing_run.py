@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.routing import recording, routed
+from gspo_lightning.rollouts import Beginning, GroupedSampler
 from gspo_lightning.training.data import ExperienceLoader
-from tests.runs.runs import UNTAUGHT, fit, largest_difference, scalars, weights
+from gspo_lightning.types import Rollout
+from tests.runs.runs import UNTAUGHT, fit, handed_out, largest_difference, scalars, weights
 
 MOE = [*UNTAUGHT, "--model.name_or_path=tiny-qwen3-moe", "--model.optimizer.lr=3e-3", "--model.objective=GRPO"]
 
@@ -76,6 +83,16 @@ def test_replay_with_a_resident_snapshot_trains_alike(tmp_path: Path) -> None:
         (["--model.routing_replay=R2"], ["model.routing_replay", "no routers"]),
         (["--model.routing_replay=R4"], ["routing_replay", "R4", "R2"]),
         (["--model.routing_replay=R3", "--data.rollouts=TransformersGenerate"], ["R3", "TransformersGenerate", "R2"]),
+        (
+            [
+                "--model.routing_replay=R3",
+                "--data.rollouts=VLLMServer",
+                "--data.rollouts.init_args.routed_experts=true",
+                "--data.rollouts.init_args.urls=[http://127.0.0.1:9]",
+                "--data.prompts_in_flight=12",
+            ],
+            ["data.prompts_in_flight", "VLLMServer", "R2"],
+        ),
     ],
 )
 def test_what_cannot_be_is_said_in_one_message(
@@ -90,3 +107,64 @@ def test_a_bare_off_in_yaml_means_off(tmp_path: Path) -> None:
     overlay = tmp_path / "off.yaml"
     overlay.write_text("model:\n  routing_replay: off\n")
     fit(tmp_path, *UNTAUGHT, f"--config={overlay}", "--trainer.max_epochs=1")
+
+
+PARTIAL = [
+    "--data.val=null", "--trainer.num_sanity_val_steps=0", "--data.prompts_in_flight=12", "--trainer.max_epochs=3",
+    "--data.max_response_tokens=40", "--data.stop_token_ids=[5,9,20]", "--model.optimizer.lr=0.03",
+]  # fmt: skip
+
+
+class Witness:
+    """The experts of every response in a forward pass of its own, with the weights that sampled each piece of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.known: dict[tuple[int, ...], torch.Tensor] = {}
+        self.rerouted = 0
+        """Tokens whose experts are others with the weights of a later piece."""
+        own = GroupedSampler.extend
+
+        def extend(sampler: GroupedSampler, policy: Policy, rows: Sequence[Beginning], **options: Any) -> list[Rollout]:
+            pieces = own(sampler, policy, rows, **options)
+            for row, piece in zip(rows, pieces, strict=True):
+                self._note(policy, row, piece)
+            return pieces
+
+        monkeypatch.setattr(GroupedSampler, "extend", extend)
+
+    @torch.no_grad()
+    def _note(self, policy: Policy, row: Beginning, piece: Rollout) -> None:
+        if not len(piece.token_ids) or policy.routing is None:  # None: sources are compared before a run hooks routers
+            return
+        ids = (*row.context, *piece.token_ids.tolist())
+        with recording(policy.routing) as tape, routed():
+            policy.model(torch.tensor([ids[:-1]]))
+        assert tape is not None
+        found = tape.stacked().sort(-1).values
+        if row.written:
+            before = self.known.pop(row.context)
+            self.rerouted += int((found[: len(before)] != before).any(-1).any(-1).sum())
+            found = torch.cat([before, found[len(before) :]])
+        self.known[ids] = found
+
+
+@pytest.mark.parametrize(("old", "resumed"), [("recompute", False), ("source", True)])
+def test_a_response_in_pieces_is_replayed_with_the_experts_of_each_piece(
+    tmp_path: Path, old: str, resumed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights change between pieces, so a forward pass of later weights would send the first piece elsewhere."""
+    witness, batches = Witness(monkeypatch), handed_out(monkeypatch)
+    options = [*MOE, *PARTIAL, "--model.routing_replay=R3", f"--model.old_logprobs={old}"]
+    if resumed:
+        fit(tmp_path, *options, "--trainer.max_epochs=1")
+    fit(tmp_path, *options, *(["--ckpt_path=last"] if resumed else []))
+    assert witness.rerouted > 0
+    stale = 0
+    for part in (part for batch in batches for part in batch.micro_batches):
+        assert part.routes is not None
+        for i, length in enumerate(part.lengths.tolist()):
+            ids = tuple(part.input_ids[i, :length].tolist())
+            assert torch.equal(part.routes[i, : length - 1].long().sort(-1).values, witness.known[ids])
+        assert part.stale is not None
+        stale += int(part.stale.sum())
+    assert stale > 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gspo_lightning.cli import main
 from tests import ROOT
 from tests.runs import runs
 
@@ -66,7 +67,21 @@ def test_a_run_takes_nothing_from_there_but_its_plugins(folder: Path) -> None:
     assert ran(folder) == []
 
 
-@pytest.mark.parametrize("module", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_a_module_of_the_working_directory_is_refused_by_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, where all that the names shadow is imported; the next test begins anew."""
+    (folder / "surprise.py").write_text(SHADOW)
+    monkeypatch.chdir(folder)
+    assert main(["fit", f"--config={runs.QUICKSTART}", "--trainer.callbacks=surprise.Surprise"]) == 2
+    said = capsys.readouterr().err
+    assert "'surprise.Surprise' is in surprise.py, which is no plug-in" in said
+    assert "fix: add --plugins surprise.py" in said
+    assert ran(folder) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("module", [True, False])
 def test_without_plugins_nothing_is_taken_from_there(folder: Path, module: bool) -> None:
     (folder / "surprise.py").write_text(SHADOW)
     options = ["--trainer.callbacks=surprise.Surprise", "--trainer.default_root_dir=out"]

@@ -47,6 +47,14 @@ class Parser(LightningArgumentParser):
         text = located(content, Path.cwd(), self.start) if path else content
         return super().parse_string(text, path, *args, **kwargs)
 
+    def dump(self, *args: Any, **kwargs: Any) -> str:
+        """What is written was parsed, and is not validated again: that would take a tenth of a short run's time."""
+        return str(super().dump(*args, **{"skip_validation": True, **kwargs}))
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """As :meth:`dump`."""
+        super().save(*args, **{"skip_validation": True, **kwargs})
+
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
         """Without Lightning's ``sub_configs``, which reads any path as YAML and takes a table for a text."""
         added: list[str] = super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})

@@ -188,7 +188,30 @@ class RewardRunner:
                 gives none to any canned completion.
         """
         record: Mapping[str, Any] = columns if isinstance(columns, Mapping) else {}
-        there = [*columns, *(conversation_columns("", "") if conversation else ())]
+        self._check_columns(record, [*columns, *(conversation_columns("", "") if conversation else ())])
+        samples = canned(record, prompt, conversation)
+        scores = self._judge(samples)
+        self._check_time(samples, scores)
+        self._check_judged(record)
+        if silent(self.judges, samples, [score.parts for score in scores]) and others:
+            some = others[:: max(1, len(others) // FEW)]
+            more = [sample for other, text in some for sample in canned(other, text, conversation)]
+            samples, scores = samples + more, scores + self._judge(more)
+        for name, reasons in silent(self.judges, samples, [score.parts for score in scores]).items():
+            raise UserError(
+                f"rewards.{name}",
+                f"{type(self.rewards[name]).__name__} gives none of {len(samples)} canned completions (empty, short, "
+                f"with the answer in it) a reward: {reasons}",
+                fix="return a number for what can be judged (0 for a wrong answer) and None for the rest",
+            )
+        self._count_unreadable(others)
+
+    def _check_columns(self, record: Mapping[str, Any], there: Sequence[str]) -> None:
+        """Every column that a reward needs is there; of a known record, only those of rewards that apply to it.
+
+        Raises:
+            UserError: one is missing.
+        """
         for name, column in self.judges.columns().items():
             if column not in there:
                 near = did_you_mean(column, there)
@@ -204,8 +227,13 @@ class RewardRunner:
                         f"{type(reward).__name__} needs the column {column!r}, which the records do not have; {known}",
                         fix="map a column of the data to it (data.columns), or rename the parameter",
                     )
-        samples = canned(record, prompt, conversation)
-        scores = self._judge(samples)
+
+    def _check_time(self, samples: Sequence[Sample], scores: Sequence[SampleScore]) -> None:
+        """Every reward judges a canned completion in time.
+
+        Raises:
+            UserError: one does not.
+        """
         private = "that is the first record's answer"
         shown = [*(repr(sample.completion) for sample in samples[:2]), private]
         for text, score in zip(shown, scores, strict=True):
@@ -216,19 +244,6 @@ class RewardRunner:
                         f"needs more than {self._limits.deadline_s:g} s for the canned completion {text}",
                         fix="make it faster, or raise the deadline",
                     )
-        self._check_judged(record)
-        if silent(self.judges, samples, [score.parts for score in scores]) and others:
-            some = others[:: max(1, len(others) // FEW)]
-            more = [sample for other, text in some for sample in canned(other, text, conversation)]
-            samples, scores = samples + more, scores + self._judge(more)
-        for name, reasons in silent(self.judges, samples, [score.parts for score in scores]).items():
-            raise UserError(
-                f"rewards.{name}",
-                f"{type(self.rewards[name]).__name__} gives none of {len(samples)} canned completions (empty, short, "
-                f"with the answer in it) a reward: {reasons}",
-                fix="return a number for what can be judged (0 for a wrong answer) and None for the rest",
-            )
-        self._count_unreadable(others)
 
     def _check_judged(self, record: Mapping[str, Any]) -> None:
         """A record that is known has a reward that applies to it.

@@ -29,14 +29,17 @@ class RouteBook:
         """The experts [p, L, k] of the tokens of further prompts."""
         self.prompts += [chosen.to(self.responses.dtype) for chosen in prompts]
 
-    def fill(self, groups: Mapping[int, Sequence[Rollout]]) -> None:
-        """Set the routes of the responses to some prompts; the last token of a response was never forwarded.
+    def fill(self, groups: Mapping[int, tuple[int, Sequence[Rollout]]]) -> None:
+        """Set the routes of responses; the last token of a response was never forwarded.
 
         One copy brings all of them to the host.
+
+        Args:
+            groups: number of a prompt -> the row of its first response, and its responses, one token or more in each.
         """
         if not groups:
             return
-        rows = [(p, p * len(group) + k, rollout) for p, group in groups.items() for k, rollout in enumerate(group)]
+        rows = [(p, first + k, rollout) for p, (first, group) in groups.items() for k, rollout in enumerate(group)]
         parts = [self.prompts[p] for p in groups]
         parts += [self.responses[row, : len(rollout.token_ids) - 1] for _, row, rollout in rows]
         widths = [len(part) for part in parts]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from typing import get_args
 
 import torch
@@ -43,6 +43,7 @@ class GroupedSampler(RolloutSource):
     """
 
     records_routes = True
+    extends_routes = True
     reads_pictures = True
 
     def __init__(self, max_rows: int = 512, compact_at: float = 0.125, decode: DecodeBy = "auto") -> None:
@@ -86,7 +87,7 @@ class GroupedSampler(RolloutSource):
             rollouts = buffer.rollouts([p * group_size + k for p in over for k in range(group_size)], version, policy)
             found = {p: rollouts[i * group_size : (i + 1) * group_size] for i, p in enumerate(over)}
             if book is not None:
-                book.fill(found)
+                book.fill({p: (p * group_size, group) for p, group in found.items()})
             for p, group in found.items():
                 groups[p] = group
                 if self.on_group is not None:
@@ -109,20 +110,32 @@ class GroupedSampler(RolloutSource):
         version: int = 0,
         enough: Enough | None = None,
     ) -> list[Rollout]:
-        """See :meth:`RolloutSource.extend`; neighbours with the same context and pictures share its keys and values."""
+        """See :meth:`RolloutSource.extend`; neighbours with the same context and pictures share its keys and values.
+
+        Experts are written down for Routing Replay R3 only.
+        """
         if policy.decoding.way == "generate":
             return self._slow(len(beginnings)).extend(
                 policy, beginnings, sampling=sampling, draws=draws, version=version, enough=enough
             )
         buffer = ResponseBuffer(beginnings, policy.device)
         blocks = [len(list(same)) for _, same in groupby(beginnings, key=lambda row: (row.context, row.prompt.media))]
+        book: RouteBook | None = None
+        if policy.routing is not None and policy.routing.replay == "R3" and sampling.neutral:
+            book = RouteBook(
+                len(beginnings), max((b.room for b in beginnings), default=0), policy.routing, policy.device
+            )
 
         def left(entered: int, busy: set[int]) -> bool:
             return enough is not None and enough([i for i in range(entered) if i not in busy])
 
         with in_compute_dtype(policy) as cast:
-            self._decode(cast, buffer, blocks, sampling, draws, left)
-        return buffer.rollouts(range(len(beginnings)), version, policy)
+            self._decode(cast, buffer, blocks, sampling, draws, left, book)
+        pieces = buffer.rollouts(range(len(beginnings)), version, policy)
+        if book is not None:
+            ends = list(accumulate(blocks, initial=0))[: len(book.prompts) + 1]  # the others were cut before they began
+            book.fill({i: (first, pieces[first:last]) for i, (first, last) in enumerate(pairwise(ends))})
+        return pieces
 
     def local(self) -> GroupedSampler:
         """See :meth:`RolloutSource.local`."""

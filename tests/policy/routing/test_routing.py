@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -20,6 +21,10 @@ from transformers import (
     PreTrainedModel,
 )
 
+from gspo_lightning.errors import UserError
+from gspo_lightning.objectives import GSPO
+from gspo_lightning.old_policy import CachedLogProbs, OldPolicy, ResidentSnapshot
+from gspo_lightning.old_policy.logprobs import OldLogProbs, OldLogProbsChoice
 from gspo_lightning.old_policy.recompute import with_logprobs
 from gspo_lightning.packing.batches import filler
 from gspo_lightning.packing.memory import cut_rows
@@ -277,3 +282,22 @@ def test_numbers_of_a_pass_by_hand() -> None:
         "moe/load_entropy": 0.5,
         "moe/idle_experts": 0.5,
     }
+
+
+@pytest.mark.parametrize("choice", get_args(OldLogProbsChoice))
+@pytest.mark.parametrize("form", [CachedLogProbs, ResidentSnapshot])
+def test_rollouts_without_experts_are_never_routed_freely_in_their_place(
+    choice: OldLogProbsChoice, form: type[OldPolicy]
+) -> None:
+    """One micro-batch without them is enough, whatever the ratio divides by and wherever the old policy is."""
+    policy, old = build_policy("qwen3-moe"), form()
+    policy.routing = hook_routers(policy.backbone, "R2")
+    whole = recorded(policy, dataclasses.replace(batch(), behaviour_logprobs=torch.zeros(4, 6)))
+    policy.routing = dataclasses.replace(policy.routing, replay="R3")  # type: ignore[type-var]
+    old.refresh(policy, 0)
+    logprobs = OldLogProbs(choice, GSPO())
+    fill = partial(logprobs.fill, old, policy, temperature=1.0, first_is_free=False)
+    (filled,) = fill([MiniBatch([whole, whole])])
+    assert all(part.routes is not None for part in filled.micro_batches)
+    with pytest.raises(UserError, match=r"model\.routing_replay: is R3, but some responses came without the experts"):
+        fill([MiniBatch([whole]), MiniBatch([whole, dataclasses.replace(whole, routes=None)])])
