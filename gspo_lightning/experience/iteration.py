@@ -70,7 +70,7 @@ class Iteration:
         prefetcher: samples ahead of training; None alternates between sampling and training.
         folder: where rollouts are recorded.
         distributions: keep what is measured of single responses.
-        accuracy_reward: says which responses are correct, for a curriculum.
+        accuracy_reward: says which responses are correct, for a curriculum and for ``positive_nll_coef``.
     """
 
     learner: Learner
@@ -104,7 +104,10 @@ class Iteration:
             self._record(number, first + fresh)
         metrics = measure_rewards(groups, number, learner.device) | _added(seconds, more) | self._staleness(groups)
         rows = self._cut(number, groups)
-        batches = batches_of(rows, iteration=number, version=learner.version, sources=self.prompts.sources)
+        batches = batches_of(
+            rows, iteration=number, version=learner.version, sources=self.prompts.sources,
+            accuracy_reward=self.accuracy_reward,
+        )  # fmt: skip
         with learner.forward_context():
             self._penalise(groups)
             batches = self._old_logprobs(number, batches)

@@ -331,6 +331,9 @@ class GSPOTrainer:
             return self._caller(queries, records, reward)
         if self.teacher is None:
             raise UserError("reward_function", "is None, and there is no teacher either", fix="give one of the two")
+        if self.objective.positive_nll_coef > 0:
+            why = f"is None, so no response can be correct for positive_nll_coef={self.objective.positive_nll_coef:g}"
+            raise UserError("reward_function", why, fix="give one, or set positive_nll_coef=0")
         return Unrewarded()
 
     def _caller(
@@ -369,7 +372,8 @@ class GSPOTrainer:
         """The iteration of a step: as in ``gspo fit``, on these prompts and with the caller's rewards."""
         config, settings = self.config, self._settings(len(prompts))
         respond = Responder(self.rollouts, rewards, config.group_size, config.seed, Purpose.TRAIN_SAMPLING)
-        return Iteration(self, settings, Given(prompts), respond, lambda: config.max_tokens_per_micro_batch)
+        budget = config.max_tokens_per_micro_batch
+        return Iteration(self, settings, Given(prompts), respond, lambda: budget, accuracy_reward=REWARD)
 
     def _settings(self, prompts: int) -> ExperienceSettings:
         config = self.config
