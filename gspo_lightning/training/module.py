@@ -178,9 +178,13 @@ class GSPOModule(PolicyModule):
         return batch.index == 0 and self.old_policy.due(batch.iteration) and not self.old_logprobs.as_behaviour
 
     def segments(self, part: MicroBatch) -> Tensor | None:
-        """[N, T] segment numbers where the objective is over delimited segments, or where rewards have scored steps."""
+        """[N, T] segment numbers where the objective is over delimited segments, or where rewards have scored steps.
+
+        A response without a step is one segment, also where no row of a micro-batch has any.
+        """
         if not self.segment_delimiters:
-            return part.segments
+            given = part.segments is None and getattr(self.objective, "by", None) == "given"
+            return torch.zeros_like(part.response_mask, dtype=torch.int64) if given else part.segments
         ends = [self.tokenizer.encode(text, add_special_tokens=False)[-1] for text in self.segment_delimiters]
         return segments_by_delimiter(part.response_ids, part.response_mask, ends)
 
