@@ -21,6 +21,7 @@ from gspo_lightning.experience.settings import ExperienceSettings
 from gspo_lightning.metrics.rollouts import measure_staleness
 from gspo_lightning.metrics.sources import measure_sources
 from gspo_lightning.packing.batches import batches_of, cut_groups, with_advantages
+from gspo_lightning.packing.memory import MemoryLimit
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose, stream
 from gspo_lightning.rollouts.partial import PartialRollouts
@@ -71,6 +72,7 @@ class Iteration:
         folder: where rollouts are recorded.
         distributions: keep what is measured of single responses.
         accuracy_reward: says which responses are correct, for a curriculum and for ``positive_nll_coef``.
+        memory: cuts a critic's update that does not fit into smaller pieces; None: out of memory is an error.
     """
 
     learner: Learner
@@ -83,6 +85,7 @@ class Iteration:
     folder: Path | None = None
     distributions: bool = True
     accuracy_reward: str = ""
+    memory: MemoryLimit | None = None
 
     def run(self, number: int) -> Experience:
         """Everything that happens between the updates of two iterations; all ranks together.
@@ -241,7 +244,7 @@ class Iteration:
             return {"reward/dead_groups": dead}
         learner.critic.judge(batches, rows)
         found = assign_token_advantages(groups, settings.advantages, settings.shaping, learner.device)
-        return found | learner.critic.learn(batches, rows)
+        return found | learner.critic.learn(batches, rows, lr_factor=learner.lr_factor, memory=self.memory)
 
 
 def _added(seconds: dict[str, float], more: dict[str, float]) -> dict[str, float]:

@@ -55,6 +55,7 @@ from gspo_lightning.types import MiniBatch, Prompt
 from gspo_lightning.update.loss import LossTerms
 from gspo_lightning.update.micro_batches import all_but_last_backward
 from gspo_lightning.update.optimizers import fuse
+from gspo_lightning.update.schedules import lr_factor
 
 __all__ = ["GSPOConfig", "GSPOTrainer", "RewardFunction"]
 
@@ -85,7 +86,7 @@ class GSPOTrainer:
 
     Attributes:
         policy: the model as the rest of this package sees it.
-        optimizer: AdamW; its learning rate may be changed between steps.
+        optimizer: AdamW; its learning rate may be changed between steps. A critic's changes in the same proportion.
         rollouts: the source of responses.
         iteration: steps begun so far. Part of every random draw: each step draws anew, and the same model, seed,
             iteration and queries draw the same responses again. Set it to continue where another trainer stopped.
@@ -230,6 +231,11 @@ class GSPOTrainer:
     def device(self) -> torch.device:
         """Of the policy."""
         return self.policy.device
+
+    @property
+    def lr_factor(self) -> float:
+        """The optimizer's learning rate now, as a share of ``config.learning_rate``."""
+        return lr_factor(self.optimizer)
 
     def forward_context(self) -> AbstractContextManager[None]:
         """Nothing: the caller decides about autocast."""
