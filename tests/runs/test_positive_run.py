@@ -96,8 +96,20 @@ def rollouts() -> list[Rollout]:
     return made
 
 
+def averaged_gradient(parts: list[MicroBatch], terms: LossTerms, world: int) -> dict[str, list[float]]:
+    """Of a mini-batch that ranks share, as DDP averages it: the first numbers of each weight's."""
+    all_but_last_backward(parts, terms, MetricSums(), on_policy=True).backward()
+    found = {}
+    for name, p in terms.policy.named_parameters():
+        if world > 1 and p.grad is not None:
+            torch.distributed.all_reduce(p.grad)
+            p.grad /= world
+        found[name] = [] if p.grad is None else p.grad.flatten()[:64].tolist()
+    return found
+
+
 def gradient(rank: int, rows: list[list[int]], none: bool = False) -> dict[str, list[float]]:
-    """Of the micro-batches of these rows on each rank, all ranks averaged as DDP does."""
+    """Of these rows of each rank, cut smaller on the second one."""
     policy, every = load_policy(ModelSettings()), rollouts()
     policy.train()
     parts = [make_micro_batch([every[i] for i in rows[rank]])]
@@ -105,14 +117,7 @@ def gradient(rank: int, rows: list[list[int]], none: bool = False) -> dict[str, 
     if none:
         parts = [dataclasses.replace(part, positive=torch.zeros_like(part.positive)) for part in parts]  # type: ignore
     terms = LossTerms(policy, CachedLogProbs(), DAPO(positive_nll_coef=0.3), 1.0)
-    all_but_last_backward(parts, terms, MetricSums(), on_policy=True).backward()
-    found = {}
-    for name, p in policy.named_parameters():
-        if len(rows) > 1 and p.grad is not None:
-            torch.distributed.all_reduce(p.grad)
-            p.grad /= len(rows)
-        found[name] = [] if p.grad is None else p.grad.flatten()[:64].tolist()
-    return found
+    return averaged_gradient(parts, terms, len(rows))
 
 
 def test_two_ranks_of_which_one_has_no_correct_response_are_one(tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ def assert_two_are_one(root: Path, *options: str) -> None:
             assert a == pytest.approx(b, abs=2e-5), tag
 
 
+@pytest.mark.long
 def test_two_ranks_are_one(tmp_path: Path) -> None:
     assert_two_are_one(tmp_path, *GIVEN, f"--data.rewards={SILENT}", "--data.deal=shuffled")
 
