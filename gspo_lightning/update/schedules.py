@@ -43,8 +43,9 @@ def lr_factor(optimizer: torch.optim.Optimizer) -> float:
     >>> lr_factor(optimizer)
     0.5
     """
-    made_with = float(optimizer.defaults["lr"])
-    return float(optimizer.param_groups[0]["lr"]) / made_with if made_with else 1.0
+    group = optimizer.param_groups[0]
+    made_with = float(optimizer.defaults.get("lr", group.get("initial_lr", group["lr"])))
+    return float(group["lr"]) / made_with if made_with else 1.0
 
 
 def step_plateaus(configs: Iterable[LRSchedulerConfig], values: Mapping[str, float]) -> None:

@@ -120,9 +120,10 @@ def gradient(rank: int, rows: list[list[int]], none: bool = False) -> dict[str, 
     return averaged_gradient(parts, terms, len(rows))
 
 
-def test_two_ranks_of_which_one_has_no_correct_response_are_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [[[0, 1], [2, 3, 4, 5]], [[0, 1, 2], [3, 4, 5]]], ids=["both", "one has none"])
+def test_correct_responses_of_two_ranks_count_as_those_of_one(tmp_path: Path, rows: list[list[int]]) -> None:
     alone = gradient(0, [[0, 1, 2, 3, 4, 5]])
-    for together in two_ranks(tmp_path, gradient, [[0, 1, 2], [3, 4, 5]]):
+    for together in two_ranks(tmp_path, gradient, rows):
         assert together.keys() == alone.keys()
         for name, values in alone.items():
             assert together[name] == pytest.approx(values, abs=2e-6), name
