@@ -199,6 +199,14 @@ class Rollout:
         names = (reward, *self.reward_parts)
         return next((self.reward_parts.get(name) for name in names if self.applies(name)), None)
 
+    def correct(self, reward: str) -> bool:
+        """Whether the verdict of this reward is at least 1, as ``val/accuracy`` counts; a missing one is no success.
+
+        Where it is not among the parts (a function that was passed to :class:`GSPOTrainer`), the whole reward decides.
+        """
+        value = self.verdict(reward) if reward in self.reward_parts else self.reward
+        return value is not None and value >= 1.0
+
     @property
     def truncated(self) -> bool:
         """Whether the response was cut at a limit."""
@@ -233,6 +241,7 @@ class MicroBatch:
     Rows with the same ``prompt_index``
     [N] int64 have the same prompt (None: nobody said so). ``routes`` [N, S - 1, L, k], small
     integers: the k experts that the rollout or the old policy sent each token to, in L layers.
+    ``positive`` [N] bool: which rows are correct responses (:meth:`Rollout.correct`).
     ``sources`` [N, S] bool: which of S sources of a mixture each row is from. ``segments`` [N, T] int64 numbers the
     steps of responses whose steps were scored. ``media`` are the pictures of each row,
     None where no row has one.
@@ -256,6 +265,7 @@ class MicroBatch:
     routes: Tensor | None = None
     sources: Tensor | None = None
     segments: Tensor | None = None
+    positive: Tensor | None = None
     media: tuple[Media, ...] | None = None
     host: tuple[Tensor, Tensor, Tensor | None] | None = None
 

@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from gspo_lightning.critic.state import read_state, written_state
 from gspo_lightning.critic.trunk import Trunk, another_trunk, copied_trunk, critic_settings
 from gspo_lightning.distributed import all_sum, rank_and_world
 from gspo_lightning.errors import NonFiniteError, UserError, check_number
+from gspo_lightning.packing.memory import MemoryLimit
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.strategies.base import Sharding
@@ -44,7 +46,8 @@ class ValueModel:
             at the start of the run. LoRA adapters are those of ``model.lora`` in both cases.
         share: read the policy's own hidden states; only the head is trained, and no gradient of a value reaches the
             policy. Costs next to nothing. Not with FSDP.
-        lr: learning rate of AdamW (without weight decay), constant.
+        lr: learning rate of AdamW (without weight decay). It follows the shape of ``model.lr_scheduler``: in each
+            iteration it is multiplied by what the policy's rate has become of the configured one by then.
         warm_up: critic updates behind the values that the policy first learns from, rounded up to whole iterations:
             until then the policy stays as it is (VC-PPO, arXiv 2503.01491).
         epochs: passes over each rollout batch, each with ``data.minibatches_per_rollout`` updates.
@@ -189,22 +192,33 @@ class ValueModel:
 
     # learning ----------------------------------------------------------------------------------------------------
 
-    def learn(self, batches: Sequence[MiniBatch], rows: Rows) -> dict[str, float]:
+    def learn(
+        self, batches: Sequence[MiniBatch], rows: Rows, *, lr_factor: float = 1.0, memory: MemoryLimit | None = None
+    ) -> dict[str, float]:
         """Train on a rollout batch whose rollouts have ``values`` and ``returns``.
 
         Gradients do not depend on how mini-batches were cut or on how many ranks hold them.
+
+        Args:
+            batches: the mini-batches of a rollout batch, this rank's part.
+            rows: their rollouts, in the same places.
+            lr_factor: what the learning rate is multiplied by.
+            memory: cuts an update that does not fit into smaller pieces; None: running out of memory is an error.
 
         Returns:
             Metrics under their tags: means over the updates.
 
         Raises:
             NonFiniteError: a gradient is not finite; the critic stays as it was before that update.
+            InfrastructureError: a row does not fit into memory, or not all ranks' do; the critic stays as it was, too.
         """
         sums, norms = torch.zeros(3, dtype=torch.float64, device=self.device), 0.0
+        for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
+            group["lr"] = self.lr * lr_factor
         with _own_ways(self._policy), torch.enable_grad():
             for _ in range(self.epochs):
                 for batch, own in zip(batches, rows, strict=True):
-                    found, norm = self._update(list(_pairs(batch, own)))
+                    found, norm = self._update(list(_pairs(batch, own)), memory)
                     sums, norms = sums + found, norms + norm
         loss, clipped, tokens = all_sum(sums).tolist()
         count = self.epochs * len(batches)
@@ -212,29 +226,45 @@ class ValueModel:
             "critic/loss": loss / max(tokens, 1.0),
             "critic/clip": clipped / max(tokens, 1.0),
             "critic/gradient_norm": norms / count,
+            "critic/lr": self.lr * lr_factor,
             "critic/updates": float(self.updates),
         }
 
-    def _update(self, pairs: Sequence[tuple[MicroBatch, Sequence[Rollout]]]) -> tuple[Tensor, float]:
+    def _update(
+        self, pairs: Sequence[tuple[MicroBatch, Sequence[Rollout]]], memory: MemoryLimit | None
+    ) -> tuple[Tensor, float]:
         """One optimizer step; returns [loss, clipped, tokens] summed over this rank's tokens, and the gradient norm."""
+        parts, rollouts = [part.to(self.device) for part, _ in pairs], [rollout for _, own in pairs for rollout in own]
+        if memory is None:
+            return self._backward(parts, rollouts), self._step()
+        memory.packed, memory.sharded = self._policy.packed, self.sharded
+        work = partial(self._backward, rollouts=rollouts)
+        return memory.retry_smaller(work, parts, f"critic update {self.updates + 1}"), self._step()
+
+    def _backward(self, parts: Sequence[MicroBatch], rollouts: Sequence[Rollout]) -> Tensor:
+        """The gradient of an update, from nothing.
+
+        Args:
+            parts: micro-batches, on the critic's device.
+            rollouts: of their rows, in order; a filler has none.
+        """
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        parts = in_number([part for part, _ in pairs], self.device)
-        targets = [_targets(part, own) for part, own in pairs]
-        tokens = torch.stack([part.response_mask.sum() for part, _ in pairs]).sum().double()
-        tokens = tokens.to(self.device, non_blocking=True)
+        targets = list(_targets(parts, rollouts))
+        tokens = torch.stack([part.response_mask.sum() for part in parts]).sum().double()
+        parts = in_number(parts, self.device)
         scale = (rank_and_world()[1] if self.sharded else 1) / all_sum(tokens).clamp(min=1)
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         for i, part in enumerate(parts):
             own = targets[i] if i < len(targets) else (torch.zeros_like(part.response_mask, dtype=torch.float32),) * 2
             kept = self._reduces_last and i < len(parts) - 1
             with without_sync(self.trunk) if kept and self.trunk is not None else nullcontext():
-                loss, clipped = self._loss(part.to(self.device), *own)
+                loss, clipped = self._loss(part, *own)
                 with torch.autocast(self.device.type, enabled=False):
                     (scale.float() * loss).backward()
             sums[:2] += torch.stack([loss.detach().double(), clipped.double()])
         sums[2] = tokens
-        return sums, self._step()
+        return sums
 
     def _loss(self, part: MicroBatch, old_values: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
         values = self.values(part)
@@ -310,14 +340,19 @@ def _pairs(batch: MiniBatch, rows: Sequence[Sequence[Rollout]]) -> Iterator[tupl
     yield from zip(batch.micro_batches, rows or [()], strict=True)
 
 
-def _targets(part: MicroBatch, rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
-    """Old values and returns [N, T] float32 of a micro-batch."""
-    if not rollouts:
-        return (torch.zeros_like(part.response_mask, dtype=torch.float32),) * 2
-    width = part.response_mask.shape[1]
+def _targets(parts: Sequence[MicroBatch], rollouts: Sequence[Rollout]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Old values and returns [N, T] float32 of each micro-batch, whose rows are these rollouts in order."""
+    start = 0
+    for part in parts:
+        count, width = part.response_mask.shape if part.weight else (0, 0)
+        own = rollouts[start : start + count]
+        start += count
+        if own:
+            yield _padded([r.values for r in own], width), _padded([r.returns for r in own], width)
+        else:
+            yield (torch.zeros_like(part.response_mask, dtype=torch.float32),) * 2
 
-    def of(rows: Sequence[Tensor | None]) -> Tensor:
-        known = padded([torch.zeros(1) if row is None else row for row in rows]).float()
-        return nn.functional.pad(known, (0, width - known.shape[1]))
 
-    return of([r.values for r in rollouts]), of([r.returns for r in rollouts])
+def _padded(rows: Sequence[Tensor | None], width: int) -> Tensor:
+    known = padded([torch.zeros(1) if row is None else row for row in rows]).float()
+    return nn.functional.pad(known, (0, width - known.shape[1]))

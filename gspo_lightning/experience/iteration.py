@@ -21,6 +21,7 @@ from gspo_lightning.experience.settings import ExperienceSettings
 from gspo_lightning.metrics.rollouts import measure_staleness
 from gspo_lightning.metrics.sources import measure_sources
 from gspo_lightning.packing.batches import batches_of, cut_groups, with_advantages
+from gspo_lightning.packing.memory import MemoryLimit
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose, stream
 from gspo_lightning.rollouts.partial import PartialRollouts
@@ -70,7 +71,8 @@ class Iteration:
         prefetcher: samples ahead of training; None alternates between sampling and training.
         folder: where rollouts are recorded.
         distributions: keep what is measured of single responses.
-        accuracy_reward: says which responses are correct, for a curriculum.
+        accuracy_reward: says which responses are correct, for a curriculum and for ``positive_nll_coef``.
+        memory: cuts a critic's update that does not fit into smaller pieces; None: out of memory is an error.
     """
 
     learner: Learner
@@ -83,6 +85,7 @@ class Iteration:
     folder: Path | None = None
     distributions: bool = True
     accuracy_reward: str = ""
+    memory: MemoryLimit | None = None
 
     def run(self, number: int) -> Experience:
         """Everything that happens between the updates of two iterations; all ranks together.
@@ -104,7 +107,10 @@ class Iteration:
             self._record(number, first + fresh)
         metrics = measure_rewards(groups, number, learner.device) | _added(seconds, more) | self._staleness(groups)
         rows = self._cut(number, groups)
-        batches = batches_of(rows, iteration=number, version=learner.version, sources=self.prompts.sources)
+        batches = batches_of(
+            rows, iteration=number, version=learner.version, sources=self.prompts.sources,
+            accuracy_reward=self.accuracy_reward,
+        )  # fmt: skip
         with learner.forward_context():
             self._penalise(groups)
             batches = self._old_logprobs(number, batches)
@@ -238,7 +244,7 @@ class Iteration:
             return {"reward/dead_groups": dead}
         learner.critic.judge(batches, rows)
         found = assign_token_advantages(groups, settings.advantages, settings.shaping, learner.device)
-        return found | learner.critic.learn(batches, rows)
+        return found | learner.critic.learn(batches, rows, lr_factor=learner.lr_factor, memory=self.memory)
 
 
 def _added(seconds: dict[str, float], more: dict[str, float]) -> dict[str, float]:

@@ -39,6 +39,10 @@ class Learner(Protocol):
         """Optimizer steps behind the weights of now."""
 
     @property
+    def lr_factor(self) -> float:
+        """The policy's learning rate now, as a share of the configured one: where its schedule stands."""
+
+    @property
     def iterations(self) -> int | None:
         """That the run will have, if anybody knows."""
 

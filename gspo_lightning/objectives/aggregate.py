@@ -11,7 +11,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-__all__ = ["Aggregation", "aggregate", "count_rows", "count_tokens"]
+__all__ = ["Aggregation", "aggregate", "count_positive", "count_rows", "count_tokens"]
 
 
 class Aggregation(StrEnum):
@@ -33,6 +33,11 @@ def count_rows(response_mask: Tensor) -> Tensor:
 def count_tokens(response_mask: Tensor) -> Tensor:
     """Response tokens, a float64 scalar."""
     return response_mask.sum().to(torch.float64)
+
+
+def count_positive(response_mask: Tensor, positive: Tensor) -> Tensor:
+    """Response tokens of the rows where ``positive`` [N] is set, a float64 scalar."""
+    return count_tokens(response_mask & positive.unsqueeze(-1))
 
 
 def aggregate(values: Tensor, mask: Tensor, lengths: Tensor, how: Aggregation) -> Tensor:

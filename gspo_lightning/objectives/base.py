@@ -23,6 +23,7 @@ from gspo_lightning.objectives.options import (
     kl_estimate,
     off_policy_rows,
 )
+from gspo_lightning.objectives.positive import positive_nll
 from gspo_lightning.objectives.rows import Rows
 from gspo_lightning.objectives.shapes import check_count, check_term
 from gspo_lightning.types import ObjectiveOutput
@@ -54,6 +55,9 @@ class Objective(Surface):
             every token that the policy sampled (``distillation``). 0 needs no teacher; above 0 needs ``model.teacher``.
         distill_exact: the KL over the whole vocabulary instead of the sampled token's estimate: less noise, but only
             a teacher in this process has it.
+        positive_nll_coef: weight of the likelihood of correct responses, >= 0, per nat: minus the mean log-probability
+            of all their tokens in the mini-batch is added to the loss (VAPO, arXiv 2504.05118, which takes 0.1). A
+            response is correct as in ``val/accuracy``: its accuracy reward is at least 1.
         opsm_delta: off-policy sequence mask: rows with mean(old - new) above this many nats per token are dropped where
             the advantage is negative (DeepSeek-V3.2). None turns it off.
         correction: importance weights old / behaviour for samples that another policy drew (an inference engine, a
@@ -67,6 +71,7 @@ class Objective(Surface):
     entropy_coef: float = field(default=0.0, kw_only=True)
     distill_coef: float = field(default=0.0, kw_only=True)
     distill_exact: bool = field(default=False, kw_only=True)
+    positive_nll_coef: float = field(default=0.0, kw_only=True)
     opsm_delta: float | None = field(default=None, kw_only=True)
     correction: Correction = field(default="none", kw_only=True)
     correction_cap: float = field(default=2.0, kw_only=True)
@@ -81,6 +86,7 @@ class Objective(Surface):
         check_number("kl_coef", self.kl_coef, low=0.0)
         check_number("entropy_coef", self.entropy_coef, low=0.0)
         check_number("distill_coef", self.distill_coef, low=0.0)
+        check_number("positive_nll_coef", self.positive_nll_coef, low=0.0)
         check_number("correction_cap", self.correction_cap, low=1.0)
         if self.opsm_delta is not None:
             check_number("opsm_delta", self.opsm_delta, low=0.0)
@@ -126,7 +132,9 @@ class Objective(Surface):
         segments: Tensor | None = None,
         teacher_logprobs: Tensor | None = None,
         teacher_kl: Tensor | None = None,
+        positive: Tensor | None = None,
         denominator: Tensor | float | None = None,
+        positive_tokens: Tensor | float | None = None,
     ) -> ObjectiveOutput:
         """The loss of these rows, to be minimised, with its measurements.
 
@@ -142,8 +150,11 @@ class Objective(Surface):
             teacher_logprobs: [N, T] of the teacher; needed with ``distill_coef``.
             teacher_kl: [N, T] nats with gradient, KL(policy || teacher) over the vocabulary at each token; needed with
                 ``distill_coef`` where ``distill_exact`` is set, instead of ``teacher_logprobs``.
+            positive: [N] bool, True for correct responses; needed with ``positive_nll_coef``.
             denominator: :meth:`count` summed over all micro-batches and ranks of the mini-batch; None when this call
                 is the whole mini-batch.
+            positive_tokens: the response tokens of correct responses, counted over the same; with
+                ``positive_nll_coef`` it is given exactly where ``denominator`` is.
 
         Raises:
             UserError: an argument has the wrong shape or dtype, is missing, or selects nothing; :meth:`term` returned
@@ -160,9 +171,16 @@ class Objective(Surface):
             segments=segments,
             teacher_logprobs=teacher_logprobs,
             teacher_kl=teacher_kl,
+            positive=positive,
             per_token_advantages=self.per_token_advantages,
         )
         self._check_needed(rows)
+        return self._output(rows, denominator, positive_tokens)
+
+    def _output(
+        self, rows: Rows, denominator: Tensor | float | None, positive_tokens: Tensor | float | None
+    ) -> ObjectiveOutput:
+        """The terms of the loss, each over its own denominator, and what is measured of them."""
         term = self.term(rows)
         check_term(self, term, rows)
         weights, extra = self._weights(rows, term.loss)
@@ -171,12 +189,21 @@ class Objective(Surface):
         taught = distillation(rows, self.correction, self.correction_cap, self.correction_mode)
         if (penalty := self._penalty(rows, taught.loss)) is not None:
             total = total + aggregate(penalty, rows.mask, rows.lengths, self.aggregation)
+        loss, sums = total / self._denominator(denominator, rows), extra | taught.sums
+        if self.positive_nll_coef > 0:
+            if (denominator is None) != (positive_tokens is None):
+                given, missing = ("denominator", "positive_tokens")[:: 1 if positive_tokens is None else -1]
+                raise UserError(missing, f"is None, but {given} is given", fix="count both over the same mini-batch")
+            nll = positive_nll(rows)
+            tokens = nll.tokens if positive_tokens is None else positive_tokens
+            loss = loss + self.positive_nll_coef * nll.total / _divisor("positive_tokens", tokens, rows)
+            sums |= nll.sums
         dropped = None if weights is None else (weights == 0).reshape(len(weights), -1)
         return ObjectiveOutput(
-            loss=total / self._denominator(denominator, rows),
+            loss=loss,
             ratio=torch.where(rows.valid(term.ratio), term.ratio, 1.0),
             clipped=term.clipped & rows.valid(term.ratio),
-            sums=measure(rows, term, level=self.level, dropped=dropped) | extra | taught.sums,
+            sums=measure(rows, term, level=self.level, dropped=dropped) | sums,
         )
 
     def _check_needed(self, rows: Rows) -> None:
@@ -186,10 +213,12 @@ class Objective(Surface):
             ("distill_coef", coef > 0 and not exact, "teacher_logprobs", rows.teacher_logprobs),
             ("distill_coef", coef > 0 and exact, "teacher_kl", rows.teacher_kl),
             ("entropy_coef", self.entropy_coef > 0, "entropy", rows.entropy),
+            ("positive_nll_coef", self.positive_nll_coef > 0, "positive", rows.positive),
             ("correction", self.correction != "none", "behaviour_logprobs", rows.behaviour_logprobs),
         ):
             if wanted and value is None:
-                raise UserError(argument, f"is None, but {option}={getattr(self, option)!r} needs it, shape [N, T]")
+                shape = "[N]" if argument == "positive" else "[N, T]"
+                raise UserError(argument, f"is None, but {option}={getattr(self, option)!r} needs it, shape {shape}")
 
     def _weights(self, rows: Rows, loss: Tensor) -> tuple[Tensor | None, Sums]:
         """Constant weights on ``loss``, at its level, and the sums that report them."""
@@ -230,16 +259,22 @@ class Objective(Surface):
                     f"of shape {tuple(rows.mask.shape)} selects nothing, but a mini-batch needs one response token",
                     fix="pass denominator= for a micro-batch that may be empty",
                 )
-        elif isinstance(denominator, Tensor):
-            value = denominator.detach()
-        else:
-            check_number("denominator", denominator, low=0.0)
-            value = torch.tensor(denominator, dtype=torch.float64, device=rows.logprobs.device)
-        if value.ndim != 0:
-            raise UserError("denominator", f"has shape {tuple(value.shape)}, but must be one number")
-        value = value.to(device=rows.logprobs.device, dtype=rows.logprobs.dtype)
-        return torch.where(value > 0, value, 1.0)  # nothing selected anywhere: the loss is 0 / 1, not 0 / 0
+            return _divisor("denominator", value, rows)
+        return _divisor("denominator", denominator, rows)
 
     def __repr__(self) -> str:
         shown = [f for f in fields(self) if not f.kw_only or getattr(self, f.name) != f.default]
         return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
+
+
+def _divisor(name: str, count: Tensor | float, rows: Rows) -> Tensor:
+    """A count, in the dtype of the loss; 1 where nothing was counted, so that a loss is 0 / 1 and not 0 / 0."""
+    if isinstance(count, Tensor):
+        value = count.detach()
+    else:
+        check_number(name, count, low=0.0)
+        value = torch.tensor(count, dtype=torch.float64, device=rows.logprobs.device)
+    if value.ndim != 0:
+        raise UserError(name, f"has shape {tuple(value.shape)}, but must be one number")
+    value = value.to(device=rows.logprobs.device, dtype=rows.logprobs.dtype)
+    return torch.where(value > 0, value, 1.0)

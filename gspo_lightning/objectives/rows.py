@@ -31,7 +31,8 @@ class Rows:
     ``logprobs`` [N, T] carries the gradient; everything else is detached except ``entropy`` and ``teacher_kl``.
     ``advantages`` is [N] or [N, T]. ``lengths`` [N] counts response tokens (same dtype), ``nonempty`` [N] says where
     there are any.
-    ``log_ratio`` [N, T] is new minus old. ``segments`` [N, T] int64 in [0, T).
+    ``log_ratio`` [N, T] is new minus old. ``segments`` [N, T] int64 in [0, T). ``positive`` [N] bool marks correct
+    responses.
     """
 
     logprobs: Tensor
@@ -47,6 +48,7 @@ class Rows:
     segments: Tensor | None = None
     teacher_logprobs: Tensor | None = None
     teacher_kl: Tensor | None = None
+    positive: Tensor | None = None
 
     @classmethod
     def build(
@@ -62,6 +64,7 @@ class Rows:
         segments: Tensor | None = None,
         teacher_logprobs: Tensor | None = None,
         teacher_kl: Tensor | None = None,
+        positive: Tensor | None = None,
         per_token_advantages: bool = True,
     ) -> Rows:
         """Check shapes and dtypes, detach, upcast, and clear masked positions.
@@ -103,6 +106,7 @@ class Rows:
             segments=_clean_segments(segments, response_mask),
             teacher_logprobs=clean("teacher_logprobs", teacher_logprobs),
             teacher_kl=clean("teacher_kl", teacher_kl, detach=False),
+            positive=_checked_positive(positive, shape[0]),
         )
 
     def mean(self, values: Tensor) -> Tensor:
@@ -177,6 +181,13 @@ def _clean_segments(segments: Tensor | None, mask: Tensor) -> Tensor | None:
             f"holds {int(cleaned.min())} ... {int(cleaned.max())}, but must be in [0, T) with T = {mask.shape[1]}",
         )
     return cleaned
+
+
+def _checked_positive(positive: Tensor | None, rows: int) -> Tensor | None:
+    if positive is not None and (positive.dtype != torch.bool or tuple(positive.shape) != (rows,)):
+        found = f"dtype {positive.dtype} and shape {tuple(positive.shape)}"
+        raise UserError("positive", f"has {found}, but must be bool [N] = ({rows},): one word per response")
+    return positive
 
 
 def _check_float(name: str, value: Tensor) -> None:

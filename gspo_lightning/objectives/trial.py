@@ -31,6 +31,7 @@ def try_objective(objective: Objective) -> None:
             teacher_kl=0.0 * old,
             behaviour_logprobs=old,
             entropy=-old,
+            positive=torch.tensor([True, False]),
             segments=torch.tensor([[0, 0, 1], [0, 0, 0]]),
         )
         check_term(objective, objective.term(rows), rows)

@@ -92,12 +92,13 @@ def batches_of(
     first_index: int = 0,
     version: int | None = None,
     sources: Sequence[str] = (),
+    accuracy_reward: str = "",
 ) -> list[MiniBatch]:
     """The mini-batches of rollouts that are cut already (:func:`cut_groups`), from these ``sources``.
 
     A filler stands for the rows of a mini-batch of which this rank has none.
     """
-    made = [[make_micro_batch(part, version, sources) for part in parts] for parts in rows]
+    made = [[make_micro_batch(part, version, sources, accuracy_reward) for part in parts] for parts in rows]
     spare = next(part for parts in made for part in parts)
     return [
         MiniBatch(parts or [filler(spare)], index=first_index + i, iteration=iteration) for i, parts in enumerate(made)
@@ -206,12 +207,12 @@ def _length(rollout: Rollout) -> int:
 
 
 def make_micro_batch(
-    rollouts: Sequence[Rollout], version: int | None = None, sources: Sequence[str] = ()
+    rollouts: Sequence[Rollout], version: int | None = None, sources: Sequence[str] = (), accuracy_reward: str = ""
 ) -> MicroBatch:
     """Left-aligned rows: prompt, response, padding (id 0, masked by length, so its value is never read).
 
     ``version`` is the policy's now; tokens of responses in pieces that an earlier one sampled are marked as stale.
-    ``sources`` are those of a mixture.
+    ``sources`` are those of a mixture; ``accuracy_reward`` says which responses are correct.
     """
     prompts = torch.tensor([len(r.prompt.token_ids) for r in rollouts])
     responses = torch.tensor([r.token_ids.shape[0] for r in rollouts])
@@ -240,6 +241,7 @@ def make_micro_batch(
         input_ids, prompts, responses, mask, advantages,
         behaviour_logprobs=behaviour, prompt_index=index, stale=stale, routes=_routes(rollouts, width - 1),
         sources=source_rows(rollouts, sources), segments=_segments(rollouts, steps),
+        positive=torch.tensor([r.correct(accuracy_reward) for r in rollouts]),
         media=tuple(r.prompt.media for r in rollouts) if any(r.prompt.media for r in rollouts) else None,
     )  # fmt: skip
 

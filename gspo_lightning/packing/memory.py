@@ -30,7 +30,7 @@ class MemoryLimit:
 
     Args:
         configured: ``data.max_tokens_per_micro_batch``.
-        packed: whether the policy leaves padding out.
+        packed: whether the model in question, policy or critic, leaves padding out.
     """
 
     def __init__(self, configured: int, packed: bool = False) -> None:
@@ -58,7 +58,7 @@ class MemoryLimit:
             return list(parts)
         return [piece for part in parts for piece in cut_rows(part, self.budget, self.packed)]
 
-    def retry_smaller(self, work: Callable[[list[MicroBatch]], T], parts: Sequence[MicroBatch], update: int) -> T:
+    def retry_smaller(self, work: Callable[[list[MicroBatch]], T], parts: Sequence[MicroBatch], update: str) -> T:
         """Do the work of an update; where it does not fit, do all of it again with half the budget.
 
         On several ranks none can repeat alone: all stop, and a resume takes half the budget.
@@ -66,7 +66,7 @@ class MemoryLimit:
         Args:
             work: clears gradients and runs every micro-batch.
             parts: this rank's micro-batches.
-            update: its number, for the message.
+            update: what is done, for the message: "update 3".
 
         Raises:
             InfrastructureError: several ranks, or a single row does not fit.
@@ -89,14 +89,12 @@ class MemoryLimit:
             pieces = self._smaller(pieces, parts, update, failed)
 
     def _smaller(
-        self, pieces: Sequence[MicroBatch], parts: Sequence[MicroBatch], update: int, why: str
+        self, pieces: Sequence[MicroBatch], parts: Sequence[MicroBatch], update: str, why: str
     ) -> list[MicroBatch]:
         biggest = max(pieces, key=lambda part: _cost(part, self.packed))
         rows, tokens = int(biggest.response_mask.shape[0]), _cost(biggest, self.packed)
         rank, world = rank_and_world()
-        what = (
-            f"out of memory in update {update}: a micro-batch of {rows} rows and {tokens} tokens does not fit ({why})"
-        )
+        what = f"out of memory in {update}: a micro-batch of {rows} rows and {tokens} tokens does not fit ({why})"
         if rows == 1 and world == 1:
             raise InfrastructureError(
                 f"{what}\n  fix: lower data.max_response_tokens or data.max_prompt_tokens, or set "

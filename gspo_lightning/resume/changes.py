@@ -29,6 +29,7 @@ HARMLESS = (
 ADDED: Mapping[str, Any] = {
     "model.objective.init_args.distill_coef": 0.0,
     "model.objective.init_args.distill_exact": False,
+    "model.objective.init_args.positive_nll_coef": 0.0,
     "data.pictures.bad": "stop",
     "data.pictures.urls": False,
 }

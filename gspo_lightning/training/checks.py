@@ -109,6 +109,12 @@ def _check_objective(data: PromptDataModule, module: RunModule) -> None:
         raise UserError(
             "model.objective", reason, fix="correct the range, or say model.allow_unusual_clip: true if you mean it"
         )
+    if module.objective.positive_nll_coef > 0 and not data.rewards:
+        raise UserError(
+            "model.objective.positive_nll_coef",
+            f"is {module.objective.positive_nll_coef:g}, but data.rewards is empty: no response can be correct",
+            fix="name a reward, for example rewards: {correct: ExactMatch}, or leave positive_nll_coef out",
+        )
     scored = _check_steps(data, module)
     given = getattr(module.objective, "by", None) == "given"
     if given != bool(module.segment_delimiters) and not (given and scored):

@@ -260,7 +260,7 @@ class PromptDataModule(LightningDataModule):
                 settings.group_size, settings.seed, Purpose.TRAIN_SAMPLING, context, self._asking,
             ),
             lambda: self.token_budget, partial=self.partial, prefetcher=self._prefetcher, folder=folder,
-            distributions=distributions, accuracy_reward=self.accuracy_reward,
+            distributions=distributions, accuracy_reward=self.accuracy_reward, memory=self.memory,
         )  # fmt: skip
         self.memory.folder = folder
         self.memory.resume(folder)

@@ -56,7 +56,7 @@ from gspo_lightning.update.loss_scale import Scale, overflows, scaler_of
 from gspo_lightning.update.micro_batches import all_but_last_backward, backward_here
 from gspo_lightning.update.nonfinite import NonFiniteGuard, OnNonFinite, check_weights
 from gspo_lightning.update.router_loss import changed_routes
-from gspo_lightning.update.schedules import step_plateaus
+from gspo_lightning.update.schedules import lr_factor, step_plateaus
 from gspo_lightning.update.update import Update
 
 __all__ = ["GSPOModule"]
@@ -173,14 +173,25 @@ class GSPOModule(PolicyModule):
         """That this run will have; None if nothing ends it."""
         return iterations(self.trainer, self.data.settings.updates_per_iteration)
 
+    @property
+    def lr_factor(self) -> float:
+        """Where the schedule of the learning rate stands."""
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        return lr_factor(optimizer)
+
     def on_policy(self, batch: MiniBatch) -> bool:
         """Whether this update is the first on its rollouts, and the snapshot they come from is the policy of now."""
         return batch.index == 0 and self.old_policy.due(batch.iteration) and not self.old_logprobs.as_behaviour
 
     def segments(self, part: MicroBatch) -> Tensor | None:
-        """[N, T] segment numbers where the objective is over delimited segments, or where rewards have scored steps."""
+        """[N, T] segment numbers where the objective is over delimited segments, or where rewards have scored steps.
+
+        A response without a step is one segment, also where no row of a micro-batch has any.
+        """
         if not self.segment_delimiters:
-            return part.segments
+            given = part.segments is None and getattr(self.objective, "by", None) == "given"
+            return torch.zeros_like(part.response_mask, dtype=torch.int64) if given else part.segments
         ends = [self.tokenizer.encode(text, add_special_tokens=False)[-1] for text in self.segment_delimiters]
         return segments_by_delimiter(part.response_ids, part.response_mask, ends)
 
@@ -323,7 +334,7 @@ class GSPOModule(PolicyModule):
             )
             return backward_here(loss, scale) if ddp_of(strategy) is None else loss, sums
 
-        loss, sums = memory.retry_smaller(backward, batch.micro_batches, self.global_step + 1)
+        loss, sums = memory.retry_smaller(backward, batch.micro_batches, f"update {self.global_step + 1}")
         sources = self.data.iteration.prompts.sources if self.data.iteration is not None else ()
         metrics = self.data.loader.experience.metrics
         update.measure(sums, metrics, self.meter, self.old_logprobs, self.policy, sources)

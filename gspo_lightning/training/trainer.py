@@ -63,6 +63,7 @@ from gspo_lightning.types import MiniBatch, Prompt
 from gspo_lightning.update.loss import LossTerms
 from gspo_lightning.update.micro_batches import all_but_last_backward
 from gspo_lightning.update.optimizers import fuse
+from gspo_lightning.update.schedules import lr_factor
 
 __all__ = ["GSPOConfig", "GSPOTrainer", "RewardFunction"]
 
@@ -93,7 +94,7 @@ class GSPOTrainer:
 
     Attributes:
         policy: the model as the rest of this package sees it.
-        optimizer: AdamW; its learning rate may be changed between steps.
+        optimizer: AdamW; its learning rate may be changed between steps. A critic's changes in the same proportion.
         rollouts: the source of responses.
         iteration: steps begun so far. Part of every random draw: each step draws anew, and the same model, seed,
             iteration and queries draw the same responses again. Set it to continue where another trainer stopped.
@@ -243,6 +244,11 @@ class GSPOTrainer:
         """Of the policy."""
         return self.policy.device
 
+    @property
+    def lr_factor(self) -> float:
+        """The optimizer's learning rate now, as a share of ``config.learning_rate``."""
+        return lr_factor(self.optimizer)
+
     def forward_context(self) -> AbstractContextManager[None]:
         """Nothing: the caller decides about autocast."""
         return contextlib.nullcontext()
@@ -343,6 +349,9 @@ class GSPOTrainer:
             return Caller.of(queries, records, reward)
         if self.teacher is None:
             raise UserError("reward_function", "is None, and there is no teacher either", fix="give one of the two")
+        if self.objective.positive_nll_coef > 0:
+            why = f"is None, so no response can be correct for positive_nll_coef={self.objective.positive_nll_coef:g}"
+            raise UserError("reward_function", why, fix="give one, or set positive_nll_coef=0")
         return Unrewarded()
 
     def _read(self, records: list[dict[str, Any]]) -> list[Prompt]:
@@ -357,7 +366,8 @@ class GSPOTrainer:
         """The iteration of a step: as in ``gspo fit``, on these prompts and with the caller's rewards."""
         config, settings = self.config, self._settings(len(prompts))
         respond = Responder(self.rollouts, rewards, config.group_size, config.seed, Purpose.TRAIN_SAMPLING)
-        return Iteration(self, settings, Given(prompts), respond, lambda: config.max_tokens_per_micro_batch)
+        budget = config.max_tokens_per_micro_batch
+        return Iteration(self, settings, Given(prompts), respond, lambda: budget, accuracy_reward=REWARD)
 
     def _settings(self, prompts: int) -> ExperienceSettings:
         config = self.config

@@ -16,6 +16,7 @@ from gspo_lightning.metrics.sources import CLIPPED, clipped_by_source
 from gspo_lightning.metrics.sums import MetricSums, ratio_histogram
 from gspo_lightning.metrics.update import measure_mismatch, sequence_log_ratios
 from gspo_lightning.objectives import Objective
+from gspo_lightning.objectives.aggregate import count_positive
 from gspo_lightning.objectives.shapes import check_count
 from gspo_lightning.old_policy.base import OldPolicy
 from gspo_lightning.old_policy.teacher import Teacher
@@ -54,8 +55,15 @@ class LossTerms:
 
 
 def mini_batch_count(objective: Objective, micro_batches: Sequence[MicroBatch]) -> Tensor:
-    """What the micro-batches of a mini-batch contribute to its denominator together, a float64 scalar."""
-    return torch.stack([check_count(objective, objective.count(m.response_mask)) for m in micro_batches]).sum()
+    """What the micro-batches of a mini-batch contribute to its denominators together.
+
+    Returns:
+        [2] float64: of the objective, and of ``positive_nll_coef``: response tokens of correct responses.
+    """
+    count = torch.stack([check_count(objective, objective.count(m.response_mask)) for m in micro_batches]).sum()
+    known = [m for m in micro_batches if m.positive is not None and objective.positive_nll_coef > 0]
+    tokens = [count_positive(m.response_mask, m.positive) for m in known if m.positive is not None]
+    return torch.stack([count.double(), torch.stack(tokens).sum() if tokens else torch.zeros_like(count).double()])
 
 
 def micro_batch_loss(
@@ -72,7 +80,7 @@ def micro_batch_loss(
     Args:
         part: N rows on the policy's device.
         terms: of the loss.
-        denominator: :func:`mini_batch_count` of the whole mini-batch, summed over ranks. It makes the gradient
+        denominator: [2], :func:`mini_batch_count` of the whole mini-batch, summed over ranks. It makes the gradient
             independent of how the mini-batch was cut.
         sums: what is measured is added here.
         on_policy: no update has been made since the snapshot, so that its log-probabilities are the policy's own.
@@ -98,7 +106,9 @@ def micro_batch_loss(
         segments=terms.segments(part),
         teacher_logprobs=part.teacher_logprobs,
         teacher_kl=compared[0] if compared else None,
-        denominator=denominator,
+        positive=part.positive,
+        denominator=denominator[0],
+        positive_tokens=denominator[1],
     )
     _measure(sums, out, part, logprobs, old_logprobs, denominator)
     if tape is None or policy.routing is None:
@@ -114,7 +124,7 @@ def micro_batch_loss(
 def _measure(
     sums: MetricSums, out: ObjectiveOutput, part: MicroBatch, new: Tensor, old: Tensor, denominator: Tensor
 ) -> None:
-    no_count = torch.zeros_like(denominator)  # shares of a loss add up; there is nothing to divide them by
+    no_count = torch.zeros_like(denominator[0])  # shares of a loss add up; there is nothing to divide them by
     measured = out.sums | {"loss": (out.loss, no_count)} | measure_mismatch(part, old)
     if old is part.behaviour_logprobs:  # 0 without a measurement
         measured = {name: pair for name, pair in measured.items() if not name.startswith("kl_behaviour_old")}

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from gspo_lightning.errors import UserError
 
-__all__ = ["schedule", "step_plateaus"]
+__all__ = ["lr_factor", "schedule", "step_plateaus"]
 
 _NEVER = 1 << 62
 """Lightning would step after the checkpoint of the iteration is written, and a resume would miss the step."""
@@ -32,6 +33,19 @@ def schedule(scheduler: Any) -> dict[str, Any]:
             fix="class_path: lightning.pytorch.cli.ReduceLROnPlateau, init_args: {monitor: reward/mean, mode: max}",
         )
     return {"scheduler": scheduler, "interval": "epoch", "frequency": _NEVER, "monitor": monitor}
+
+
+def lr_factor(optimizer: torch.optim.Optimizer) -> float:
+    """The learning rate now, as a share of the one that the optimizer was made with; 1 where that was 0.
+
+    >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.5)
+    >>> optimizer.param_groups[0]["lr"] = 0.25
+    >>> lr_factor(optimizer)
+    0.5
+    """
+    group = optimizer.param_groups[0]
+    made_with = float(optimizer.defaults.get("lr", group.get("initial_lr", group["lr"])))
+    return float(group["lr"]) / made_with if made_with else 1.0
 
 
 def step_plateaus(configs: Iterable[LRSchedulerConfig], values: Mapping[str, float]) -> None:

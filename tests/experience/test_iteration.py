@@ -47,6 +47,8 @@ class Student:
         self.device, self.version = policy.device, 7
         self.iterations: int | None = None
 
+    lr_factor = 1.0
+
     def forward_context(self) -> AbstractContextManager[Any]:
         return nullcontext()
 

@@ -44,6 +44,7 @@ def batch(policy: Policy) -> MicroBatch:
         ref_logprobs=logprobs,
         teacher_logprobs=logprobs,
         routes=routes,
+        positive=torch.tensor([True, False, True]),
     )
 
 
@@ -53,7 +54,8 @@ def summed() -> dict[str, tuple[float, float]]:
     policy = build_policy("qwen3-moe")
     policy.routing = hook_routers(policy.backbone)
     part = batch(policy)
-    corrected = GSPO(correction="sequence", opsm_delta=0.1, kl_coef=0.1, entropy_coef=0.1, distill_coef=0.1)
+    coefficients = {f"{name}_coef": 0.1 for name in ("kl", "entropy", "distill", "positive_nll")}
+    corrected = GSPO(correction="sequence", opsm_delta=0.1, **coefficients)  # type: ignore[arg-type]
     found: dict[str, tuple[float, float]] = {}
     for objective in (*(case for case, _ in CASES.values()), corrected):
         found |= sums_of(objective, policy, part)

@@ -13,6 +13,14 @@ class Graded(Reward):
         return (sum(i * ord(c) for i, c in enumerate(completion, 1)) % 7) / 7
 
 
+class Even(Reward):
+    """About half of all responses are correct, also of an untaught model."""
+
+    def score(self, completion: str) -> float:
+        """1 where the sum of the characters is even."""
+        return float(sum(map(ord, completion)) % 2 == 0)
+
+
 class Flat(Reward):
     """Every response is worth the same: no comparison teaches anything."""
 

@@ -106,6 +106,30 @@ def test_it_goes_on_bit_for_bit(tmp_path: Path, whole: Path, updates: int) -> No
     assert_goes_on(tmp_path, whole, updates)
 
 
+HALVED = ["--model.lr_scheduler=torch.optim.lr_scheduler.StepLR", "--model.lr_scheduler.step_size=2"]
+
+
+def test_its_rate_follows_the_schedule_of_the_policy_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """Halved after the two updates of an iteration; interrupted there, and so before the critic's next updates."""
+    halved = [*HALVED, "--model.lr_scheduler.gamma=0.5"]
+    whole = runs.fit(tmp_path / "whole", *OPTIONS, *halved)
+    assert [v for _, v in runs.scalars(whole)["critic/lr"]] == pytest.approx([1e-3, 1e-3, 5e-4, 5e-4])
+    assert [v for _, v in runs.scalars(whole)["optim/lr"]] == pytest.approx([0.5, 0.5, 0.25, 0.25])
+    assert_goes_on(tmp_path / "cut", whole, 2, *halved)
+
+
+def test_at_a_rate_of_zero_it_stays_as_it_is(tmp_path: Path, whole: Path) -> None:
+    stopped = runs.fit(tmp_path / "stopped", *OPTIONS, *HALVED, "--model.lr_scheduler.gamma=0")
+    first = runs.fit(tmp_path / "first", *OPTIONS, "--trainer.max_epochs=1")
+
+    def weights(run: Path) -> dict[str, torch.Tensor]:
+        return {name: saved["weight"] for name, saved in critic_state(run)["trunk"].items()}
+
+    assert critic_state(stopped)["updates"] == 4
+    assert runs.largest_difference(weights(stopped), weights(first)) == 0.0
+    assert runs.largest_difference(weights(whole), weights(first)) > 1e-4
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["share", "adapters"])
 def test_every_kind_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:

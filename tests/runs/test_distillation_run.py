@@ -12,12 +12,19 @@ import torch
 
 from gspo_lightning.cli import main
 from gspo_lightning.experience.loader import ExperienceLoader
+from gspo_lightning.objectives import GSPO
+from gspo_lightning.old_policy.snapshots import CachedLogProbs
+from gspo_lightning.old_policy.teacher import LocalTeacher
+from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.update.loss import LossTerms
 from tests.rollouts.toy_server import ToyServer
 from tests.runs import runs
 from tests.runs.processes import Command
 from tests.runs.test_invariance import SGD
+from tests.runs.test_positive_run import averaged_gradient, rollouts
+from tests.runs.test_ranks_agree import two_ranks
 
 ALONE = ["--data.rewards=null", "--data.val=null", "--trainer.num_sanity_val_steps=0", "--model.cold_start=null"]
 """Nothing judges an answer."""
@@ -85,9 +92,29 @@ def test_a_layout_with_padding_gives_the_same_update(tmp_path: Path, teacher: Pa
     assert runs.largest_difference(runs.weights(packed), runs.weights(padded)) < 5e-6
 
 
+def exact_gradient(rank: int, rows: list[list[int]]) -> dict[str, list[float]]:
+    policy, own, every = load_policy(ModelSettings()), load_policy(ModelSettings(seed=7)), rollouts()
+    policy.train()
+    parts = [make_micro_batch([every[i]]) for i in rows[rank]]
+    teacher = LocalTeacher(own, exact=True)
+    terms = LossTerms(policy, CachedLogProbs(), GSPO(distill_coef=1.0, distill_exact=True), 1.0, teacher=teacher)
+    return averaged_gradient(parts, terms, len(rows))
+
+
+def test_the_exact_gradient_of_two_ranks_is_that_of_one(tmp_path: Path) -> None:
+    """Of which the first holds more responses, and so more micro-batches."""
+    alone = exact_gradient(0, [[0, 1, 2, 3, 4, 5]])
+    assert max(abs(x) for values in alone.values() for x in values) > 1e-3
+    for together in two_ranks(tmp_path, exact_gradient, [[0, 1, 2, 3], [4, 5]]):
+        assert together.keys() == alone.keys()
+        for name, values in alone.items():
+            assert together[name] == pytest.approx(values, abs=2e-6), name
+
+
 @LONG
-def test_two_ranks_do_the_update_of_one(tmp_path: Path, teacher: Path) -> None:
-    options = follow(teacher, *SLOW)
+@pytest.mark.parametrize("exact", ["true", "false"])
+def test_two_ranks_do_the_update_of_one(tmp_path: Path, teacher: Path, exact: str) -> None:
+    options = follow(teacher, *SLOW, f"--model.objective.distill_exact={exact}")
     alone = runs.fit(tmp_path / "one", *options)
     argv = [
         "fit", f"--config={runs.QUICKSTART}", *runs.SMALL, *options, "--trainer.strategy=ddp",
@@ -97,7 +124,7 @@ def test_two_ranks_do_the_update_of_one(tmp_path: Path, teacher: Path) -> None:
     assert set(Command(argv, 2, log=log).start().wait(240)) == {0}, log.read_text()
     (together,) = (tmp_path / "two" / "quickstart").iterdir()
     assert runs.largest_difference(runs.weights(alone), runs.weights(together)) < 2e-6
-    for tag in ("distill/kl", "distill/kl_k3", "distill/capped", "loss"):
+    for tag in ("distill/kl", "loss", *(("distill/kl_k3", "distill/capped") if exact == "false" else ())):
         one, two = (dict(runs.scalars(run)[tag]) for run in (alone, together))
         assert one == pytest.approx(two, abs=1e-5), tag
 
@@ -214,13 +241,16 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
         [FOLLOW, "--model.teacher=http://127.0.0.1:9", "--model.objective.distill_exact=true"],
         ["model.objective.distill_exact: needs the teacher's whole distribution"],
     ),
-    "shards, exact": (
-        [
-            FOLLOW, "--model.teacher=tiny-qwen3", "--model.objective.distill_exact=true",
-            f"--config={runs.ROOT / 'configs' / 'fsdp2.yaml'}", "--trainer.accelerator=cpu", "--trainer.devices=1",
-        ],
-        ["model.objective.distill_exact: needs the teacher's whole output head", "FSDP2Strategy", "use ddp"],
-    ),
+    **{
+        f"{name} shards, exact": (
+            [
+                FOLLOW, "--model.teacher=tiny-qwen3", "--model.objective.distill_exact=true",
+                f"--config={runs.ROOT / 'configs' / name}.yaml", "--trainer.accelerator=cpu", "--trainer.devices=1",
+            ],
+            ["model.objective.distill_exact: needs the teacher's whole output head", strategy, "use ddp"],
+        )
+        for name, strategy in (("fsdp", "FSDP"), ("fsdp2", "FSDP2Strategy"))
+    },
     "a dtype for a server": (
         [FOLLOW, "--model.teacher.name_or_path=http://127.0.0.1:9", "--model.teacher.dtype=float32"],
         ["model.teacher.dtype: means nothing to a server"],

@@ -179,3 +179,34 @@ def test_a_rank_that_has_no_row_of_a_mini_batch_keeps_step_with_a_filler(tmp_pat
     first, second = two_ranks(tmp_path, _dealt)
     assert first == [(4, 1.0, [(0, 0), (0, 1), (2, 0), (2, 1)]), (0, 0.0, [])]
     assert second == [(0, 0.0, []), (4, 1.0, [(1, 0), (1, 1), (3, 0), (3, 1)])]
+
+
+def _steps(rank: int, which: str) -> list[Rollout]:
+    """A group of two responses of three tokens; their steps are scored by rank and case."""
+    first, second = rollout(rank, 0.5, 0.0), rollout(rank, 0.25, 0.0)
+    scores = {"one rank has none": [[1.0, 0.0], [0.5, 0.25]] if rank == 0 else [[], []],
+              "more on one rank": [[1.0, 0.0], [0.5]] if rank == 0 else [[0.75], []],
+              "masked": [[1.0, 0.0], [0.5]] if rank == 0 else [[0.75, 0.5], [1.0]],
+              "all masked": [[1.0, 0.0], [0.5]]}[which]  # fmt: skip
+    for made, own in zip((first, second), scores, strict=True):
+        made.steps = {"a": tuple((i + 1, s) for i, s in enumerate(own))} if own else {}
+        made.reward_parts = {"a": sum(own) / len(own) if own else 0.0, "b": 0.5}
+        made.masked = which == "all masked" or (which == "masked" and rank == 1)
+    return [first, second]
+
+
+def _stepped(groups: list[list[Rollout]]) -> tuple[list[list[list[float]]], float]:
+    dead = assign_advantages(groups, GroupNormalised(), Shaping(), CPU)
+    return [[r.token_advantages.tolist() for r in g if r.token_advantages is not None] for g in groups], dead
+
+
+def _steps_here(rank: int, which: str) -> tuple[list[list[list[float]]], float]:
+    return _stepped([_steps(rank, which)])
+
+
+@pytest.mark.parametrize("which", ["one rank has none", "more on one rank", "masked", "all masked"])
+def test_steps_of_two_ranks_are_compared_as_by_one(tmp_path: Path, which: str) -> None:
+    wanted, dead = _stepped([_steps(0, which), _steps(1, which)])
+    assert two_ranks(tmp_path, _steps_here, which) == [([own], dead) for own in wanted]
+    if which != "all masked":
+        assert any(x != 0 for row in wanted[0] for x in row)

@@ -12,6 +12,8 @@ from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rewards.steps import split_steps
 from gspo_lightning.types import MicroBatch
 from tests.runs import runs
+from tests.runs.processes import Command
+from tests.runs.test_invariance import SGD
 
 REWARD = {"steps": {"class_path": "BriefSteps", "init_args": {"marker": "x"}}}
 STEPS = [
@@ -81,3 +83,49 @@ def test_what_cannot_use_steps_is_refused_at_start(
 ) -> None:
     runs.fit(tmp_path, *STEPS, *more, code=2)
     assert f"error: {message}" in capfd.readouterr().err
+
+
+SILENT = json.dumps({"steps": {"class_path": "SomeSteps", "init_args": {"marker": "x"}}})
+"""No step of most responses is scored, so that whole micro-batches have none."""
+
+
+@pytest.mark.parametrize("objective", [GIVEN, pytest.param(["--model.objective=GSPOToken"], marks=pytest.mark.long)])
+def test_a_response_without_steps_is_one_segment(tmp_path: Path, objective: list[str]) -> None:
+    """Also where no row of a micro-batch has any: the update is that of one micro-batch."""
+    options = [*STEPS, *SGD, f"--data.rewards={SILENT}", *objective]
+    whole, cut = (
+        runs.fit(tmp_path / str(budget), *options, f"--data.max_tokens_per_micro_batch={budget}")
+        for budget in (4096, 40)
+    )
+    assert min(v for _, v in runs.scalars(cut)["data/micro_batches"]) >= 4
+    assert runs.scalars(whole)["optim/gradient_norm"][0][1] > 0
+    assert runs.largest_difference(runs.weights(whole), runs.weights(cut)) < 3e-6
+
+
+def assert_two_are_one(root: Path, *options: str) -> None:
+    options = (*STEPS, *SGD, "--data.max_tokens_per_micro_batch=60", *options)
+    one, log = runs.fit(root / "one", *options), root / "log"
+    argv = [
+        "fit", f"--config={runs.QUICKSTART}", f"--config={runs.ROOT / 'configs' / 'ddp.yaml'}", *runs.SMALL, *options,
+        "--trainer.accelerator=cpu", "--trainer.devices=2", f"--trainer.default_root_dir={root / 'two'}",
+    ]  # fmt: skip
+    assert Command(argv, 2, log=log).start().wait(240) == [0, 0], log.read_text()
+    (two,) = (root / "two" / "quickstart").iterdir()
+    assert runs.largest_difference(runs.weights(one), runs.weights(two)) < 3e-6
+    alone, together = runs.scalars(one), runs.scalars(two)
+    for tag in ("loss", "reward/mean", "reward/dead_groups", "optim/gradient_norm"):
+        for (_, a), (_, b) in zip(alone[tag], together[tag], strict=True):
+            assert a == pytest.approx(b, abs=2e-5), tag
+
+
+@pytest.mark.long
+def test_two_ranks_are_one(tmp_path: Path) -> None:
+    assert_two_are_one(tmp_path, *GIVEN, f"--data.rewards={SILENT}", "--data.deal=shuffled")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("deal", ["stratified", "groups"])
+def test_two_ranks_are_one_in_any_deal(tmp_path: Path, deal: str) -> None:
+    assert_two_are_one(
+        tmp_path, "--model.objective=GSPOToken", "--data.advantages=GroupNormalised", f"--data.deal={deal}"
+    )

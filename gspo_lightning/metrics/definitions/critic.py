@@ -77,6 +77,16 @@ CRITIC = (
         when=_CRITIC,
     ),
     MetricSpec(
+        "critic/lr",
+        "learning rate of the critic's updates of the iteration: model.critic.lr x (optim/lr of the iteration's first "
+        "update / the policy's configured rate)",
+        "1",
+        "model.critic.lr, or below it by the shape of model.lr_scheduler",
+        "If it is 0, a warm-up of the policy's rate begins at 0: the critic learns from the second iteration on.",
+        "Critic",
+        when=_CRITIC,
+    ),
+    MetricSpec(
         "critic/updates",
         "optimizer steps of the critic so far",
         "updates",

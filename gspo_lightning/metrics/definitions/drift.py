@@ -7,6 +7,8 @@ from gspo_lightning.metrics.definitions.spec import MetricSpec
 
 __all__ = ["DRIFT"]
 
+_POSITIVE = "model.objective.positive_nll_coef above 0"
+
 DRIFT = (
     MetricSpec(
         "kl/old_new_k1",
@@ -54,5 +56,25 @@ DRIFT = (
         "If it reaches 0 before the reward rises, exploration is over: raise clip_high or the temperature.",
         "Drift and entropy",
         reading=Mean("entropy"),
+    ),
+    MetricSpec(
+        "policy/positive_nll",
+        "mean over the response tokens of correct responses of -log pi; 0 where there is none",
+        "nats per token",
+        "falls slowly, a little below policy/entropy",
+        "If it falls while val/accuracy does not rise, the policy only repeats itself: lower positive_nll_coef.",
+        "Drift and entropy",
+        when=_POSITIVE,
+        reading=Mean("positive_nll"),
+    ),
+    MetricSpec(
+        "policy/positive_tokens",
+        "response tokens of correct responses / response tokens of the mini-batch",
+        "fraction",
+        "rises with the reward",
+        "If it stays at 0, no accuracy reward reaches 1 (data.evaluation.accuracy_reward) and the term does nothing.",
+        "Drift and entropy",
+        when=_POSITIVE,
+        reading=Mean("positive_tokens"),
     ),
 )
