@@ -12,7 +12,7 @@ from gspo_lightning.resume import write_text
 from gspo_lightning.reward_models.held_out import HeldOut
 from gspo_lightning.reward_models.picture import draw
 
-__all__ = ["MARGINS", "PICTURE", "RESULTS", "draw_again", "write_record"]
+__all__ = ["MARGINS", "PICTURE", "RESULTS", "draw_again", "read_results", "write_record"]
 
 RESULTS, MARGINS, PICTURE = "results.json", "held_out_margins.json", "report.png"
 
@@ -27,6 +27,16 @@ def write_record(folder: Path, results: Mapping[str, Any], margins: Sequence[flo
     """
     write_text(folder / MARGINS, json.dumps(list(margins)) + "\n")
     write_text(folder / RESULTS, json.dumps(results, indent=2) + "\n")
+
+
+def read_results(folder: Path, updates: int) -> dict[str, Any] | None:
+    """``results.json`` of a run, if it was written after so many updates; None without one."""
+    try:
+        results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        HeldOut.of_dict(results["held_out"])
+        return dict(results) if results["updates"] == updates else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def draw_again(run: Run, path: Path) -> HeldOut | None:

@@ -53,8 +53,8 @@ def finish(
     write_record(folder, results, module.held_out_margins)
     draw(folder / PICTURE, _curves(trainer), found, module.held_out_margins)
     content = {
-        "config": json.loads(json.dumps(dict(config), default=str)), "results": results, "data": data.fingerprints(),
-        "versions": versions(), "reads": data.reads, "picture": folder / PICTURE,
+        "config": json.loads(json.dumps(dict(config), default=str)), "results": results, "updates": trainer.global_step,
+        "data": data.fingerprints(), "versions": versions(), "reads": data.reads, "picture": folder / PICTURE,
     }  # fmt: skip
     export(
         folder / MODEL, reward_model_of(module.settings, module.whole_weights()), module.tokenizer, data.reads, content
