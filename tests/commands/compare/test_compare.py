@@ -17,7 +17,7 @@ from gspo_lightning.commands.compare.runs import Variant
 from gspo_lightning.commands.compare.stats import MEASURES, paired_difference
 from gspo_lightning.report.read import read_run
 from tests.runs.processes import Command
-from tests.runs.runs import QUICKSTART, SMALL, UNTAUGHT, weights
+from tests.runs.runs import QUICKSTART, SMALL, UNTAUGHT, fit, weights
 from tests.support.recorded_run import write_run
 
 
@@ -96,6 +96,23 @@ def test_two_objectives_two_seeds_and_nothing_twice(tmp_path: Path, capsys: pyte
     assert (tmp_path / "compare.md").read_text() == text
 
 
+def test_an_interrupted_run_of_a_comparison_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Killed in the last update of the first run; its weights end as those of the same run alone."""
+    few = [*SMALL, *UNTAUGHT, "--trainer.max_epochs=2"]
+    argv = ["compare", f"--config={QUICKSTART}", "--objectives=GSPO,GRPO", "--seeds=1", f"--output={tmp_path}", *few]
+    log = tmp_path / "log"
+    moment = "gspo_lightning.training.module:GSPOModule.training_step:4"
+    assert Command(argv, kill_at=moment, log=log).start().wait() == [-9], log.read_text()
+    assert main(argv) == 0
+    said = capsys.readouterr().out
+    assert f"GSPO, seed 1 (interrupted: goes on from {tmp_path / 'GSPO-seed1' / 'version_0'}" in said
+    assert "step-00000002.ckpt)" in said
+    alone = fit(tmp_path / "alone", *UNTAUGHT, "--model.objective=GSPO", "--seed_everything=1")
+    mine, theirs = weights(alone), weights(tmp_path / "GSPO-seed1" / "version_0")
+    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+@pytest.mark.long
 def test_a_killed_comparison_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Killed in the second run's second iteration; the same command again ends as one that nobody disturbed."""
 
