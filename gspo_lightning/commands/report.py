@@ -71,12 +71,12 @@ def _reward_model(runs: Sequence[Run], output: Path | None) -> int:
     picture = (output or run.folder) / PICTURE
     try:
         picture.parent.mkdir(parents=True, exist_ok=True)
-        found = draw_again(run, picture)
+        judged = draw_again(run, picture)
     except OSError as error:
         problem = f"{picture.parent} cannot be written: {error}"
         raise UserError("--output", problem, fix="choose a folder with --output") from error
     lines = [f"reward model from {run.model}, seed {run.seed}: {run.updates:,} updates"]
-    lines += [] if found is None else [describe(found)]
+    lines += [] if judged is None else [describe(judged)]
     for line in (*lines, *(f"note: {problem}" for problem in run.problems), f"written: {picture}"):
         console.print(line, soft_wrap=True, markup=False)
     return 0
