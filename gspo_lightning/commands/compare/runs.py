@@ -78,11 +78,10 @@ def run_once(
     done = _summaries(output / name)
     if done and before == text:
         return done[-1].parent
-    resumed: Path | None = None
     if before == text:
         resumed, state = _interrupted(output / name, first)
     else:
-        state, first = "", 1 + max(_numbers(output / name), default=-1)
+        resumed, state, first = None, "", 1 + max(_numbers(output / name), default=-1)
         _write(stub, f"{text}\n{_FIRST}{first}\n{{}}\n")
         for old in done:  # of another command
             old.unlink()
