@@ -34,7 +34,7 @@ COMMANDS = {
     "score": "score recorded completions without training",
     "report": "curves of runs as report.png and a one-page summary",
     "compare": "compare objectives, or any config changes, on the same prompts and seeds",
-    "export": "write a checkpoint in transformers format",
+    "export": "write a checkpoint of a policy or a reward model in transformers format",
     "replay": "repeat an update from its dump: one that was not finite, or that raised an alarm",
     "doctor": "versions, devices, and a self-test of the sandbox",
 }

@@ -195,8 +195,9 @@ class Rollout:
         return self.reward_statuses.get(reward) != "not_applicable"
 
     def verdict(self, reward: str) -> float | None:
-        """The part that says whether the response is correct: of this reward, or of the first that applies."""
-        names = (reward, *self.reward_parts)
+        """The part that says whether the response is correct: of this reward, or of the first one that applies where
+        no reward is named (empty) or the named one has nothing to say about this record."""
+        names = (reward, *self.reward_parts) if reward else tuple(self.reward_parts)
         return next((self.reward_parts.get(name) for name in names if self.applies(name)), None)
 
     def correct(self, reward: str) -> bool:

@@ -33,17 +33,27 @@ class Interrupts(Callback):
 
     A single process that is sampling stops at once: its state is that of the last update. Several ranks agree on a
     place where all stop, whichever of them got the signal. A second Ctrl-C stops immediately.
+
+    While the run is set up (a cold start may take minutes) every rank stops at once: nothing is there to save.
     """
 
     def __init__(self) -> None:
         self._pending = 0
-        self._busy = self._agreed = False
+        self._busy = self._agreed = self._starting = False
         self._folder = Path()
         self._previous: dict[int, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find the run folder while all ranks do; later one may be alone."""
+        """Find the run folder while all ranks do; later one may be alone. The model is made after this."""
         self._folder = run_folder(trainer)
+        if stage == "fit":
+            self._starting = True
+            self._listen()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give the signals back: Lightning puts its own handlers in place, and restores what it has found."""
+        self._release()
+        self._starting = False
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """From here on there is something to save; Lightning has put its own handlers in place before."""
@@ -105,7 +115,7 @@ class Interrupts(Callback):
         again, self._pending = bool(self._pending), signum
         if again and signum == signal.SIGINT:
             raise KeyboardInterrupt
-        if not self._busy and rank_and_world()[1] == 1:
+        if self._starting or (not self._busy and rank_and_world()[1] == 1):
             self._stop(signum)
         _say("Stopping after this update (or evaluation) ...")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from gspo_lightning.errors import UserError
 from gspo_lightning.report.page import PAGE, read_runs, write_runs
 from gspo_lightning.report.run import Run
 from gspo_lightning.report.verdicts import verdicts
@@ -34,17 +35,50 @@ def main(argv: Sequence[str]) -> int:
     """Write the report and show its table.
 
     Raises:
-        UserError: a folder is not a run.
+        UserError: a folder is not a run, or runs of policies and reward models are mixed.
     """
     parser = argparse.ArgumentParser("gspo report", description="Curves of runs, and a page in words.")
     add_arguments(parser)
     options = parser.parse_args(list(argv))
     runs = read_runs(options.runs)
+    if any(run.of_reward_model for run in runs):
+        return _reward_model(runs, options.output)
     out = options.output or (runs[0].folder if len(runs) == 1 else runs[0].folder.resolve().parent)
     picture = write_runs(runs, out)
     _show(runs)
     for path in (picture, picture.with_name(PAGE)):
         Console(highlight=False).print(f"written: {path}", soft_wrap=True, markup=False)
+    return 0
+
+
+def _reward_model(runs: Sequence[Run], output: Path | None) -> int:
+    """The picture that ``gspo fit-reward`` draws at the end, drawn again.
+
+    Raises:
+        UserError: one of several runs is of a reward model.
+    """
+    if len(runs) > 1:
+        found = next(run for run in runs if run.of_reward_model)
+        raise UserError(
+            "gspo report",
+            f"{found.folder} is a run of gspo fit-reward, which cannot be drawn beside others",
+            fix=f"report it alone: gspo report {found.folder}",
+        )
+    from gspo_lightning.commands.fit_reward.finish import describe  # imports torch
+    from gspo_lightning.reward_models.record import PICTURE, draw_again
+
+    run, console = runs[0], Console(highlight=False)
+    picture = (output or run.folder) / PICTURE
+    try:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        judged = draw_again(run, picture)
+    except OSError as error:
+        problem = f"{picture.parent} cannot be written: {error}"
+        raise UserError("--output", problem, fix="choose a folder with --output") from error
+    lines = [f"reward model from {run.model}, seed {run.seed}: {run.updates:,} updates"]
+    lines += [] if judged is None else [describe(judged)]
+    for line in (*lines, *(f"note: {problem}" for problem in run.problems), f"written: {picture}"):
+        console.print(line, soft_wrap=True, markup=False)
     return 0
 
 

@@ -50,8 +50,9 @@ def read_run(folder: Path, scalars: Scalars | None = None) -> Run:
             run.problems += [problem for file in files if (problem := problem_of(file)) is not None]
     else:
         read_events(run)
-    _read_json(run)
     _read_config(run)
+    if not run.of_reward_model:  # which has results.json instead
+        _read_json(run)
     _read_alarms(run)
     if run.updates > (number(run.summary.get("updates")) or math.inf):
         run.problems.append(

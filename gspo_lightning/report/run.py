@@ -125,6 +125,14 @@ class Run:
         return None if self.started is None or self.last_event is None else self.last_event - self.started
 
     @property
+    def of_reward_model(self) -> bool:
+        """Whether ``gspo fit-reward`` made it: there is no policy in it."""
+        written = self.config.get("model")
+        return any(tag.startswith("reward_model/") for tag in self.scalars) or (
+            isinstance(written, dict) and "center_rewards_coefficient" in written
+        )
+
+    @property
     def sequence_level(self) -> bool:
         """Whether the objective clips whole sequences."""
         return "clip/sequences" in self.scalars

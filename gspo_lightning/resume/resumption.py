@@ -19,10 +19,12 @@ from gspo_lightning.resume.files import sha256
 from gspo_lightning.resume.find import find_checkpoint, newest_run, read_checkpoint
 from gspo_lightning.resume.writer import Writer
 
-__all__ = ["Fingerprint", "Provenance", "Resumption", "plugin_fingerprints"]
+__all__ = ["REWARD_MODEL", "Fingerprint", "Provenance", "Resumption", "plugin_fingerprints"]
 
 log = logging.getLogger(__name__)
 
+REWARD_MODEL = "gspo_reward_model"
+"""Where a checkpoint says which reward model it holds; that of a policy has no such key."""
 Provenance = dict[str, Any]
 """``{"config", "versions", "data", "plugins"}``: what a checkpoint says about where it comes from."""
 
@@ -43,7 +45,7 @@ class Resumption:
     """Whether the meaning of the run may change."""
 
     @classmethod
-    def of(cls, given: str | None, folder: Path, *, writer: Writer | None) -> Self:
+    def of(cls, given: str | None, folder: Path, *, writer: Writer | None, reward_model: bool = False) -> Self:
         """Resolve ``--ckpt_path``.
 
         Args:
@@ -52,9 +54,11 @@ class Resumption:
             writer: of a run that goes on: nothing in its folder is believed before it is locked. With ``last``, a run
                 that has no checkpoint yet (or no run at all) starts from the beginning, in the same folder: the same
                 command can be repeated after an accident at any moment. None only reads, beside the run's own writer.
+            reward_model: whether the checkpoint must hold a reward model or a policy.
 
         Raises:
-            UserError: the checkpoint is missing, damaged or unreadable, or another process writes the run.
+            UserError: the checkpoint is missing, damaged, unreadable or of the other kind, or another process writes
+                the run.
         """
         if not given:
             return cls()
@@ -62,11 +66,11 @@ class Resumption:
             path = Path(given)
             if writer is not None and path.exists() and (own := run_of(path)) is not None:
                 writer.enter(own)
-            return cls._at(path)
+            return cls._at(path, reward_model)
         run = newest_run(folder)
         if writer is not None and run is not None:
             writer.enter(run)
-        found = None if run is None else cls._last(run)
+        found = None if run is None else cls._last(run, reward_model)
         if found is not None:
             return found
         if writer is None:
@@ -77,24 +81,24 @@ class Resumption:
         return cls(None, run)
 
     @classmethod
-    def _at(cls, path: Path) -> Self:
+    def _at(cls, path: Path, reward_model: bool) -> Self:
         """What a path stands for, which may be the link to the newest."""
         while True:
             whole = path.resolve()
             try:
-                return cls._from(whole)
+                return cls._from(whole, reward_model)
             except UserError:
                 if path.resolve() == whole:
                     raise
 
     @classmethod
-    def _last(cls, run: Path) -> Self | None:
+    def _last(cls, run: Path, reward_model: bool) -> Self | None:
         """The newest whole checkpoint. A run that is being trained removes old ones while they are looked at: again."""
         while True:
             before = _names(run)
             try:
                 found = find_checkpoint(run)
-                resumption = None if found is None else cls._from(found.checkpoint)
+                resumption = None if found is None else cls._from(found.checkpoint, reward_model)
             except UserError:
                 if _names(run) == before:
                     raise
@@ -104,8 +108,11 @@ class Resumption:
             return resumption
 
     @classmethod
-    def _from(cls, path: Path) -> Self:
+    def _from(cls, path: Path, reward_model: bool) -> Self:
         content = read_checkpoint(path)
+        if (REWARD_MODEL in content) != reward_model:
+            has, wanted = ("policy", "gspo fit-reward") if reward_model else ("reward model", "gspo fit")
+            raise UserError("ckpt_path", f"{path} holds a {has}", fix=f"give a checkpoint of {wanted}")
         return cls(str(path), run_of(path), int(content["global_step"]) + 1, dict(content.get("gspo_run", {})))
 
     def check_config(self, config: Mapping[str, Any], versions: Mapping[str, str], plugins: Iterable[str]) -> None:

@@ -30,8 +30,8 @@ def card(content: Mapping[str, Any]) -> str:
     """The page, with the header that the hub reads.
 
     Args:
-        content: ``config``, ``results`` (of ``results.json``), ``data`` (fingerprints), ``versions``, ``reads`` and
-            ``picture`` (or None).
+        content: ``config``, ``updates``, ``results`` (of ``results.json``, or None), ``data`` (fingerprints),
+            ``versions``, ``reads`` and ``picture`` (or None).
     """
     parts = (_header(content), _introduction(content), *_training(content), *_data(content), *_results(content))
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -89,7 +89,7 @@ def _introduction(content: Mapping[str, Any]) -> str:
 
 
 def _training(content: Mapping[str, Any]) -> Iterator[str]:
-    rows = ["| | |\n|---|---|", f"| updates | {content['results']['updates']:,} |"]
+    rows = ["| | |\n|---|---|", f"| updates | {content['updates']:,} |"]
     for words, path in SETTINGS.items():
         if (value := _setting(content["config"], path)) is not None:
             rows.append(f"| {words} | {value} |")
@@ -98,21 +98,31 @@ def _training(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _data(content: Mapping[str, Any]) -> Iterator[str]:
-    dropped = content["results"]["dropped"]
+    if not content["data"]:
+        return
+    dropped = (content["results"] or {}).get("dropped", {})
     rows = ["| | source | pairs | too long | identical answers | SHA-256 |\n|---|---|---|---|---|---|"]
     for which, found in content["data"].items():
         source = _shown(content["config"]["data"][which])
-        left_out = dropped.get(which, {})
+        left_out = [f"{dropped[which][why]:,}" if which in dropped else "-" for why in ("too_long", "identical")]
         rows.append(
-            f"| {which} | `{source}` | {found['prompts']:,} | {left_out.get('too_long', 0):,} | "
-            f"{left_out.get('identical', 0):,} | `{found['sha256'][:16]}` |"
+            f"| {which} | `{source}` | {found['prompts']:,} | {' | '.join(left_out)} | `{found['sha256'][:16]}` |"
         )
     yield "## Data"
     yield "\n".join(rows)
 
 
 def _results(content: Mapping[str, Any]) -> Iterator[str]:
-    found = content["results"]["held_out"]
+    if content["results"] is not None:
+        yield from _held_out(content["results"]["held_out"])
+    if content.get("picture") is not None:
+        yield f"![Loss, accuracy, calibration and margins]({Path(content['picture']).name})"
+    if content["versions"]:
+        yield "## Versions"
+        yield ", ".join(f"{name} {version}" for name, version in content["versions"].items()) + "."
+
+
+def _held_out(found: Mapping[str, Any]) -> Iterator[str]:
     accuracy = found["accuracy"]
     interval = "-" if accuracy["low"] is None else f"{accuracy['low']:.3f} to {accuracy['high']:.3f}"
     yield f"## {found['pairs']:,} held-out pairs of {found['prompts']:,} prompts"
@@ -123,7 +133,3 @@ def _results(content: Mapping[str, Any]) -> Iterator[str]:
         f"| loss, nats per pair | {found['loss']:.3f} | |\n"
         f"| mean reward, standard deviation | {found['reward']:.2f}, {found['spread']:.2f} | |"
     )
-    if content.get("picture") is not None:
-        yield f"![Loss, accuracy, calibration and margins]({Path(content['picture']).name})"
-    yield "## Versions"
-    yield ", ".join(f"{name} {version}" for name, version in content["versions"].items()) + "."

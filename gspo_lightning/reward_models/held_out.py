@@ -5,7 +5,7 @@ The unit of the interval is the prompt: pairs of one prompt share an answer, or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -54,6 +54,16 @@ class HeldOut:
     def as_dict(self) -> dict[str, Any]:
         """Numbers, texts and lists only."""
         return asdict(self)
+
+    @classmethod
+    def of_dict(cls, found: Mapping[str, Any]) -> HeldOut:
+        """From what :meth:`as_dict` gave.
+
+        Raises:
+            TypeError, KeyError: it is something else.
+        """
+        bins = tuple(Bin(**one) for one in found["bins"])
+        return cls(**{**found, "accuracy": Estimate(**found["accuracy"]), "bins": bins})
 
 
 def judge(

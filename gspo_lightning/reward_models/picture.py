@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gspo_lightning.report.save import save
-from gspo_lightning.report.style import FAINT, GREY, INK, quiet, style
+from gspo_lightning.report.style import FAINT, GREY, INK, quiet, say_not_logged, style
 from gspo_lightning.reward_models.held_out import HeldOut
 
 __all__ = ["draw"]
@@ -19,14 +19,14 @@ __all__ = ["draw"]
 Curve = Sequence[tuple[int, float]]
 
 
-def draw(path: Path, curves: Mapping[str, Curve], found: HeldOut, margins: Sequence[float]) -> None:
+def draw(path: Path, curves: Mapping[str, Curve], found: HeldOut | None, margins: Sequence[float]) -> None:
     """Write it.
 
     Args:
         path: of a PNG.
         curves: tag -> (optimizer step, value): ``reward_model/loss``, ``accuracy``, ``val_loss``, ``val_accuracy``.
-        found: on the held-out pairs, at the end.
-        margins: [N] chosen minus rejected reward of each held-out pair.
+        found: on the held-out pairs, at the end; None before it.
+        margins: [N] chosen minus rejected reward of each held-out pair; empty where they are not known.
     """
     figure = Figure(figsize=(10, 7), layout="constrained")
     FigureCanvasAgg(figure)
@@ -34,11 +34,18 @@ def draw(path: Path, curves: Mapping[str, Curve], found: HeldOut, margins: Seque
     _curves(loss, curves, "loss", "nats per pair")
     _curves(accuracy, curves, "accuracy", "share of pairs")
     _calibration(calibration, found)
+    _margins(spread, margins)
+    save(figure, path)
+
+
+def _margins(spread: Any, margins: Sequence[float]) -> None:
     quiet(spread, "Held-out margins", "pairs")
+    if not margins:
+        say_not_logged(spread)
+        return
     spread.hist(np.asarray(margins), bins=40, color=style(0)[0])
     spread.axvline(0, color=INK, linewidth=1)
     spread.set_xlabel("chosen minus rejected reward", color=GREY, fontsize=9)
-    save(figure, path)
 
 
 def _curves(axes: Any, curves: Mapping[str, Curve], name: str, unit: str) -> None:
@@ -52,7 +59,11 @@ def _curves(axes: Any, curves: Mapping[str, Curve], name: str, unit: str) -> Non
     axes.legend(fontsize=8, frameon=False)
 
 
-def _calibration(axes: Any, found: HeldOut) -> None:
+def _calibration(axes: Any, found: HeldOut | None) -> None:
+    if found is None:
+        quiet(axes, "Calibration", "share that is right")
+        say_not_logged(axes)
+        return
     low, high = found.accuracy.low, found.accuracy.high
     interval = "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
     title = f"Calibration: accuracy {found.accuracy.value:.3f}{interval}, error {found.ece:.3f}"

@@ -13,12 +13,11 @@ from transformers import PreTrainedModel
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.lora import BASE_NORM, check_base, frozen_norm, merge_adapters
 from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.resume.resumption import REWARD_MODEL
 from gspo_lightning.reward_models.model import load_reward_model
 
-__all__ = ["KEY", "check_frozen", "reward_model_of", "trained_only"]
+__all__ = ["check_frozen", "reward_model_of", "trained_only"]
 
-KEY = "gspo_reward_model"
-"""Where a checkpoint says which reward model it holds."""
 _PREFIX = "model."
 
 
@@ -32,7 +31,7 @@ class _Module(Protocol):
 
 def trained_only(checkpoint: dict[str, Any], module: _Module) -> None:
     """Put into a checkpoint which model it is; of a model with adapters, leave frozen weights out of it."""
-    checkpoint[KEY] = {"model": dataclasses.asdict(module.settings), "text": module.data.reads}
+    checkpoint[REWARD_MODEL] = {"model": dataclasses.asdict(module.settings), "text": module.data.reads}
     checkpoint["gspo_run"] = module.provenance
     if module.settings.lora is None:
         return
@@ -49,10 +48,10 @@ def check_frozen(checkpoint: dict[str, Any], module: _Module) -> None:
     Raises:
         UserError: it was not written by ``gspo fit-reward``, or with another model.
     """
-    if KEY not in checkpoint:
+    if REWARD_MODEL not in checkpoint:
         problem = "is no checkpoint of a reward model"
         raise UserError("ckpt_path", problem, fix="give one of gspo fit-reward; gspo fit resumes those of gspo fit")
-    if (module.settings.lora is None) != (checkpoint[KEY]["model"]["lora"] is None):
+    if (module.settings.lora is None) != (checkpoint[REWARD_MODEL]["model"]["lora"] is None):
         problem = "must be as in the run that wrote the checkpoint: one of them trains adapters, the other all weights"
         raise UserError("model.lora", problem, fix="resume with the model.lora of that run")
     if module.settings.lora is not None:

@@ -130,3 +130,12 @@ def test_state_survives_a_weights_only_checkpoint(tmp_path: Path) -> None:
                 assert torch.equal(found, value)
             else:
                 assert found == value
+
+
+def test_the_verdict_is_that_of_the_named_reward_or_of_the_first_that_applies() -> None:
+    parts = {"format": 0.5, "correct": 1.0}
+    made = rollout(reward_parts=parts, reward_statuses={})
+    assert (made.verdict("correct"), made.verdict("")) == (1.0, 0.5)
+    made = rollout(reward_parts=parts, reward_statuses={"format": "not_applicable"})
+    assert (made.verdict("format"), made.verdict("")) == (1.0, 1.0)
+    assert rollout(reward_parts={}, reward_statuses={}).verdict("") is None

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from gspo_lightning.cli import main
 from tests.reward_models import runs
 from tests.runs.processes import Command
 
@@ -36,6 +37,11 @@ def test_two_ranks_train_like_one(tmp_path: Path, strategy: str) -> None:
     first, second = (runs.results(run)["held_out"] for run in (one, other))
     assert first["pairs"] == second["pairs"]
     assert second["loss"] == pytest.approx(first["loss"], rel=1e-4)
+    checkpoint = other / "checkpoints" / "last.ckpt"
+    assert checkpoint.is_dir() == (strategy == "fsdp2")
+    assert main(["export", str(checkpoint), str(tmp_path / "exported")]) == 0
+    exported = AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported").state_dict()
+    assert all(torch.equal(exported[name], weight) for name, weight in models[1].items())
     again = Command([*argv, "--ckpt_path=last", "--trainer.max_epochs=2"], ranks=2, log=tmp_path / "log").start()
     assert again.wait() == [0, 0], (tmp_path / "log").read_text()
     whole = runs.fit_reward(tmp_path / "whole", train, f"--data.val={val}", *OPTIONS, "--trainer.max_epochs=2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from gspo_lightning.commands.compare.figure import draw
 from gspo_lightning.commands.compare.page import page, summary_table
 from gspo_lightning.commands.compare.rollouts import compare_rollouts
-from gspo_lightning.commands.compare.runs import Variant, run_once
+from gspo_lightning.commands.compare.runs import RunInterruptedError, Variant, run_once
 from gspo_lightning.commands.compare.stats import SEEDS_FOR_A_CLAIM
 from gspo_lightning.errors import UserError
 from gspo_lightning.registry import component
@@ -25,7 +26,8 @@ __all__ = ["main"]
 PICTURE, PAGE = "compare.png", "compare.md"
 EPILOG = f"""\
 Everything else is passed to gspo fit, for all variants: --trainer.max_epochs 15.
-Runs that the same command has already finished are skipped, so you can stop at any time and continue.
+Runs that the same command has already finished are skipped, and an interrupted one goes on from its last checkpoint:
+stop at any time and repeat the command.
 A difference is claimed from {SEEDS_FOR_A_CLAIM} seeds on, if the bootstrap interval of paired differences leaves 0 out.
 
   gspo compare --config quickstart --objectives GSPO,GRPO --seeds 1,2,3
@@ -50,8 +52,22 @@ def main(argv: Sequence[str], gspo: Callable[[list[str]], int]) -> int:
     if options.rollouts is not None and not options.config and (options.rollouts / "config.yaml").is_file():
         options.config = [options.rollouts / "config.yaml"]
     _check(options.config, variants)
-    if options.rollouts is not None:
-        return compare_rollouts(options.rollouts, variants, options.config, shared, options.output, gspo)
+    try:
+        if options.rollouts is not None:
+            return compare_rollouts(options.rollouts, variants, options.config, shared, options.output, gspo)
+        return _compare(options, variants, seeds, shared, gspo)
+    except RunInterruptedError as stopped:
+        print(stopped, file=sys.stderr)
+        return stopped.code
+
+
+def _compare(
+    options: argparse.Namespace,
+    variants: Sequence[Variant],
+    seeds: Sequence[int],
+    shared: Sequence[str],
+    gspo: Callable[[list[str]], int],
+) -> int:
     runs = {
         variant.name: {
             seed: read_run(

@@ -13,7 +13,19 @@ from rich.console import Console
 from gspo_lightning.errors import UserError
 from gspo_lightning.unfinished import beside
 
-__all__ = ["Variant", "run_once"]
+__all__ = ["RunInterruptedError", "Variant", "run_once"]
+
+_SIGNALS = (129, 130, 143)
+"""Exit codes of a run that a signal stopped."""
+_FIRST = "# its first run: version_"
+
+
+class RunInterruptedError(Exception):
+    """A signal stopped a run; ``code`` is its exit code."""
+
+    def __init__(self, title: str, code: int) -> None:
+        super().__init__(f"the run {title} was interrupted: repeat the same command to continue")
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,8 @@ def run_once(
 ) -> Path:
     """The folder of a run: the one that is there if the same command made it, else a new one.
 
+    A run of the same command that was interrupted goes on from its last checkpoint, if it has one.
+
     Args:
         name: of its folder in ``output``.
         title: printed before it is made.
@@ -52,35 +66,90 @@ def run_once(
 
     Raises:
         UserError: it could not be made.
+        RunInterruptedError: a signal stopped it.
     """
     stub = output / "configs" / f"{name}.yaml"
     argv = [
         "fit", f"--config={stub}", *(f"--config={path}" for path in configs), *arguments,
         f"--trainer.default_root_dir={output}",
     ]  # fmt: skip
-    text = "\n".join(f"# {line}" for line in ["made by gspo compare", *argv, *data, *_contents(configs)]) + "\n{}\n"
-    done = sorted((output / name).glob("version_*/summary.json"), key=lambda p: p.stat().st_mtime)
-    if done and stub.is_file() and stub.read_text(encoding="utf-8") == text:
+    text = "\n".join(f"# {line}" for line in ["made by gspo compare", *argv, *data, *_contents(configs)])
+    before, first = _read(stub)
+    done = _summaries(output / name)
+    if done and before == text:
         return done[-1].parent
-    stub.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = beside(stub)
-    unfinished.write_text(text, encoding="utf-8")
-    Console(highlight=False).print(title, style="bold", markup=False)
-    os.replace(unfinished, stub)
-    for old in done:  # of another command
-        old.unlink()
+    if before == text:
+        resumed, state = _interrupted(output / name, first)
+    else:
+        resumed, state, first = None, "", 1 + max(_numbers(output / name), default=-1)
+        _write(stub, f"{text}\n{_FIRST}{first}\n{{}}\n")
+        for old in done:  # of another command
+            old.unlink()
+    Console(highlight=False).print(f"{title}{state}", style="bold", markup=False, soft_wrap=True)
     from gspo_lightning.distributed import leaves_no_group  # imports torch, as the run does
 
     with leaves_no_group():  # or the next run would wait for this one's ranks, which have ended
-        code = gspo(argv)
-        done = sorted((output / name).glob("version_*/summary.json"), key=lambda p: p.stat().st_mtime)
+        code = gspo([*argv, *([f"--ckpt_path={resumed}"] if resumed is not None else [])])
+        done = _summaries(output / name)
+        if code in _SIGNALS:
+            raise RunInterruptedError(title, code)
         if code != 0 or not done:
             raise UserError(
                 "gspo compare",
                 f"the run {title} ended with exit code {code}",
-                fix="repeat the same command to continue, or run it alone: gspo " + shlex.join(argv),
+                fix="mend what it says, then repeat the same command to continue; the run alone: gspo "
+                + shlex.join(argv),
             )
     return done[-1].parent
+
+
+def _interrupted(folder: Path, first: int) -> tuple[Path | None, str]:
+    """The checkpoint that an interrupted run goes on from, and how a message says so.
+
+    Args:
+        folder: of the runs of one command after another.
+        first: number of the first run of the command that is repeated.
+    """
+    numbers = [number for number in _numbers(folder) if number >= first]
+    if not numbers:
+        return None, ""
+    from gspo_lightning.resume.find import find_checkpoint  # imports torch
+
+    fault = "it has no checkpoint"
+    for number in sorted(numbers, reverse=True):
+        try:
+            if (found := find_checkpoint(folder / f"version_{number}")) is not None:
+                return found.checkpoint, f" (interrupted: goes on from {found.checkpoint})"
+        except UserError as error:
+            fault = error.problem
+    return None, f" (interrupted: starts from the beginning, for {fault})"
+
+
+def _numbers(folder: Path) -> list[int]:
+    names = [path.name.removeprefix("version_") for path in folder.glob("version_*") if path.is_dir()]
+    return [int(name) for name in names if name.isdigit()]
+
+
+def _summaries(folder: Path) -> list[Path]:
+    return sorted(folder.glob("version_*/summary.json"), key=lambda p: p.stat().st_mtime)
+
+
+def _read(stub: Path) -> tuple[str, int]:
+    """The command that wrote a stub, and the number of its first run; older code wrote none."""
+    if not stub.is_file():
+        return "", 0
+    lines = stub.read_text(encoding="utf-8").splitlines()
+    command = lines[:-1]
+    if command and command[-1].startswith(_FIRST):
+        return "\n".join(command[:-1]), int(command[-1].removeprefix(_FIRST))
+    return "\n".join(command), 0
+
+
+def _write(stub: Path, text: str) -> None:
+    stub.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = beside(stub)
+    unfinished.write_text(text, encoding="utf-8")
+    os.replace(unfinished, stub)
 
 
 def _contents(configs: Sequence[Path]) -> list[str]:

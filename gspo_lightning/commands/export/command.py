@@ -17,7 +17,7 @@ __all__ = ["export", "main"]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the policy of a checkpoint with its tokenizer, generation config and model card.
+    """Write the policy or the reward model of a checkpoint with its tokenizer and model card.
 
     Raises:
         UserError: the checkpoint or its config is missing or unreadable, or the target exists.
@@ -56,11 +56,12 @@ def export(
     """The frozen old policy is never part of it. The folder appears whole or not at all.
 
     Args:
-        checkpoint: written by ``gspo fit``; it knows which model it belongs to.
-        output: loads with ``AutoModelForCausalLM.from_pretrained(output)``.
+        checkpoint: written by ``gspo fit`` or ``gspo fit-reward``; it knows which model it belongs to.
+        output: loads with ``AutoModelForCausalLM.from_pretrained(output)``, a reward model with
+            ``AutoModelForSequenceClassification``.
         overwrite: replace an existing folder.
         trust_remote_code: run Python code that the model's repository ships.
-        evaluations: folders of ``gspo evaluate`` for the model card.
+        evaluations: folders of ``gspo evaluate`` for the model card of a policy.
 
     Raises:
         UserError: see :func:`main`.
@@ -72,9 +73,18 @@ def export(
     from gspo_lightning.commands.export.card import read_evaluations, write_card
     from gspo_lightning.commands.export.weights import policy_of
     from gspo_lightning.resume import read_checkpoint
+    from gspo_lightning.resume.resumption import REWARD_MODEL
 
     judged = read_evaluations(evaluations)
     content = read_checkpoint(checkpoint, "checkpoint")
+    if REWARD_MODEL in content:
+        if evaluations:
+            problem = f"is for policies, but {checkpoint} holds a reward model"
+            raise UserError("--evaluation", problem, fix="leave it out: held-out results are in the card already")
+        from gspo_lightning.commands.export.reward_model import export_reward_model
+
+        export_reward_model(content, checkpoint, output, trust_remote_code=trust_remote_code)
+        return
     policy = policy_of(content, checkpoint, trust_remote_code=trust_remote_code)
     unfinished = beside(output)
     unfinished.parent.mkdir(parents=True, exist_ok=True)

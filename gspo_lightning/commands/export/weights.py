@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 from gspo_lightning.errors import UserError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from gspo_lightning.policy.policy import Policy
+    from gspo_lightning.policy.settings import ModelSettings
 
-__all__ = ["checkpoint_policy", "policy_of", "sharded_weights"]
+__all__ = ["checkpoint_policy", "policy_of", "reward_model_in", "sharded_weights"]
 
-PREFIX = "policy.model."
+PREFIX, REWARD_PREFIX = "policy.model.", "model."
 
 
 def checkpoint_policy(checkpoint: Path, *, trust_remote_code: bool = False) -> Policy:
@@ -37,7 +40,10 @@ def policy_of(content: dict[str, Any], checkpoint: Path, *, trust_remote_code: b
     from gspo_lightning.policy.loading import load_policy
     from gspo_lightning.policy.lora import check_base, check_names, frozen_norm, merge_adapters
     from gspo_lightning.policy.settings import ModelSettings
+    from gspo_lightning.resume.resumption import REWARD_MODEL
 
+    if REWARD_MODEL in content:
+        raise UserError("checkpoint", f"{checkpoint} holds a reward model", fix="give a checkpoint of gspo fit")
     if "gspo_lightning" not in content:
         raise UserError("checkpoint", f"{checkpoint} was not written by gspo fit")
     settings = ModelSettings.of_file(content["gspo_lightning"]["model"], trust_remote_code)
@@ -56,8 +62,35 @@ def policy_of(content: dict[str, Any], checkpoint: Path, *, trust_remote_code: b
     return policy
 
 
-def sharded_weights(checkpoint: Path) -> dict[str, Any]:
+def reward_model_in(
+    content: dict[str, Any], checkpoint: Path, *, trust_remote_code: bool = False
+) -> tuple[PreTrainedModel, ModelSettings]:
+    """The reward model of a checkpoint, with adapters merged into its weights, and its settings.
+
+    Args:
+        content: that was read of it.
+        checkpoint: written by ``gspo fit-reward``.
+        trust_remote_code: run Python code that the model's repository ships.
+
+    Raises:
+        UserError: the model cannot be loaded, or is not the one that was trained.
+    """
+    from gspo_lightning.policy.lora import BASE_NORM
+    from gspo_lightning.policy.settings import ModelSettings
+    from gspo_lightning.resume.resumption import REWARD_MODEL
+    from gspo_lightning.reward_models.weights import reward_model_of
+
+    settings = ModelSettings.of_file(content[REWARD_MODEL]["model"], trust_remote_code)
+    state = content["state_dict"] if "state_dict" in content else sharded_weights(checkpoint, REWARD_PREFIX)
+    return reward_model_of(settings, state, content.get(BASE_NORM)), settings
+
+
+def sharded_weights(checkpoint: Path, prefix: str = PREFIX) -> dict[str, Any]:
     """``{"policy.model.<name>": tensor}`` of a folder of shards, whole, in one process.
+
+    Args:
+        checkpoint: the folder.
+        prefix: of the names that are read.
 
     Raises:
         UserError: it cannot be read without running code, or it is torn.
@@ -68,8 +101,8 @@ def sharded_weights(checkpoint: Path) -> dict[str, Any]:
     from gspo_lightning.resume.reading import check_shards
 
     known: dict[str, Any] = dict(check_shards(checkpoint, "checkpoint").state_dict_metadata)
-    part = next(name for name in ("state_dict", "model") if any(k.startswith(f"{name}.{PREFIX}") for k in known))
-    wanted = {k: v for k, v in known.items() if k.startswith(f"{part}.{PREFIX}")}
+    part = next(name for name in ("state_dict", "model") if any(k.startswith(f"{name}.{prefix}") for k in known))
+    wanted = {k: v for k, v in known.items() if k.startswith(f"{part}.{prefix}")}
     state = {k.removeprefix(f"{part}."): torch.empty(v.size, dtype=v.properties.dtype) for k, v in wanted.items()}
     load({part: state}, checkpoint_id=checkpoint, no_dist=True)
     return state

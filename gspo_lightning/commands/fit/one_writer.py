@@ -49,7 +49,7 @@ def agree_first(trainer: Trainer, resumption: Resumption, writer: Writer | None)
 
 def _settle(writer: Writer, trainer: Trainer, unnamed: TensorBoardLogger | None) -> None:
     """Lock where the first rank is about to write; a run without a name gets a folder that no other has."""
-    if unnamed is not None:
+    if unnamed is not None and unnamed._version is None:  # a trainer may run more than once
         unnamed._version = claim_version(Path(unnamed.root_dir), unnamed._get_next_version)
     logger = trainer.loggers[0] if trainer.loggers else None
     writer.settle(Path(logger.log_dir if isinstance(logger, TensorBoardLogger) else trainer.default_root_dir))

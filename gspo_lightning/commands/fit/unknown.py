@@ -21,6 +21,8 @@ _OPTIONS = ("help", "print_", "config")
 _FEW = 25
 _HYDRA = re.compile(r"[+~]*[a-z_]+(\.[A-Za-z_0-9]+)+")
 """An override as verl's scripts write it, before its ``=``."""
+_OF_REWARD_MODELS = "model.center_rewards_coefficient"
+"""In every config that ``gspo fit-reward`` saves, and in those of no other command."""
 _GROUPS = ("data.evaluation", "model.lora")
 
 
@@ -52,6 +54,9 @@ def refuse_unknown(arguments: Sequence[str]) -> None:
     found = list(dict.fromkeys(_unknown(arguments)))
     if not found:
         return
+    if any(one.key == _OF_REWARD_MODELS for one in found):
+        problem = f"is for a reward model: it sets {_OF_REWARD_MODELS}"
+        raise UserError("config", problem, fix="give it to gspo fit-reward, or give a config of gspo fit here")
     if len(found) == 1:
         one = found[0]
         raise UserError(one.key, one.problem, fix=one.fix)

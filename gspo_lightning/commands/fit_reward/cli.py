@@ -100,7 +100,7 @@ class RewardCLI(LightningCLI):
         check_trainer(config.trainer)
         if not config.ckpt_path:
             check_writable(runs_of(config))
-        self.resumption = Resumption.of(config.ckpt_path, runs_of(config), writer=self.writer)
+        self.resumption = Resumption.of(config.ckpt_path, runs_of(config), writer=self.writer, reward_model=True)
         check_writable(self.resumption.run or runs_of(config))
         plugins = [config.plugins] if isinstance(config.plugins, str) else list(config.plugins or [])
         self.resumption.check_config(config.as_dict(), versions(), plugins)

@@ -11,17 +11,17 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from gspo_lightning.callbacks.run_logger import scalars_of
-from gspo_lightning.resume import write_text
 from gspo_lightning.resume.versions import versions
 from gspo_lightning.reward_models import PreferenceDataModule, RewardModule
 from gspo_lightning.reward_models.export import export
 from gspo_lightning.reward_models.held_out import HeldOut
 from gspo_lightning.reward_models.picture import draw
+from gspo_lightning.reward_models.record import PICTURE, RESULTS, write_record
 from gspo_lightning.reward_models.weights import reward_model_of
 
-__all__ = ["MODEL", "PICTURE", "RESULTS", "finish"]
+__all__ = ["MODEL", "describe", "finish"]
 
-RESULTS, PICTURE, MODEL = "results.json", "report.png", "model"
+MODEL = "model"
 
 
 def finish(
@@ -50,11 +50,11 @@ def finish(
         "seed": data.seed,
         "versions": versions(),
     }
-    write_text(folder / RESULTS, json.dumps(results, indent=2) + "\n")
+    write_record(folder, results, module.held_out_margins)
     draw(folder / PICTURE, _curves(trainer), found, module.held_out_margins)
     content = {
-        "config": json.loads(json.dumps(dict(config), default=str)), "results": results, "data": data.fingerprints(),
-        "versions": versions(), "reads": data.reads, "picture": folder / PICTURE,
+        "config": json.loads(json.dumps(dict(config), default=str)), "results": results, "updates": trainer.global_step,
+        "data": data.fingerprints(), "versions": versions(), "reads": data.reads, "picture": folder / PICTURE,
     }  # fmt: skip
     export(
         folder / MODEL, reward_model_of(module.settings, module.whole_weights()), module.tokenizer, data.reads, content
@@ -64,7 +64,7 @@ def finish(
 
 
 def describe(found: HeldOut) -> str:
-    """One line."""
+    """The held-out results in one line."""
     low, high = found.accuracy.low, found.accuracy.high
     interval = "" if low is None or high is None else f" (95% interval {low:.3f} to {high:.3f})"
     return (

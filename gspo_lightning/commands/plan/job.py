@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from gspo_lightning.commands.plan.models import config_of
 from gspo_lightning.errors import UserError
 from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal, prompts_per_update
 from gspo_lightning.policy.lora import LoRA
-from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.settings import DType, ModelSettings
+from gspo_lightning.policy.tiny import TINY_MODELS
 from gspo_lightning.types import MicroBatch
 
 if TYPE_CHECKING:
     from gspo_lightning.training.data import PromptDataModule
     from gspo_lightning.training.module import GSPOModule
 
-__all__ = ["Job", "job_of", "rectangle"]
+__all__ = ["Job", "job_of", "rectangle", "stored_dtype"]
 
 Strategy = Literal["single", "ddp", "fsdp"]
 
@@ -58,12 +60,18 @@ class Job:
     """Responses that are decoded at the same time."""
     teacher: ModelSettings | None = None
     """Of distillation, where it is a model on the training devices."""
+    teacher_exact: bool = False
+    """Whether it is asked for whole distributions, in every update."""
+    teacher_served: bool = False
+    """Whether there is a teacher behind a URL instead."""
     deal: Deal = DEFAULT_DEAL
     """Which rows a mini-batch has."""
     critic: str | None = None
     """Name of the model that a critic trains; empty for a copy of the policy's; None without one, or if it has only a
     head of its own."""
     critic_epochs: int = 1
+    critic_shared: bool = False
+    """Whether a critic has only a head of its own, on the policy's hidden states."""
 
     @property
     def of_critic(self) -> Job | None:
@@ -73,7 +81,18 @@ class Job:
         changes: dict[str, Any] = (
             {"name_or_path": self.critic, "revision": None, "config_overrides": {}} if self.critic else {}
         )
-        return dataclasses.replace(self.with_model(**changes), optimizer="torch.optim.AdamW", critic=None)
+        return dataclasses.replace(
+            self.with_model(**changes), optimizer="torch.optim.AdamW", critic=None, epochs=self.critic_epochs
+        )
+
+    @property
+    def of_teacher(self) -> Job | None:
+        """The same run with the teacher in the place of the policy, in the dtype that it has in memory."""
+        if self.teacher is None:
+            return None
+        taught = dataclasses.replace(self.teacher, dtype=stored_dtype(self.teacher))
+        precision = "32-true" if self.precision == "bf16-true" else self.precision
+        return dataclasses.replace(self, model=taught, precision=precision, teacher=None, critic=None)
 
     @property
     def checkpointing(self) -> bool:
@@ -163,7 +182,7 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
     world = _devices(trainer.devices) * int(trainer.num_nodes or 1)
     settings = module.settings
     rollouts, critic = data.rollouts, module.critic
-    from gspo_lightning.training.teacher import teacher_settings
+    from gspo_lightning.training.teacher import is_url, teacher_settings
 
     return Job(
         model=settings,
@@ -189,9 +208,21 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
         max_rows=int(getattr(rollouts, "max_rows", 1 << 30)),
         teacher=None if module.teacher_model is None else teacher_settings(module.teacher_model, settings),
         deal=data.settings.deal,
+        teacher_exact=bool(getattr(module.objective, "distill_exact", False)),
+        teacher_served=module.teacher_model is not None and is_url(module.teacher_model.name_or_path),
         critic=None if critic is None or critic.share else critic.name_or_path or "",
         critic_epochs=1 if critic is None else critic.epochs,
+        critic_shared=critic is not None and critic.share,
     )
+
+
+def stored_dtype(settings: ModelSettings) -> DType:
+    """Of weights in memory; ``auto`` is what the files have, by the model's own config, and usually bfloat16."""
+    if settings.dtype != "auto":
+        return settings.dtype
+    if settings.name_or_path in TINY_MODELS:
+        return "float32"
+    return "float32" if getattr(config_of(settings), "dtype", None) == torch.float32 else "bfloat16"
 
 
 def rectangle(rows: int, group_size: int, prompt: int, response: int) -> MicroBatch:

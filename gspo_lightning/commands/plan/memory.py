@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from transformers import PretrainedConfig
 
 from gspo_lightning.commands.plan.devices import Device
@@ -17,7 +17,6 @@ from gspo_lightning.commands.plan.step import Step, StepMemory, measure_step
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.attention.cache import FIRST
 from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.policy.tiny import TINY_MODELS
 from gspo_lightning.rollouts.sampler.lean import LARGEST_COPY
 from gspo_lightning.update.optimizers import FUSED
 
@@ -25,6 +24,7 @@ __all__ = [
     "CRITIC",
     "SAMPLING",
     "STEPPING",
+    "TEACHER",
     "TRAINING",
     "Memory",
     "counts_of",
@@ -32,12 +32,15 @@ __all__ = [
     "memory_of",
     "optimizer_bytes",
     "token_bytes",
+    "trunk_counts",
 ]
 
 SAMPLING, TRAINING, STEPPING = "sampling", "backward pass", "optimizer step"
 """The moments of an iteration."""
 CRITIC = "critic"
 """One more: the backward pass of a critic, between sampling and the policy's."""
+TEACHER = "teacher's pass"
+"""One more: the teacher's forward pass over a rollout batch, before the critic's."""
 ADAM_LIKE = {"adam": 2, "adamw": 2, "nadam": 2, "radam": 2, "adamax": 2, "lion": 1, "rmsprop": 1, "adagrad": 1}
 """Class -> tensors of optimizer state per weight; 8-bit and paged forms by their names."""
 NF4 = 0.5 + 4 / 64
@@ -82,14 +85,19 @@ class Memory:
 def memory_of(job: Job, device: Device) -> Memory:
     """Add up everything that one device holds."""
     counts = counts_of(job.model)
-    memory = Memory((SAMPLING, CRITIC, TRAINING, STEPPING)) if job.of_critic is not None else Memory()
+    teacher, critic = job.of_teacher, job.of_critic
+    passes = [TEACHER] if teacher is not None and not job.teacher_exact else []
+    passes += [CRITIC] if critic is not None else []
+    memory = Memory((SAMPLING, *passes, TRAINING, STEPPING))
     shards = job.world if job.strategy == "fsdp" else 1
     _weights(memory, job, counts, shards)
     _states(memory, job, counts, shards, device)
     _training(memory, job, counts)
     if job.in_process:
         _sampling(memory, job, counts)
-    if (critic := job.of_critic) is not None:
+    if teacher is not None:
+        _teacher(memory, teacher, TRAINING if job.teacher_exact else TEACHER)
+    if critic is not None:
         _critic(memory, critic, shares_frozen=job.strategy != "fsdp" and not job.critic)
     if device.reserved:
         memory.add("context, libraries, fragments", device.reserved)
@@ -128,18 +136,6 @@ def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
         memory.add("old log-probabilities", cached, TRAINING, STEPPING)
     if job.reference and job.lora is None:
         memory.add("reference policy", counts.total * size)
-    if job.teacher is not None:
-        memory.add("teacher", counts_of(job.teacher).total * _stored_bytes(job.teacher) / kept)
-
-
-def _stored_bytes(settings: ModelSettings) -> int:
-    """Of a weight in memory; ``auto`` is what the files have, by the model's own config, and usually bfloat16."""
-    if settings.dtype != "auto":
-        return int(getattr(torch, settings.dtype).itemsize)
-    if settings.name_or_path in TINY_MODELS:
-        return 4
-    found = getattr(config_of(settings), "dtype", None)
-    return int(found.itemsize) if isinstance(found, torch.dtype) else 2
 
 
 def _states(memory: Memory, job: Job, counts: Counts, shards: int, device: Device) -> None:
@@ -189,17 +185,25 @@ def _training(memory: Memory, job: Job, counts: Counts) -> None:
         memory.add("dequantised weights of a layer", counts.largest_layer * job.compute_bytes, TRAINING, SAMPLING)
 
 
+def _teacher(memory: Memory, job: Job, moment: str) -> None:
+    """Frozen weights, and what a forward pass over the fullest micro-batch needs; nothing is kept of it."""
+    counts = counts_of(job.model)
+    kept = job.world if job.strategy == "fsdp" and job.shards_weights else 1
+    memory.add("teacher", counts.total * job.weight_dtype.itemsize / kept)
+    found = step_memory(job, backward=False)
+    memory.add("teacher's forward pass", found.activations + found.temporaries, moment)
+    if job.strategy == "fsdp":
+        memory.add("gathered weights", (2 * counts.largest_layer + counts.outside) * job.compute_bytes, moment)
+
+
 def _critic(memory: Memory, job: Job, shares_frozen: bool) -> None:
     """A model without its output head, with gradients and activations while it is trained."""
-    counts, size = counts_of(job.model), job.weight_dtype.itemsize
-    config = config_of(job.model).get_text_config()
-    head = 0 if config.tie_word_embeddings else int(config.vocab_size) * int(config.hidden_size)
+    counts, size = trunk_counts(job.model), job.weight_dtype.itemsize
     shards = job.world if job.strategy == "fsdp" else 1
     kept = shards if job.shards_weights else 1
-    if job.lora is None:
-        trained, frozen, width = counts.trainable - head, 0, size
-    else:
-        trained, frozen, width = counts.trainable, counts.total - counts.trainable - head, 4
+    trained, frozen, width = counts.trainable, 0, size
+    if job.lora is not None:
+        frozen, width = counts.total - counts.trainable, 4
     state = 2 * trained * width / shards
     if job.cpu_offload:
         memory.host["critic's weights"] = round((trained * width + frozen * size) / kept)
@@ -210,9 +214,8 @@ def _critic(memory: Memory, job: Job, shares_frozen: bool) -> None:
     memory.add("critic's gradients", trained * width / shards, CRITIC)
     found = step_memory(job)
     if job.strategy == "fsdp":
-        gathered = 2 * counts.largest_layer + max(0, counts.outside - head)
-        memory.add("gathered weights", gathered * job.compute_bytes, CRITIC)
-        memory.add("gathered gradients", (counts.largest_layer + max(0, counts.outside - head)) * width, CRITIC)
+        memory.add("gathered weights", (2 * counts.largest_layer + counts.outside) * job.compute_bytes, CRITIC)
+        memory.add("gathered gradients", (counts.largest_layer + counts.outside) * width, CRITIC)
     else:
         memory.add("weights in bfloat16 (autocast)", found.copies, CRITIC)
     memory.add("activations", found.activations, CRITIC)
@@ -247,11 +250,18 @@ def kv_bytes(job: Job, config: PretrainedConfig, rows: int) -> int:
     return token * (prompts + rows * room) * (layers + 1)
 
 
-def step_memory(job: Job, prefill: bool = False) -> StepMemory:
-    """What the fullest micro-batch keeps; with ``prefill``, what the prompts of a rollout need on their way in."""
+def step_memory(job: Job, prefill: bool = False, backward: bool = True) -> StepMemory:
+    """What the fullest micro-batch keeps; with ``prefill``, what the prompts of a rollout need on their way in.
+
+    Args:
+        job: the run.
+        prefill: of prompts, which is without a backward pass.
+        backward: False: of a forward pass over the same micro-batch, without gradients.
+    """
+    backward = backward and not prefill
     step = Step(
-        dtype=job.weight_dtype, autocast=job.autocast, checkpointing=job.checkpointing and not prefill,
-        packed=job.packed, lora=job.lora, accumulates=job.micro_batches > 1, backward=not prefill,
+        dtype=job.weight_dtype, autocast=job.autocast, checkpointing=job.checkpointing and backward,
+        packed=job.packed, lora=job.lora, accumulates=job.micro_batches > 1, backward=backward,
     )  # fmt: skip
     if prefill:
         prompts = min(max(1, job.prompts // job.world), max(1, job.max_rows // job.group_size))
@@ -270,6 +280,17 @@ def counts_of(settings: ModelSettings) -> Counts:
     if key not in _counts:
         _counts[key] = count(skeleton(config_of(settings), settings.lora, settings.freeze))
     return _counts[key]
+
+
+def trunk_counts(settings: ModelSettings) -> Counts:
+    """The same without the output head, which a critic does not have."""
+    counts, config = counts_of(settings), config_of(settings).get_text_config()
+    head = int(config.vocab_size) * int(config.hidden_size)
+    own = 0 if config.tie_word_embeddings else head  # else it is the embedding, which stays
+    return dataclasses.replace(
+        counts, total=counts.total - own, trainable=counts.trainable - (own if settings.lora is None else 0),
+        outside=max(0, counts.outside - own), active=counts.active - head,
+    )  # fmt: skip
 
 
 _steps: dict[tuple[Any, ...], StepMemory] = {}

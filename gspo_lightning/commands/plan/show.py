@@ -40,6 +40,12 @@ def _head(job: Job, device: Device) -> Iterator[str]:
     yield f"{job.model.name_or_path}: {_count(counts.total)} parameters{active}{trained}"
     if (critic := job.of_critic) is not None:
         yield f"critic: {critic.model.name_or_path} without its output head, AdamW"
+    elif job.critic_shared:
+        yield "critic: a head on the policy's model"
+    if (teacher := job.of_teacher) is not None:
+        yield f"teacher: {teacher.model.name_or_path}, {_count(counts_of(teacher.model).total)} {teacher.model.dtype}"
+    elif job.teacher_served:
+        yield "teacher: a server, on devices of its own; its size is not known here"
     if reads_pictures(config_of(job.model)):
         yield "reads pictures: their tokens count as tokens of prompts; what the vision tower computes is not counted"
     yield f"{job.world} x {device.name}, {job.strategy}, {job.precision}, {_optimizer(job)}"
@@ -85,7 +91,9 @@ def _work(job: Job, device: Device) -> Iterator[str]:
     yield (
         f"FLOP per iteration, at most: sampling {work.sampling_flops:.2g}, old log-probabilities "
         f"{work.old_flops:.2g}, training {work.training_flops:.2g}"
-        + (f", critic {work.critic_flops:.2g}" if work.critic_flops else "")
+        + (f", reference {work.reference_flops:.2g}" if work.reference_flops else "")
+        + (f", teacher {work.teacher_flops:.2g}" if work.teacher_flops else "")
+        + (f", critic {work.value_flops + work.critic_flops:.2g}" if work.value_flops else "")
     )
     where = "" if job.in_process else f" by {job.source}, on as many devices of its own as train"
     yield (

@@ -7,13 +7,14 @@ from typing import Any
 
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import counts_of, optimizer_bytes, token_bytes
+from gspo_lightning.commands.plan.memory import counts_of, optimizer_bytes, token_bytes, trunk_counts
 from gspo_lightning.commands.plan.models import config_of
+from gspo_lightning.commands.plan.skeleton import Counts
 from gspo_lightning.commands.plan.work import Work, work_of
 
 __all__ = ["ASSUMPTIONS", "DECODING", "SAMPLED", "Phase", "decoding_seconds", "phases_of"]
 
-PREFILL, DECODING = "prompts (prefill)", "decoding"
+PREFILL, DECODING, FORWARD_BACKWARD = "prompts (prefill)", "decoding", "forward and backward"
 SAMPLED = (PREFILL, DECODING)
 """Phases in which responses are sampled."""
 
@@ -38,7 +39,8 @@ ASSUMPTIONS = (
     f"{GRAPH * 1e3:g} ms in a server with CUDA graphs",
     "every prompt and every response has its greatest length; with shorter ones all phases shrink in proportion, "
     "decoding in this process only as far as the longest response does",
-    f"a server fills {SERVED_MEMORY:.0%} of its device with weights and cache, and stands on as many devices as train",
+    f"a server fills {SERVED_MEMORY:.0%} of its device with weights and cache, and stands on as many devices as train; "
+    "a teacher behind a URL counts as a model of the policy's size that reads every row whole, in bfloat16",
     f"links carry {LINK_SHARE:.0%} of their rate: NVLink or PCIe within a machine, {ACROSS / 1e9:g} GB/s a device "
     "between machines; communication overlaps with the backward pass",
     "rewards are scored while responses are sampled; evaluation, checkpoints and start-up are not counted",
@@ -71,11 +73,34 @@ def phases_of(job: Job, device: Device) -> list[Phase]:
     passes = work.response_tokens + work.trained_prompt_tokens
     if work.old_flops:
         found.append(Phase("old log-probabilities", work.old_flops / _speed(job, device), passes, "compute"))
-    if work.critic_flops:
-        found.append(
-            Phase("critic", work.critic_flops / _speed(job, device), passes * (1 + job.critic_epochs), "compute")
-        )
-    return [*found, _training(job, device, work, passes * job.epochs), _optimizer(job, device)]
+    if work.reference_flops:
+        found.append(Phase("reference", work.reference_flops / _speed(job, device), passes, "compute"))
+    if work.teacher_flops:
+        found.append(_teacher(job, device, work, passes))
+    if work.value_flops:
+        found.append(Phase("critic's values", work.value_flops / _speed(job, device), passes, "compute"))
+        found += _critic(job, device, work, passes * job.critic_epochs)
+    trained = _training(FORWARD_BACKWARD, job, device, work.training_flops, passes * job.epochs, counts_of(job.model))
+    return [*found, trained, _optimizer("optimizer", job, device, counts_of(job.model))]
+
+
+def _teacher(job: Job, device: Device, work: Work, tokens: int) -> Phase:
+    if job.teacher_served:
+        seconds = work.teacher_flops / (device.flops * job.world * EFFICIENCY)
+        return Phase("teacher (server)", seconds, job.prompts * job.group_size * job.longest, "compute")
+    assert job.of_teacher is not None
+    passes = job.epochs if job.teacher_exact else 1
+    return Phase("teacher", work.teacher_flops / _speed(job.of_teacher, device), tokens * passes, "compute")
+
+
+def _critic(job: Job, device: Device, work: Work, tokens: int) -> list[Phase]:
+    """Its updates; a head alone costs neither communication nor an optimizer step that counts."""
+    name = "critic's updates"
+    if (critic := job.of_critic) is None:
+        return [Phase(name, work.critic_flops / _speed(job, device), tokens, "compute")]
+    counts = trunk_counts(critic.model)
+    trained = _training(name, critic, device, work.critic_flops, tokens, counts)
+    return [trained, _optimizer("critic's optimizer", critic, device, counts)]
 
 
 def decoding_seconds(job: Job, device: Device, rows: int, tokens: int) -> tuple[float, str]:
@@ -141,20 +166,19 @@ def _handing_over(job: Job, device: Device) -> Phase | None:
     return Phase("weights to the sampler", sent / _link(job, device), 0, "communication")
 
 
-def _training(job: Job, device: Device, work: Work, tokens: int) -> Phase:
-    counts = counts_of(job.model)
+def _training(name: str, job: Job, device: Device, flops: float, tokens: int, counts: Counts) -> Phase:
     updates, others = job.minibatches * job.epochs, (job.world - 1) / job.world
     sent = 2.0 * counts.trainable * 4 * others * updates if job.world > 1 else 0.0  # an all-reduce of gradients
     if job.strategy == "fsdp":  # gathered twice and scattered once for every micro-batch
         sent = counts.total * (2 * job.compute_bytes + 4) * others * updates * job.micro_batches
-    compute, wait = work.training_flops / _speed(job, device), sent / _link(job, device)
-    return Phase("forward and backward", max(compute, wait), tokens, "compute" if compute >= wait else "communication")
+    compute, wait = flops / _speed(job, device), sent / _link(job, device)
+    return Phase(name, max(compute, wait), tokens, "compute" if compute >= wait else "communication")
 
 
-def _optimizer(job: Job, device: Device) -> Phase:
-    counts, shards = counts_of(job.model), job.world if job.strategy == "fsdp" else 1
+def _optimizer(name: str, job: Job, device: Device, counts: Counts) -> Phase:
+    shards = job.world if job.strategy == "fsdp" else 1
     size = 4 if job.lora is not None else job.weight_dtype.itemsize
     touched = 2 * (optimizer_bytes(job.optimizer, counts, size) + counts.trainable * size) + counts.trainable * size
     off = job.cpu_offload or "paged" in job.optimizer.lower()
     seconds = touched / shards / (min(device.bandwidth, 25e9) if off else device.bandwidth * READING)
-    return Phase("optimizer", seconds * job.minibatches * job.epochs, 0, "bandwidth")
+    return Phase(name, seconds * job.minibatches * job.epochs, 0, "bandwidth")

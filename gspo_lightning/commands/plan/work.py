@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import counts_of
+from gspo_lightning.commands.plan.memory import counts_of, trunk_counts
 from gspo_lightning.commands.plan.models import config_of
 
 __all__ = ["Work", "equation", "work_of"]
@@ -26,8 +26,14 @@ class Work:
     trained_prompt_tokens: int
     """That go through a forward pass in training: where rows are packed, a prompt once in each mini-batch that has
     responses to it."""
+    reference_flops: float = 0.0
+    """Of the reference policy's forward pass."""
+    teacher_flops: float = 0.0
+    """Of the teacher's forward passes, here or behind a URL."""
+    value_flops: float = 0.0
+    """Of a critic's values."""
     critic_flops: float = 0.0
-    """Of a critic: its values, then its updates."""
+    """Of a critic's updates."""
 
 
 def equation(job: Job) -> str:
@@ -49,21 +55,54 @@ def equation(job: Job) -> str:
 
 def work_of(job: Job) -> Work:
     """Tokens are upper bounds; 2 FLOP per active weight and token forward, 4 backward, and attention on top."""
-    counts, config = counts_of(job.model), config_of(job.model).get_text_config()
     rows = job.prompts * job.group_size
     prompt = round((job.prompts_per_update * job.minibatches if job.packed else rows) * job.max_prompt)
     response = rows * job.max_response
-    head = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    attention = 2.0 * int(config.num_hidden_layers) * int(config.num_attention_heads) * head * job.longest
-    token = 2.0 * counts.active + attention  # on average half of the sequence is seen, by keys and by values
-    frozen = 1.0 if job.lora is not None else 2.0  # no gradients of frozen weights
-    backward = (frozen + (1.0 if job.checkpointing else 0.0)) * token
+    token = _token_flops(job, counts_of(job.model).active)
     sampling = token * (job.prompts * job.max_prompt + response)
     old = token * (prompt + response) if job.old_policy != "ResidentSnapshot" else 0.0
-    training = job.epochs * (token + backward) * (prompt + response)
-    critic = 0.0
-    if (other := job.of_critic) is not None:
-        own = work_of(other)
-        updates = (own.training_flops / job.epochs) * job.critic_epochs
-        critic = own.token_flops * (prompt + response) + updates
-    return Work(job.prompts * job.max_prompt, response, sampling, training, old, token, prompt, critic)
+    training = job.epochs * _training_passes(job) * token * (prompt + response)
+    values, critic = _critic(job, prompt + response)
+    return Work(
+        job.prompts * job.max_prompt, response, sampling, training, old, token, prompt,
+        reference_flops=token * (prompt + response) if job.reference else 0.0,
+        teacher_flops=_teacher(job, token, prompt + response), value_flops=values, critic_flops=critic,
+    )  # fmt: skip
+
+
+def _token_flops(job: Job, active: int) -> float:
+    """Of a forward pass of a model with so many active parameters, per token."""
+    config = config_of(job.model).get_text_config()
+    head = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    attention = 2.0 * int(config.num_hidden_layers) * int(config.num_attention_heads) * head * job.longest
+    return 2.0 * active + attention  # on average half of the sequence is seen, by keys and by values
+
+
+def _training_passes(job: Job) -> float:
+    """Forward and backward, as forward passes."""
+    frozen = 1.0 if job.lora is not None else 2.0  # no gradients of frozen weights
+    return 1.0 + frozen + (1.0 if job.checkpointing else 0.0)
+
+
+def _teacher(job: Job, token: float, tokens: int) -> float:
+    """One forward pass over a rollout batch; for whole distributions, one in every pass of training.
+
+    A server packs nothing and may be any model: it is taken for one of the policy's size.
+    """
+    if job.teacher_served:
+        return token * job.prompts * job.group_size * job.longest
+    if (teacher := job.of_teacher) is None:
+        return 0.0
+    passes = job.epochs if job.teacher_exact else 1
+    return passes * _token_flops(teacher, counts_of(teacher.model).active) * tokens
+
+
+def _critic(job: Job, tokens: int) -> tuple[float, float]:
+    """Of values and of updates; a critic that shares the policy's model trains its head only."""
+    if job.critic_shared:
+        token = _token_flops(job, trunk_counts(job.model).active)
+        return token * tokens, job.critic_epochs * token * tokens
+    if (critic := job.of_critic) is None:
+        return 0.0, 0.0
+    token = _token_flops(critic, trunk_counts(critic.model).active)
+    return token * tokens, critic.epochs * _training_passes(critic) * token * tokens

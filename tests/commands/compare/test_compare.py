@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from gspo_lightning.cli import main
 from gspo_lightning.commands.compare.figure import draw
@@ -15,7 +16,8 @@ from gspo_lightning.commands.compare.page import page
 from gspo_lightning.commands.compare.runs import Variant
 from gspo_lightning.commands.compare.stats import MEASURES, paired_difference
 from gspo_lightning.report.read import read_run
-from tests.runs.runs import QUICKSTART, SMALL, UNTAUGHT, weights
+from tests.runs.processes import Command
+from tests.runs.runs import QUICKSTART, SMALL, UNTAUGHT, fit, weights
 from tests.support.recorded_run import write_run
 
 
@@ -92,6 +94,68 @@ def test_two_objectives_two_seeds_and_nothing_twice(tmp_path: Path, capsys: pyte
     assert main(argv) == 0
     assert [(r / "summary.json").stat().st_mtime_ns for r in runs] == before
     assert (tmp_path / "compare.md").read_text() == text
+
+
+def test_an_interrupted_run_of_a_comparison_is_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Killed in the last update of the first run; its weights end as those of the same run alone."""
+    few = [*SMALL, *UNTAUGHT, "--trainer.max_epochs=2"]
+    argv = ["compare", f"--config={QUICKSTART}", "--objectives=GSPO,GRPO", "--seeds=1", f"--output={tmp_path}", *few]
+    log = tmp_path / "log"
+    moment = "gspo_lightning.training.module:GSPOModule.training_step:4"
+    assert Command(argv, kill_at=moment, log=log).start().wait() == [-9], log.read_text()
+    assert main(argv) == 0
+    said = capsys.readouterr().out
+    assert f"GSPO, seed 1 (interrupted: goes on from {tmp_path / 'GSPO-seed1' / 'version_0'}" in said
+    assert "step-00000002.ckpt)" in said
+    alone = fit(tmp_path / "alone", *UNTAUGHT, "--model.objective=GSPO", "--seed_everything=1")
+    mine, theirs = weights(alone), weights(tmp_path / "GSPO-seed1" / "version_0")
+    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+@pytest.mark.long
+def test_a_killed_comparison_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Killed in the second run's second iteration; the same command again ends as one that nobody disturbed."""
+
+    def argv(output: Path) -> list[str]:
+        few = [*SMALL, *UNTAUGHT, "--trainer.max_epochs=3"]
+        return ["compare", f"--config={QUICKSTART}", "--objectives=GSPO,GRPO", "--seeds=1", f"--output={output}", *few]
+
+    whole, killed, log = tmp_path / "whole", tmp_path / "killed", tmp_path / "log"
+    moment = "gspo_lightning.training.module:GSPOModule.training_step:10"  # 6 of GSPO, 4 of GRPO
+    assert Command(argv(killed), kill_at=moment, log=log).start().wait() == [-9], log.read_text()
+    (stopped,) = killed.glob("GRPO-seed1/version_*")
+    (last,) = {path.resolve() for path in stopped.glob("checkpoints/last.ckpt")}
+    assert last.name == "step-00000002.ckpt"
+    assert main(argv(whole)) == 0
+    capsys.readouterr()
+    assert main(argv(killed)) == 0
+    assert f"GRPO, seed 1 (interrupted: goes on from {last})" in capsys.readouterr().out
+    assert list(killed.glob("GRPO-seed1/version_*")) == [stopped]
+    for name in ("GSPO", "GRPO"):
+        one, other = (root / f"{name}-seed1" / "version_0" for root in (whole, killed))
+        mine, theirs = weights(one), weights(other)
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+        for tag, series in read_run(one).scalars.items():
+            if not tag.startswith(("time/", "memory/", "throughput/")):
+                assert read_run(other).scalars[tag].values.tolist() == series.values.tolist(), tag
+    pages = [(root / "compare.md").read_text().replace(str(root), "") for root in (whole, killed)]
+    assert pages[0] == pages[1]
+
+
+@pytest.mark.long
+def test_a_run_of_another_command_is_not_continued(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first command was stopped with a checkpoint, the second one before it had a checkpoint."""
+    few = [*SMALL, *UNTAUGHT, "--trainer.max_epochs=2"]
+    argv = ["compare", f"--config={QUICKSTART}", "--objectives=GSPO,GRPO", "--seeds=1", f"--output={tmp_path}", *few]
+    other = [*argv, "--model.optimizer.lr=1e-3"]
+    log = tmp_path / "log"
+    step = "gspo_lightning.training.module:GSPOModule.training_step"
+    assert Command(argv, kill_at=f"{step}:3", log=log).start().wait() == [-9], log.read_text()
+    assert Command(other, kill_at=f"{step}:1", log=log).start().wait() == [-9], log.read_text()
+    assert main(other) == 0
+    assert "(interrupted: starts from the beginning, for it has no checkpoint)" in capsys.readouterr().out
+    made = sorted(tmp_path.glob("GSPO-seed1/version_*/summary.json"))
+    assert [summary.parent.name for summary in made] == ["version_2"]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from gspo_lightning.commands.plan.memory import (
     CRITIC,
     SAMPLING,
     STEPPING,
+    TEACHER,
     TRAINING,
     counts_of,
     kv_bytes,
@@ -131,19 +132,40 @@ def test_a_teacher_is_counted_in_the_dtype_of_its_files(job: Job, folder: Path) 
     for dtype, size in (("float32", 4), ("bfloat16", 2), ("auto", 2)):  # a config that says nothing: bfloat16 is usual
         taught = dataclasses.replace(job, teacher=ModelSettings(str(folder), dtype))
         items = memory_of(taught, CPU).items
-        assert items["teacher"] == dict.fromkeys((SAMPLING, TRAINING, STEPPING), size * total)
+        assert items["teacher"] == dict.fromkeys((SAMPLING, TEACHER, TRAINING, STEPPING), size * total)
         sharded = dataclasses.replace(taught, strategy="fsdp", world=4)
         assert memory_of(sharded, CPU).items["teacher"][TRAINING] == size * total / 4
     assert "teacher" not in memory_of(job, CPU).items
 
 
+def test_the_pass_of_a_teacher_needs_room_of_its_own(job: Job) -> None:
+    """Of a model like the policy: the logits of 4 rows of 100 tokens, which a forward pass has at least."""
+    taught = dataclasses.replace(job, teacher=dataclasses.replace(job.model, dtype="float32"))
+    own = memory_of(taught, CPU).items["teacher's forward pass"]
+    assert list(own) == [TEACHER]
+    trained = memory_of(job, CPU)
+    assert 4 * 100 * 4096 * 4 <= own[TEACHER] < trained.total(TRAINING) - trained.total(STEPPING)
+    exact = memory_of(dataclasses.replace(taught, teacher_exact=True), CPU)
+    assert exact.items["teacher's forward pass"] == {TRAINING: own[TEACHER]}
+    assert TEACHER not in exact.moments
+    sharded = memory_of(dataclasses.replace(taught, strategy="fsdp", world=4), CPU)
+    counts = counts_of(job.model)
+    assert sharded.items["gathered weights"][TEACHER] == 4 * (2 * counts.largest_layer + counts.outside)
+
+
 def test_the_teacher_of_a_config_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     distill = QUICKSTART.with_name("distill.yaml")
     assert main(["plan", f"--config={QUICKSTART}", f"--config={distill}", "--device=24GiB"]) == 0
-    assert "teacher" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "teacher: tiny-qwen3, 87.30k float32" in said
+    assert "teacher's" in said  # in the table
+    assert re.search(r"training \S+, teacher \d", said)
     served = "--model.teacher=http://127.0.0.1:9"
     assert main(["plan", f"--config={QUICKSTART}", served, "--model.objective.distill_coef=1", "--device=24GiB"]) == 0
-    assert "teacher" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "teacher: a server, on devices of its own; its size is not known here" in said
+    assert "teacher's" not in said
+    assert re.search(r"training \S+, teacher \d", said)
 
 
 def test_equation(job: Job) -> None:
@@ -272,9 +294,14 @@ def test_a_critic_is_counted(job: Job) -> None:
 
 def test_the_work_of_a_critic(job: Job) -> None:
     alone, beside = work_of(job), work_of(dataclasses.replace(job, critic="", critic_epochs=3))
-    tokens = beside.trained_prompt_tokens + beside.response_tokens
-    assert alone.critic_flops == 0
-    assert beside.critic_flops == pytest.approx(3 * alone.training_flops + alone.token_flops * tokens)
+    tokens = 64 * 120
+    active = counts_of(job.model).total - 2 * 4096 * 128  # neither the embedding nor an output head
+    token = 2 * active + 2 * 2 * 128 * 120
+    assert alone.value_flops == alone.critic_flops == 0
+    assert beside.value_flops == token * tokens
+    assert beside.critic_flops == 3 * 3 * token * tokens
+    shared = work_of(dataclasses.replace(job, critic_shared=True, critic_epochs=3))
+    assert (shared.value_flops, shared.critic_flops) == (token * tokens, 3 * token * tokens)  # no backward pass
 
 
 def test_the_plan_of_a_config_with_a_critic(capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,4 +312,6 @@ def test_the_plan_of_a_config_with_a_critic(capsys: pytest.CaptureFixture[str]) 
     assert "critic's" in said  # in the table
     assert re.search(r"training \d[^,]*, critic \d", said)
     assert main(["plan", f"--config={QUICKSTART}", *critic, "--model.critic.share=true"]) == 0
-    assert "critic's" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "critic: a head on the policy's model" in said
+    assert "critic's" not in said  # in the table

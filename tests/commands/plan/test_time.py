@@ -71,6 +71,50 @@ def test_phases_by_hand() -> None:
     assert found["decoding"].rate(2) == pytest.approx(6400 / found["decoding"].seconds / 2)
 
 
+SMALL = "meta-llama/Llama-3.2-1B"
+
+
+def test_the_phase_of_a_teacher_by_hand() -> None:
+    """A teacher of 1B in bfloat16 reads what training reads, once; a server counts as a model like the policy."""
+    small = ModelSettings(SMALL, "bfloat16")
+    token = 2.0 * counts_of(small).active + 2.0 * 16 * 32 * 64 * 200
+    tokens = 4 * 1600 + 6400
+    found = {phase.name: phase for phase in phases_of(job(teacher=small), CARD)}
+    assert found["teacher"] == Phase("teacher", pytest.approx(tokens * token / 0.35e14), tokens, "compute")
+    twice = {phase.name: phase for phase in phases_of(job(teacher=small, teacher_exact=True, epochs=2), CARD)}
+    assert twice["teacher"].seconds == pytest.approx(2 * found["teacher"].seconds)  # asked in both passes
+    wide = ModelSettings(SMALL, "float32")
+    slow = {phase.name: phase for phase in phases_of(job(teacher=wide, precision="32-true"), CARD)}
+    assert slow["teacher"].seconds == pytest.approx(4 * found["teacher"].seconds)  # a quarter of the speed
+    served = {phase.name: phase for phase in phases_of(job(teacher_served=True), CARD)}
+    policy = 2.0 * counts_of(job().model).active + 2.0 * 32 * 32 * 128 * 200
+    assert served["teacher (server)"].seconds == pytest.approx(64 * 200 * policy / 0.35e14)
+    alone = {phase.name: phase for phase in phases_of(job(), CARD)}
+    assert alone == {name: phase for name, phase in found.items() if name != "teacher"}
+    assert alone == {name: phase for name, phase in served.items() if name != "teacher (server)"}
+
+
+def test_the_phases_of_a_critic_by_hand() -> None:
+    """Values once, two passes of training and AdamW on a copy of the policy without its output head."""
+    counts, tokens = counts_of(job().model), 4 * 1600 + 6400
+    head = 128256 * 4096
+    token = 2.0 * (counts.active - head) + 2.0 * 32 * 32 * 128 * 200
+    found = {phase.name: phase for phase in phases_of(job(critic="", critic_epochs=2), CARD)}
+    assert found["critic's values"].seconds == pytest.approx(tokens * token / 0.35e14)
+    assert found["critic's updates"].seconds == pytest.approx(2 * 3 * tokens * token / 0.35e14)
+    assert found["critic's updates"].tokens == 2 * tokens
+    adam = 2 * 4 * (2 * (2 + 1) + 1) * (counts.total - head) * 2 / 0.6e12
+    assert found["critic's optimizer"].seconds == pytest.approx(adam)
+    shared = {phase.name: phase for phase in phases_of(job(critic_shared=True, critic_epochs=2), CARD)}
+    assert shared["critic's updates"].seconds == pytest.approx(2 * tokens * token / 0.35e14)
+    assert "critic's optimizer" not in shared
+
+
+def test_a_reference_costs_a_forward_pass() -> None:
+    found = {phase.name: phase for phase in phases_of(job(reference=True), CARD)}
+    assert found["reference"] == dataclasses.replace(found["old log-probabilities"], name="reference")
+
+
 def test_what_a_phase_waits_for() -> None:
     small = dataclasses.replace(CARD, bandwidth=1e15, flops=1e18)
     assert decoding_seconds(job(), small, 64, 100)[1] == "launches"
