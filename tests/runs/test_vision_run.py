@@ -105,3 +105,67 @@ def test_two_ranks_train_as_one_also_where_only_some_prompts_have_pictures(tmp_p
     two = ranks(tmp_path / "two", strategy, *more)
     one = runs.fit(tmp_path / "one", *OPTIONS, *more, config=CONFIG)
     assert runs.largest_difference(runs.weights(two), runs.weights(one)) < 1e-6
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ["--model.name_or_path=tiny-qwen3-vl-moe", "--model.routing_replay=R2"],
+        ["--model.freeze=null", "--model.lora={r: 2}"],
+        ["--model.lora={r: 2}"],
+    ],
+    ids=["mixture", "adapters", "adapters in the tower, too"],
+)
+def test_two_sharded_ranks_train_mixtures_and_adapters_as_one(tmp_path: Path, chosen: list[str]) -> None:
+    more = [*chosen, MIXED, *SGD, "--model.optimizer.momentum=0.9", "--data.prompts_per_rollout=4"]
+    two = ranks(tmp_path / "two", "fsdp2", *more)
+    one = runs.fit(tmp_path / "one", *OPTIONS, *more, config=CONFIG)
+    assert runs.largest_difference(runs.weights(two), runs.weights(one)) < 1e-6
+
+
+def test_adapters_are_saved_alone_and_exported_into_the_weights(tmp_path: Path) -> None:
+    run = runs.fit(tmp_path, *OPTIONS, "--model.freeze=null", "--model.lora={r: 2}", config=CONFIG)
+    saved = runs.checkpoint(run)["state_dict"]
+    assert saved
+    assert all(".lora_" in name and ".visual." not in name for name in saved)
+    assert main(["export", str(run / "checkpoints" / "last.ckpt"), str(tmp_path / "out")]) == 0
+    exported = Qwen3VLForConditionalGeneration.from_pretrained(tmp_path / "out").state_dict()
+    start = load_policy(ModelSettings("tiny-qwen3-vl", seed=1)).model.state_dict()
+    assert exported.keys() == start.keys()
+    moved = {name for name, weight in start.items() if not torch.equal(weight, exported[name])}
+    assert moved == {name for name in start if name.endswith("_proj.weight")}
+
+
+RECORDING = "--data.record_rollouts=true"
+
+
+def replay(root: Path, recorded: Path, *arguments: str, code: int = 0) -> Path:
+    source = ["--data.rollouts=Recorded", f"--data.rollouts.path={recorded / 'rollouts'}"]
+    return runs.fit(root, *OPTIONS, *source, *arguments, config=CONFIG, code=code)
+
+
+def test_recorded_rollouts_are_replayed_bit_by_bit_and_know_their_pictures_by_hash(
+    tmp_path: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runs.fit(tmp_path / "recorded", *OPTIONS, RECORDING, config=CONFIG)
+    assert runs.largest_difference(runs.weights(run), runs.weights(undisturbed)) == 0.0
+    files = sorted((run / "rollouts").iterdir())
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    assert all(len(name) == 64 for row in rows for name in row["pictures"])
+    assert max(len(line) for file in files for line in file.read_text().splitlines()) < 3000  # hashes, no pixels
+    again = replay(tmp_path / "again", run)
+    assert runs.largest_difference(runs.weights(again), runs.weights(run)) == 0.0
+    capsys.readouterr()
+    replay(tmp_path / "shuffled", run, "--data.train.init_args.shuffled=true", code=2)  # the same texts and tokens
+    assert "has no responses to prompt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("replayed", ["R2", pytest.param("R3", marks=pytest.mark.long)])
+def test_a_mixture_with_pictures_replays_its_routes(tmp_path: Path, replayed: str) -> None:
+    more = ["--model.name_or_path=tiny-qwen3-vl-moe", f"--model.routing_replay={replayed}", "--trainer.max_epochs=1"]
+    run = runs.fit(tmp_path, *OPTIONS, *more, "--model.optimizer.lr=3e-3", config=CONFIG)
+    tags = runs.scalars(run)
+    assert [value for _, value in tags["ratio/mean"]][0] == 1.0
+    assert [value for _, value in tags["ratio/std"]][0] == 0.0
+    assert dict(tags["moe/changed_choices"])[2] > 0

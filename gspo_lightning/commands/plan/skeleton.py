@@ -25,7 +25,7 @@ def skeleton(
     with torch.device("meta"):
         model: PreTrainedModel = kind.from_config(config, trust_remote_code=False)
         if lora is not None:
-            add_adapters(model, lora, seed=0)
+            add_adapters(model, lora, seed=0, frozen=frozen)
         freeze(model, frozen)
     return model.train()
 

@@ -10,9 +10,9 @@ from gspo_lightning.errors import UserError
 
 __all__ = ["FAMILIES", "SAID", "reads_pictures", "refuse_unknown"]
 
-FAMILIES = ("qwen2_5_vl", "qwen3_vl")
-"""Kinds of models (``model_type`` of their configs): dense, with positions in three dimensions."""
-SAID = "Qwen2.5-VL, Qwen3-VL (dense)"
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+"""Kinds of models (``model_type`` of their configs), all with positions in three dimensions."""
+SAID = "Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE"
 
 
 def reads_pictures(config: Any) -> bool:
