@@ -64,6 +64,8 @@ class Job:
     """Name of the model that a critic trains; empty for a copy of the policy's; None without one, or if it has only a
     head of its own."""
     critic_epochs: int = 1
+    max_pixels: int | None = None
+    """Of a picture (``data.pictures.max_pixels``); None is the limit of the model's processor."""
 
     @property
     def of_critic(self) -> Job | None:
@@ -143,6 +145,17 @@ class Job:
         """Of a rank per update, at most."""
         return -(-self.rows // self.rows_at_once)
 
+    @property
+    def prompts_at_once(self) -> int:
+        """Distinct prompts of the fullest micro-batch."""
+        return -(-self.rows_at_once // self.rows_of_prompt)
+
+    @property
+    def prompts_seen(self) -> int:
+        """Prompts that go through the model in a pass over a rollout batch, once for each micro-batch that has them."""
+        parts = self.minibatches * self.world * self.micro_batches * self.prompts_at_once
+        return max(parts, round(self.prompts_per_update * self.minibatches))
+
     def with_model(self, **changes: Any) -> Job:
         """The same run with other settings of its model."""
         return dataclasses.replace(self, model=dataclasses.replace(self.model, **changes))
@@ -191,6 +204,7 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
         deal=data.settings.deal,
         critic=None if critic is None or critic.share else critic.name_or_path or "",
         critic_epochs=1 if critic is None else critic.epochs,
+        max_pixels=data.sets.pictures.max_pixels,
     )
 
 

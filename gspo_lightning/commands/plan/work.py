@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import counts_of
 from gspo_lightning.commands.plan.models import config_of
+from gspo_lightning.commands.plan.vision import tower_of
 
 __all__ = ["Work", "equation", "work_of"]
 
@@ -28,6 +29,10 @@ class Work:
     responses to it."""
     critic_flops: float = 0.0
     """Of a critic: its values, then its updates."""
+    prefill_flops: float = 0.0
+    """Of the vision tower before responses are sampled; in ``sampling_flops``, too."""
+    vision_flops: float = 0.0
+    """Of the vision tower in one forward pass over the rollout batch; in ``old_flops`` and ``training_flops``, too."""
 
 
 def equation(job: Job) -> str:
@@ -48,7 +53,10 @@ def equation(job: Job) -> str:
 
 
 def work_of(job: Job) -> Work:
-    """Tokens are upper bounds; 2 FLOP per active weight and token forward, 4 backward, and attention on top."""
+    """Tokens are upper bounds; 2 FLOP per active weight and token forward, 4 backward, and attention on top.
+
+    Of a model that reads pictures, every prompt has one of the largest size.
+    """
     counts, config = counts_of(job.model), config_of(job.model).get_text_config()
     rows = job.prompts * job.group_size
     prompt = round((job.prompts_per_update * job.minibatches if job.packed else rows) * job.max_prompt)
@@ -58,12 +66,15 @@ def work_of(job: Job) -> Work:
     token = 2.0 * counts.active + attention  # on average half of the sequence is seen, by keys and by values
     frozen = 1.0 if job.lora is not None else 2.0  # no gradients of frozen weights
     backward = (frozen + (1.0 if job.checkpointing else 0.0)) * token
-    sampling = token * (job.prompts * job.max_prompt + response)
-    old = token * (prompt + response) if job.old_policy != "ResidentSnapshot" else 0.0
-    training = job.epochs * (token + backward) * (prompt + response)
+    tower = tower_of(job)
+    prefill, seen = (0.0, 0.0) if tower is None else (tower.flops * job.prompts, tower.flops * job.prompts_seen)
+    again = 0.0 if tower is None or not tower.trained else frozen + (1.0 if job.checkpointing else 0.0)
+    sampling = token * (job.prompts * job.max_prompt + response) + prefill
+    old = token * (prompt + response) + seen if job.old_policy != "ResidentSnapshot" else 0.0
+    training = job.epochs * ((token + backward) * (prompt + response) + (1.0 + again) * seen)
     critic = 0.0
     if (other := job.of_critic) is not None:
         own = work_of(other)
         updates = (own.training_flops / job.epochs) * job.critic_epochs
         critic = own.token_flops * (prompt + response) + updates
-    return Work(job.prompts * job.max_prompt, response, sampling, training, old, token, prompt, critic)
+    return Work(job.prompts * job.max_prompt, response, sampling, training, old, token, prompt, critic, prefill, seen)
