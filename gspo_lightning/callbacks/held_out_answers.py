@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning.pytorch import Trainer
 
 from gspo_lightning.callbacks.folder import run_folder
+from gspo_lightning.callbacks.sink.sheet import Answer
 from gspo_lightning.callbacks.sink.sink import Sink
 from gspo_lightning.distributed import all_gather_objects
+from gspo_lightning.pictures import Media
+from gspo_lightning.prompts.pictures.thumbnails import thumbnails
 from gspo_lightning.report.answers import AnswersFile
+from gspo_lightning.report.pictures import keep_thumbnails
 from gspo_lightning.training.module import GSPOModule
 from gspo_lightning.types import Rollout
 
-__all__ = ["HeldOutAnswers"]
+__all__ = ["HeldOutAnswers", "picture_names", "small_files"]
 
 PROMPTS = 8
 COLUMNS = ("prompt", "answer", "completion", "reward", "tokens", "finish")
 
 
 class HeldOutAnswers:
-    """Writes ``held_out_answers`` (a table) and ``held_out_answers.jsonl``: the first 8 held-out prompts."""
+    """Writes ``held_out_answers`` (a table) and ``held_out_answers.jsonl``: the first 8 held-out prompts.
+
+    Where they have pictures: also ``held_out_pictures`` (a picture), and thumbnails in ``pictures/`` of the run folder.
+    """
 
     def __init__(self) -> None:
         self._file: AnswersFile | None = None
@@ -33,21 +42,41 @@ class HeldOutAnswers:
         """Those of the last evaluation (on every rank)."""
         folder = run_folder(trainer)
         mine = sorted(module.evaluator.examples, key=lambda rollout: rollout.prompt.id)[:PROMPTS]
-        everybodys = [row for rows in all_gather_objects([_row(rollout) for rollout in mine]) for row in rows]
-        rows = sorted(everybodys, key=lambda row: int(row["id"]))[:PROMPTS]
+        own = [(_row(rollout), small_files(rollout.prompt.media)) for rollout in mine]
+        everybodys = [row for rows in all_gather_objects(own) for row in rows]
+        found = sorted(everybodys, key=lambda pair: int(pair[0]["id"]))[:PROMPTS]
+        rows = [row for row, _ in found]
         if not trainer.is_global_zero:
             return
         self._open(AnswersFile(folder) if self._file is None else self._file).add(trainer.global_step, rows)
         cells = [[_cell(row[name]) for name in COLUMNS] for row in rows]
         sink = Sink.of(trainer)
         sink.table("held_out_answers", COLUMNS, cells, trainer.global_step, code=("prompt", "answer", "completion"))
+        for _, files in found:
+            keep_thumbnails(folder, files)
+        named = [list(zip(COLUMNS, row, strict=True)) for row in cells]
+        answers = [
+            Answer(list(files.values()), len(row.get("pictures", ())), texts)
+            for (row, files), texts in zip(found, named, strict=True)
+        ]
+        sink.sheet("held_out_pictures", answers, trainer.global_step)
 
     def _open(self, file: AnswersFile) -> AnswersFile:
         self._file = file
         return file
 
 
-def _row(rollout: Rollout) -> dict[str, object]:
+def picture_names(media: Media) -> dict[str, list[str]]:
+    """What a row says of the pictures of its prompt; nothing where it has none."""
+    return {"pictures": [picture.sha256 for picture in media]} if media else {}
+
+
+def small_files(media: Media) -> dict[str, bytes]:
+    """Hash -> thumbnail of the pictures that are shown."""
+    return {picture.sha256: file for picture, file in zip(media, thumbnails(media), strict=False)}
+
+
+def _row(rollout: Rollout) -> dict[str, Any]:
     return {
         "id": rollout.prompt.id,
         "prompt": rollout.prompt.text,
@@ -56,6 +85,7 @@ def _row(rollout: Rollout) -> dict[str, object]:
         "reward": rollout.reward,
         "tokens": rollout.length,
         "finish": str(rollout.finish_reason),
+        **picture_names(rollout.prompt.media),
     }
 
 

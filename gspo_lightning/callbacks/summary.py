@@ -14,17 +14,21 @@ from rich.console import Console
 from rich.table import Table
 
 from gspo_lightning.callbacks.folder import run_folder
-from gspo_lightning.callbacks.held_out_answers import HeldOutAnswers
+from gspo_lightning.callbacks.held_out_answers import HeldOutAnswers, picture_names, small_files
 from gspo_lightning.callbacks.learner import learner
 from gspo_lightning.callbacks.run_logger import scalars_of
 from gspo_lightning.callbacks.sink.sink import Sink
 from gspo_lightning.metrics.table import lookup
 from gspo_lightning.report.page import write_report
+from gspo_lightning.report.pictures import keep_thumbnails
 from gspo_lightning.resume import write_text
 from gspo_lightning.resume.versions import versions
 from gspo_lightning.training.module import GSPOModule
 
 __all__ = ["RunSummary", "show_evaluation"]
+
+KEPT = 16
+"""Held-out answers of an evaluation that examples are chosen from."""
 
 
 class RunSummary(Callback):
@@ -88,6 +92,10 @@ class RunSummary(Callback):
         if not trainer.is_global_zero:
             return
         summary = self._summary(trainer, learner(pl_module))
+        named = {name for example in summary["examples"] for name in example.get("pictures", ())}
+        for rollout in learner(pl_module).evaluator.examples[:KEPT]:
+            if named & {picture.sha256 for picture in rollout.prompt.media}:
+                keep_thumbnails(folder, small_files(rollout.prompt.media))
         write_text(folder / "summary.json", json.dumps(summary, indent=2, default=str) + "\n")
         for logger in trainer.loggers:
             logger.save()
@@ -101,13 +109,14 @@ class RunSummary(Callback):
         after = _answers(module)
         examples = [
             {
-                "prompt": p,
+                "prompt": a["prompt"],
                 "answer": a["answer"],
-                "before": self._before["answers"][p]["completion"],
+                "before": self._before["answers"][key]["completion"],
                 "after": a["completion"],
+                **{name: a[name] for name in ("pictures",) if name in a},
             }
-            for p, a in after.items()
-            if p in self._before.get("answers", {})
+            for key, a in after.items()
+            if key in self._before.get("answers", {})
         ]
         changed = sorted(examples, key=lambda e: e["before"] == e["after"])
         last, correct = module.evaluator.last, module.shown_by == "accuracy"
@@ -132,10 +141,16 @@ class RunSummary(Callback):
         }
 
 
-def _answers(module: GSPOModule) -> dict[str, dict[str, str]]:
+def _answers(module: GSPOModule) -> dict[str, dict[str, Any]]:
+    """By what is asked: a text, and the hashes of its pictures."""
     return {
-        r.prompt.text: {"completion": r.transcript, "answer": str(r.prompt.columns.get("answer", ""))}
-        for r in module.evaluator.examples[:16]
+        "\n".join([r.prompt.text, *(picture.sha256 for picture in r.prompt.media)]): {
+            "prompt": r.prompt.text,
+            "completion": r.transcript,
+            "answer": str(r.prompt.columns.get("answer", "")),
+            **picture_names(r.prompt.media),
+        }
+        for r in module.evaluator.examples[:KEPT]
     }
 
 

@@ -14,6 +14,7 @@ from gspo_lightning.errors import UserError, counted
 from gspo_lightning.experience.respond import Groups
 from gspo_lightning.metrics.responses import Distributions, distribution_scalars, extremes, measure_distributions
 from gspo_lightning.metrics.rollouts import measure_rollouts
+from gspo_lightning.pictures import read_media, written_media
 from gspo_lightning.types import MiniBatch, Rollout
 
 __all__ = ["Experience", "collect", "measure_rewards", "row_hash"]
@@ -39,11 +40,12 @@ class Experience:
             to_come: the mini-batches that will be trained on.
             begun: an update was made, which logged the examples and distributions.
         """
-        batches = enumerate(self.mini_batches)
+        batches, examples = enumerate(self.mini_batches), [] if begun else self.examples
         return {
             "mini_batches": [b.state_dict() if b is not None and i in to_come else None for i, b in batches],
             "metrics": dict(self.metrics),
-            "examples": [] if begun else list(self.examples),
+            "examples": [{k: v for k, v in e.items() if k != "media"} for e in examples],
+            "media": written_media([e.get("media", ()) for e in examples]),
             "rewards": dict(self.rewards),
             "distributions": {} if begun else dict(self.distributions),
         }
@@ -51,10 +53,12 @@ class Experience:
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Experience:
         """The inverse of :meth:`state_dict`."""
+        media = read_media(state.get("media")) or [()] * len(state["examples"])
+        shown = [{**e, **({"media": m} if m else {})} for e, m in zip(state["examples"], media, strict=True)]
         return cls(
             [None if b is None else MiniBatch.from_state_dict(b) for b in state["mini_batches"]],
             dict(state["metrics"]),
-            list(state["examples"]),
+            shown,
             dict(state.get("rewards", {})),
             dict(state.get("distributions", {})),
         )
@@ -134,4 +138,5 @@ def _example(rollout: Rollout, shown_as: str = "sample") -> dict[str, Any]:
         "advantage": rollout.advantage,
         "tokens": rollout.length,
         "finish": str(rollout.finish_reason),
+        **({"media": rollout.prompt.media} if rollout.prompt.media else {}),
     }

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from gspo_lightning.policy.freezing import vision_layers
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -24,13 +26,14 @@ ROUTERS = ("gate", "router")
 def quantise(model: PreTrainedModel) -> None:
     """Pack the weight of every linear layer but the output head and routers, in place: 0.53 bytes per weight.
 
-    Fused experts of a mixture and embeddings are no linear layers and stay as they are.
+    Fused experts of a mixture and embeddings are no linear layers and stay as they are. So does a vision tower: it has
+    few weights, and its rounding errors would be in every token of a picture.
     """
     from bitsandbytes.nn import Linear4bit, Params4bit
 
-    head = model.get_output_embeddings()
+    head, vision = model.get_output_embeddings(), set(vision_layers(model))
     for name, layer in list(model.named_modules()):
-        if type(layer) is not nn.Linear or layer is head or name.split(".")[-1] in ROUTERS:
+        if type(layer) is not nn.Linear or layer is head or name.split(".")[-1] in ROUTERS or name in vision:
             continue
         weight = layer.weight
         packed = Linear4bit(1, 1, bias=False, compute_dtype=weight.dtype, quant_type="nf4")

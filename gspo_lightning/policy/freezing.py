@@ -9,7 +9,7 @@ from torch import nn
 
 from gspo_lightning.errors import UserError
 
-__all__ = ["VISION", "freeze", "trains_vision"]
+__all__ = ["VISION", "freeze", "layers_left_out", "trains_vision", "vision_layers"]
 
 VISION = "vision"
 """In the place of a pattern: the tower that makes features of pictures, with what maps them to the text model."""
@@ -26,30 +26,54 @@ def freeze(model: nn.Module, patterns: Sequence[str] | None) -> int:
     Raises:
         UserError: a pattern names no module, or nothing is left to train.
     """
-    towers = _towers(model)
-    wanted = ([VISION] if towers else []) if patterns is None else patterns
-    for pattern in wanted:
-        names = dict(model.named_modules())
-        found = towers if pattern == VISION else [m for n, m in names.items() if n and fnmatchcase(n, pattern)]
-        if not found:
-            what = f"{pattern!r} names no module of {type(model).__name__}"
-            if pattern == VISION:
-                what = f"names {VISION!r}, but {type(model).__name__} has no vision tower"
-            some = ", ".join([n for n in names if n.count(".") <= 1 and n][:8])
-            raise UserError("model.freeze", what, fix=f"use names with * for anything; the model has {some} ...")
-        for module in found:
-            module.requires_grad_(False)
-    if wanted and not any(p.requires_grad for p in model.parameters()):
+    frozen = _chosen(model, patterns)
+    for module in frozen.values():
+        module.requires_grad_(False)
+    if frozen and not any(p.requires_grad for p in model.parameters()):
         raise UserError("model.freeze", "freezes every weight of the model", fix="leave something to train")
     return sum(p.numel() for p in model.parameters() if not p.requires_grad)
 
 
+def layers_left_out(model: nn.Module, patterns: Sequence[str] | None) -> list[str]:
+    """Names of the linear layers that :func:`freeze` would freeze: no adapter belongs there.
+
+    Raises:
+        UserError: a pattern names no module.
+    """
+    return sorted({name for path, module in _chosen(model, patterns).items() for name in _linear(path, module)})
+
+
+def vision_layers(model: nn.Module) -> list[str]:
+    """Names of the linear layers of a vision tower."""
+    return [name for path, module in _towers(model).items() for name in _linear(path, module)]
+
+
 def trains_vision(model: nn.Module) -> bool:
     """Whether weights of a vision tower are trained."""
-    return any(p.requires_grad for tower in _towers(model) for p in tower.parameters())
+    return any(p.requires_grad for tower in _towers(model).values() for p in tower.parameters())
 
 
-def _towers(model: nn.Module) -> list[nn.Module]:
+def _chosen(model: nn.Module, patterns: Sequence[str] | None) -> dict[str, nn.Module]:
+    towers, modules = _towers(model), dict(model.named_modules())
+    found: dict[str, nn.Module] = {}
+    for pattern in ([VISION] if towers else []) if patterns is None else patterns:
+        named = towers if pattern == VISION else {n: m for n, m in modules.items() if n and fnmatchcase(n, pattern)}
+        if not named:
+            what = f"{pattern!r} names no module of {type(model).__name__}"
+            if pattern == VISION:
+                what = f"names {VISION!r}, but {type(model).__name__} has no vision tower"
+            some = ", ".join([n for n in modules if n.count(".") <= 1 and n][:8])
+            raise UserError("model.freeze", what, fix=f"use names with * for anything; the model has {some} ...")
+        found |= named
+    return found
+
+
+def _linear(path: str, module: nn.Module) -> list[str]:
+    inside = [(".".join(part for part in (path, name) if part), layer) for name, layer in module.named_modules()]
+    return [name for name, layer in inside if isinstance(layer, nn.Linear)]
+
+
+def _towers(model: nn.Module) -> dict[str, nn.Module]:
     base = getattr(model, "base_model", model)
     found = getattr(base, "visual", None)
-    return [found] if isinstance(found, nn.Module) else []
+    return {n: m for n, m in model.named_modules() if m is found} if isinstance(found, nn.Module) else {}

@@ -108,7 +108,7 @@ def load_policy(settings: ModelSettings) -> Policy:
         how = {"use_reentrant": False, "context_fn": checkpoint_contexts}
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
     if settings.lora is not None:
-        add_adapters(model, settings.lora, settings.seed)
+        add_adapters(model, settings.lora, settings.seed, settings.freeze)
     freeze(model, settings.freeze)
     return Policy(model, tokenizer)
 

@@ -7,7 +7,7 @@ model with its adapters off, and an export has them merged into the weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +17,7 @@ from torch import nn
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.four_bit import dequantise, quantise
+from gspo_lightning.policy.freezing import layers_left_out
 from gspo_lightning.randomness import Purpose, stream
 
 if TYPE_CHECKING:
@@ -45,9 +46,11 @@ class LoRA:
     dropout: float = 0.0
     """Only 0: dropout moves sequence ratios by more than the clip range, so that no ratio is 1 before an update."""
     target_modules: list[str] | str = "all-linear"
-    """Names of linear layers such as ``[q_proj, v_proj]``; ``all-linear`` takes all but the output head."""
+    """Names of linear layers such as ``[q_proj, v_proj]``; ``all-linear`` takes all but the output head. Modules that
+    ``model.freeze`` names get none: by default the vision tower of a model that reads pictures."""
     base: Literal["as_loaded", "4bit"] = "as_loaded"
-    """``4bit`` stores the frozen weights in NF4 (QLoRA, arXiv 2305.14314): about 0.53 bytes per weight."""
+    """``4bit`` stores the frozen weights in NF4 (QLoRA, arXiv 2305.14314): about 0.53 bytes per weight. A vision tower
+    stays as it is."""
 
     def __post_init__(self) -> None:
         if self.r < 1:
@@ -60,29 +63,40 @@ class LoRA:
             )
 
 
-def add_adapters(model: PreTrainedModel, lora: LoRA, seed: int) -> None:
+def add_adapters(model: PreTrainedModel, lora: LoRA, seed: int, frozen: Sequence[str] | None = None) -> None:
     """Put adapters into a model and freeze the rest of it; the same adapters for the same seed.
 
+    Args:
+        model: changed in place.
+        lora: which layers.
+        seed: of the adapters.
+        frozen: ``model.freeze``: modules that get no adapters.
+
     Raises:
-        UserError: peft is missing, or no layer of the model has such a name.
+        UserError: peft is missing, no layer of the model has such a name, or only frozen ones have it.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise UserError("model.lora", "needs peft", fix="pip install 'gspo_lightning[lora]'") from error
     model.requires_grad_(False)
+    outside = layers_left_out(model, frozen)
     if lora.base == "4bit":
         quantise(model)
-    config = LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules, lora_dropout=0.0)
+    config = LoraConfig(
+        r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules, exclude_modules=outside or None
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(seed, Purpose.INITIALISATION) % (1 << 63))
         try:
             inject_adapter_in_model(config, model)
         except ValueError as error:
-            layers = sorted({n.split(".")[-1] for n, m in model.named_modules() if isinstance(m, nn.Linear)})
+            linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and n not in outside]
+            layers = sorted({n.split(".")[-1] for n in linear})
             raise UserError(
                 "model.lora.target_modules",
-                f"{lora.target_modules!r} names no layer of {type(model).__name__}",
+                f"{lora.target_modules!r} names no layer of {type(model).__name__}"
+                + (" that model.freeze leaves to train" if outside else ""),
                 fix=f"use all-linear, or a list of: {', '.join(layers)}",
             ) from error
     if model.is_gradient_checkpointing:

@@ -55,19 +55,27 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
             "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True,
         },
     },
+    "tiny-qwen3-vl-moe": {
+        "num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "decoder_sparse_step": 1,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True,
+        },
+    },
     "tiny-qwen2.5-vl": {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
     },
 }  # fmt: skip
-"""Name -> settings on top of the common ones. ``tiny-qwen3`` has about 87 thousand parameters; those of the two that
+"""Name -> settings on top of the common ones. ``tiny-qwen3`` has about 87 thousand parameters; those of models that
 read pictures are settings of their text models."""
 
+_QWEN3_VISION = {
+    "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "patch_size": 8,
+    "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 64, "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0], "initializer_range": 0.05,
+}  # fmt: skip
 _VISION: dict[str, dict[str, Any]] = {
-    "tiny-qwen3-vl": {
-        "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "patch_size": 8,
-        "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 64, "num_position_embeddings": 16,
-        "deepstack_visual_indexes": [0], "initializer_range": 0.05,
-    },
+    "tiny-qwen3-vl": _QWEN3_VISION,
+    "tiny-qwen3-vl-moe": _QWEN3_VISION,
     "tiny-qwen2.5-vl": {
         "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "patch_size": 8,
         "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 64, "window_size": 32,
@@ -79,6 +87,7 @@ _CLASSES = {
     "tiny-qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
     "tiny-qwen3-moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
     "tiny-qwen3-vl": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration"),
+    "tiny-qwen3-vl-moe": ("Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration"),
     "tiny-qwen2.5-vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration"),
 }
 """Names in transformers, which imports a family when it is asked for."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.report.answers import ANSWERS, read_answers
 from gspo_lightning.report.figure import draw
+from gspo_lightning.report.pictures import copy_thumbnails, picture_cell
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.run import Run, labels
 from gspo_lightning.report.save import save
@@ -61,6 +63,8 @@ def write_runs(runs: Sequence[Run], out: Path) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
         save(draw(runs), out / PICTURE)
+        for run in runs:
+            copy_thumbnails(run.folder, [*_examples_of(run), *read_answers(run.folder)], out)
         unfinished = beside(out / PAGE)
         unfinished.write_text(page(runs), encoding="utf-8")
         os.replace(unfinished, out / PAGE)
@@ -101,13 +105,28 @@ def _markdown_table(runs: Sequence[Run]) -> list[str]:
 
 
 def _examples(run: Run, suffix: str) -> list[str]:
-    found = [e for e in run.summary.get("examples") or [] if isinstance(e, dict)]
+    found = _examples_of(run)
     if not found:
         return []
     names = ("prompt", "answer", "before", "after")
-    lines = [f"## Examples{suffix}", "", "| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
-    lines += ["| " + " | ".join(_code(str(e.get(name, ""))) for name in names) + " |" for e in found]
-    return [*lines, ""]
+    rows = [[_code(str(e.get(name, ""))) for name in names] for e in found]
+    return [f"## Examples{suffix}", "", *_answers_table(run, names, found, rows), ""]
+
+
+def _examples_of(run: Run) -> list[dict[str, Any]]:
+    return [e for e in run.summary.get("examples") or [] if isinstance(e, dict)]
+
+
+def _answers_table(
+    run: Run, names: Sequence[str], asked: Sequence[Mapping[str, Any]], rows: Sequence[Sequence[str]]
+) -> list[str]:
+    """With a first column for the pictures of what was asked, where anything was asked with pictures."""
+    pictures = [picture_cell(run.folder, one) for one in asked]
+    if any(cell.strip() for cell in pictures):
+        names = ("pictures", *names)
+        rows = [(cell, *row) for cell, row in zip(pictures, rows, strict=True)]
+    lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
 def _over_time(run: Run, suffix: str) -> list[str]:
@@ -120,11 +139,13 @@ def _over_time(run: Run, suffix: str) -> list[str]:
     shown = updates if len(updates) <= EVALUATIONS else wanted
     said = {(row["update"], row.get("id")): str(row.get("completion", "")) for row in rows}
     names = ["prompt", "answer", *(f"update {update}" for update in shown)]
-    lines = [f"## Held-out answers over time{suffix}", "", "| " + " | ".join(names) + " |"]
-    lines.append("|---" * len(names) + "|")
-    for row in (row for row in rows if row["update"] == updates[0]):
-        cells = [row.get("prompt", ""), row.get("answer", ""), *(said.get((u, row.get("id")), "") for u in shown)]
-        lines.append("| " + " | ".join(_code(str(cell), 160) for cell in cells) + " |")
+    asked = [row for row in rows if row["update"] == updates[0]]
+    cells = [
+        [_code(str(cell), 160) for cell in (row.get("prompt", ""), row.get("answer", ""), *completions)]
+        for row in asked
+        for completions in [[said.get((u, row.get("id")), "") for u in shown]]
+    ]
+    lines = [f"## Held-out answers over time{suffix}", "", *_answers_table(run, names, asked, cells)]
     return [*lines, "", f"All {len(updates)} evaluations, with their rewards, are in `{ANSWERS}`.", ""]
 
 

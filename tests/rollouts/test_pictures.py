@@ -59,7 +59,7 @@ def gap(policy: Policy, rollouts: Sequence[Rollout]) -> float:
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("kind", SOURCES)
-@pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-qwen2.5-vl"])
+@pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-qwen3-vl-moe", "tiny-qwen2.5-vl"])
 def test_a_source_gives_the_log_probabilities_of_the_training_forward(name: str, kind: str, packed: bool) -> None:
     policy = policy_of(name, packed)
     rollouts = sampled(SOURCES[kind](), policy, prompts_of(policy))
@@ -68,7 +68,7 @@ def test_a_source_gives_the_log_probabilities_of_the_training_forward(name: str,
     assert [r.token_ids.tolist() for r in texts] == [r.token_ids.tolist() for r in rollouts[6:9]]
 
 
-@pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-qwen2.5-vl"])
+@pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-qwen3-vl-moe", "tiny-qwen2.5-vl"])
 def test_all_sources_draw_the_same_tokens(name: str) -> None:
     policy = policy_of(name, True)
     found = [[r.token_ids.tolist() for r in sampled(make(), policy, prompts_of(policy))] for make in SOURCES.values()]

@@ -10,13 +10,19 @@ import pytest
 import yaml
 
 from gspo_lightning.cli import main
+from gspo_lightning.commands.plan.models import config_of
+from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.prompts.base import map_columns
 from gspo_lightning.registry import component
 from gspo_lightning.rewards import Reward
+from tests.prompts.pictures.test_pictures import TEMPLATE
 from tests.runs import runs
 from tests.runs.test_configs import real_model  # noqa: F401 (a fixture)
+from tests.support.pictures import png
 
 CONFIGS = runs.ROOT / "configs"
+SEEING = "qwen3_vl_4b"
 MODELS = sorted(p.stem for p in (CONFIGS / "models").glob("*.yaml"))
 DEVICES = {name: "24GB" if name.endswith("24gb") else "80GB" for name in MODELS}
 SHARDED = ["--trainer.strategy=fsdp"]
@@ -104,14 +110,14 @@ def test_the_reward_of_a_data_set_pays_its_own_answers(name: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_config_fits_where_it_says(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    more = SHARDED if name in ("qwen3_4b", "qwen3_8b") else []
+    more = SHARDED if name in ("qwen3_4b", "qwen3_8b", SEEING) else []
     assert main(["plan", f"--config={CONFIGS / 'models' / name}.yaml", *more, f"--device={DEVICES[name]}"]) == 0
     assert "fits:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_config_parses_with_every_data_overlay(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for overlay in RECORDS if name == MODELS[0] else ["gsm8k"]:
+    for overlay in RECORDS if name == MODELS[0] else ["gsm8k", *(["geometry3k"] if name == SEEING else [])]:
         files = [f"--config={CONFIGS / 'models' / name}.yaml", f"--config={CONFIGS / 'data' / overlay}.yaml"]
         assert main(["fit", *files, "--print_config"]) == 0
         printed = yaml.safe_load(capsys.readouterr().out)
@@ -127,7 +133,9 @@ def test_a_model_config_parses_with_every_data_overlay(name: str, capsys: pytest
         assert printed["model"]["optimizer"]["init_args"]["lr"] == 1e-7
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long if n != MODELS[-1] else ()) for n in MODELS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long if n != MODELS[-1] else ()) for n in MODELS if n != SEEING]
+)
 def test_a_model_config_runs_at_toy_size(name: str, tmp_path: Path, real_model: Path) -> None:  # noqa: F811
     rows = [{"question": f"{i}+{i}", "answer": f"#### {2 * i}"} for i in range(1, 9)]
     data = tmp_path / "train.jsonl"
@@ -142,3 +150,32 @@ def test_a_model_config_runs_at_toy_size(name: str, tmp_path: Path, real_model: 
     options = [*TOY, f"--model.name_or_path={real_model}", f"--data.train={data}"]
     run = runs.fit(tmp_path, *options, config=config, small=False)
     assert runs.summary(run)["updates"] == 4
+
+
+def test_the_model_that_reads_pictures_runs_on_geometry3k(tmp_path: Path) -> None:
+    """A tiny model of the same family, and problems in the set's own layout: pictures are cells of ``datasets``."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    policy = load_policy(ModelSettings("tiny-qwen3-vl"))
+    policy.tokenizer.chat_template = TEMPLATE
+    policy.save_pretrained(tmp_path / "model")
+    picture = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    schema = pyarrow.schema(
+        [("images", pyarrow.list_(picture)), ("problem", pyarrow.string()), ("answer", pyarrow.string())]
+    )
+    rows = [
+        {"images": [{"bytes": png(i, 40 + i, 30), "path": None}], "problem": f"<image>x+{i}=?", "answer": str(i)}
+        for i in range(8)
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows, schema), tmp_path / "train.parquet")
+    files = [f"--config={CONFIGS / part}.yaml" for part in ("models/qwen3_vl_4b", "data/geometry3k")]
+    options = [*TOY, f"--model.name_or_path={tmp_path / 'model'}", f"--data.train={tmp_path / 'train.parquet'}"]
+    short = ["--data.max_prompt_tokens=200", "--data.system_prompt=ABC ", f"--trainer.default_root_dir={tmp_path}"]
+    assert main(["fit", *files, *options, *short]) == 0
+    (run,) = (tmp_path / "qwen3_vl_4b").iterdir()
+    assert runs.summary(run)["updates"] == 4
+    config = read(run / "config.yaml")
+    assert (config["data"]["pictures"]["max_pixels"], config["model"]["freeze"]) == (1048576, None)
+    assert runs.events(run).Images("sample_pictures")
+    fields = json.loads((tmp_path / "model" / "config.json").read_text())
+    known = config_of(ModelSettings(read(CONFIGS / "models" / "qwen3_vl_4b.yaml")["model"]["name_or_path"]))
+    assert fields["model_type"] == known.model_type  # the family is the same

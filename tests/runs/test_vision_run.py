@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from transformers import Qwen3VLForConditionalGeneration
+from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from gspo_lightning.cli import main
@@ -21,7 +22,7 @@ from gspo_lightning.policy.vision.sight import sight_of
 from tests.runs import runs
 from tests.runs.processes import Command
 from tests.runs.test_invariance import SGD
-from tests.support.pictures import png
+from tests.support.pictures import png, seeing_prompt
 
 CONFIG = runs.ROOT / "configs" / "vision.yaml"
 FEW = ["--data.train.size=64", "--data.val.size=20", *runs.UNTAUGHT, "--trainer.enable_progress_bar=false"]
@@ -82,6 +83,22 @@ def test_an_export_is_read_by_transformers_and_answers_the_same(tmp_path: Path, 
     assert runs.summary(again)["updates"] == 4
 
 
+def test_an_export_is_read_by_auto_processor(tmp_path: Path) -> None:
+    """Both processor files at once; transformers builds a processor for videos with torchvision only."""
+    pytest.importorskip("torchvision", exc_type=ImportError)
+    policy = load_policy(ModelSettings("tiny-qwen3-vl"))
+    policy.tokenizer.chat_template = "{{ messages[0].content }}"
+    policy.save_pretrained(tmp_path)
+    processor = AutoProcessor.from_pretrained(tmp_path)
+    image = Image.open(io.BytesIO(png(0, 48, 32)))
+    text = "1<|vision_start|><|image_pad|><|vision_end|>?"
+    made = processor(text=[text], images=[image], return_tensors="pt")
+    expected = seeing_prompt(policy, 0, ["1", png(0, 48, 32), "?"])
+    assert tuple(made["input_ids"][0].tolist()) == expected.token_ids
+    assert policy.sight is not None
+    torch.testing.assert_close(made["pixel_values"], policy.sight.pixels(expected.media)[0], rtol=0, atol=0.02)
+
+
 def ranks(root: Path, name: str, *more: str, count: int = 2) -> Path:
     argv = [
         "fit", f"--config={CONFIG}", f"--config={runs.ROOT / 'configs' / name}.yaml", *runs.SMALL[1:], *OPTIONS,
@@ -105,3 +122,67 @@ def test_two_ranks_train_as_one_also_where_only_some_prompts_have_pictures(tmp_p
     two = ranks(tmp_path / "two", strategy, *more)
     one = runs.fit(tmp_path / "one", *OPTIONS, *more, config=CONFIG)
     assert runs.largest_difference(runs.weights(two), runs.weights(one)) < 1e-6
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ["--model.name_or_path=tiny-qwen3-vl-moe", "--model.routing_replay=R2"],
+        ["--model.freeze=null", "--model.lora={r: 2}"],
+        ["--model.lora={r: 2}"],
+    ],
+    ids=["mixture", "adapters", "adapters in the tower, too"],
+)
+def test_two_sharded_ranks_train_mixtures_and_adapters_as_one(tmp_path: Path, chosen: list[str]) -> None:
+    more = [*chosen, MIXED, *SGD, "--model.optimizer.momentum=0.9", "--data.prompts_per_rollout=4"]
+    two = ranks(tmp_path / "two", "fsdp2", *more)
+    one = runs.fit(tmp_path / "one", *OPTIONS, *more, config=CONFIG)
+    assert runs.largest_difference(runs.weights(two), runs.weights(one)) < 1e-6
+
+
+def test_adapters_are_saved_alone_and_exported_into_the_weights(tmp_path: Path) -> None:
+    run = runs.fit(tmp_path, *OPTIONS, "--model.freeze=null", "--model.lora={r: 2}", config=CONFIG)
+    saved = runs.checkpoint(run)["state_dict"]
+    assert saved
+    assert all(".lora_" in name and ".visual." not in name for name in saved)
+    assert main(["export", str(run / "checkpoints" / "last.ckpt"), str(tmp_path / "out")]) == 0
+    exported = Qwen3VLForConditionalGeneration.from_pretrained(tmp_path / "out").state_dict()
+    start = load_policy(ModelSettings("tiny-qwen3-vl", seed=1)).model.state_dict()
+    assert exported.keys() == start.keys()
+    moved = {name for name, weight in start.items() if not torch.equal(weight, exported[name])}
+    assert moved == {name for name in start if name.endswith("_proj.weight")}
+
+
+RECORDING = "--data.record_rollouts=true"
+
+
+def replay(root: Path, recorded: Path, *arguments: str, code: int = 0) -> Path:
+    source = ["--data.rollouts=Recorded", f"--data.rollouts.path={recorded / 'rollouts'}"]
+    return runs.fit(root, *OPTIONS, *source, *arguments, config=CONFIG, code=code)
+
+
+def test_recorded_rollouts_are_replayed_bit_by_bit_and_know_their_pictures_by_hash(
+    tmp_path: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runs.fit(tmp_path / "recorded", *OPTIONS, RECORDING, config=CONFIG)
+    assert runs.largest_difference(runs.weights(run), runs.weights(undisturbed)) == 0.0
+    files = sorted((run / "rollouts").iterdir())
+    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    assert all(len(name) == 64 for row in rows for name in row["pictures"])
+    assert max(len(line) for file in files for line in file.read_text().splitlines()) < 3000  # hashes, no pixels
+    again = replay(tmp_path / "again", run)
+    assert runs.largest_difference(runs.weights(again), runs.weights(run)) == 0.0
+    capsys.readouterr()
+    replay(tmp_path / "shuffled", run, "--data.train.init_args.shuffled=true", code=2)  # the same texts and tokens
+    assert "has no responses to prompt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("replayed", ["R2", pytest.param("R3", marks=pytest.mark.long)])
+def test_a_mixture_with_pictures_replays_its_routes(tmp_path: Path, replayed: str) -> None:
+    more = ["--model.name_or_path=tiny-qwen3-vl-moe", f"--model.routing_replay={replayed}", "--trainer.max_epochs=1"]
+    run = runs.fit(tmp_path, *OPTIONS, *more, "--model.optimizer.lr=3e-3", config=CONFIG)
+    tags = runs.scalars(run)
+    assert next(value for _, value in tags["ratio/mean"]) == 1.0
+    assert next(value for _, value in tags["ratio/std"]) == 0.0
+    assert dict(tags["moe/changed_choices"])[2] > 0

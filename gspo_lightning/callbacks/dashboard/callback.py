@@ -10,8 +10,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from gspo_lightning.callbacks.dashboard.layout import GUIDE, layout
 from gspo_lightning.callbacks.learner import learner
+from gspo_lightning.callbacks.sink.sheet import Answer
 from gspo_lightning.callbacks.sink.sink import Sink
 from gspo_lightning.metrics.sums import RATIO_EDGES
+from gspo_lightning.prompts.pictures.thumbnails import thumbnails
 
 __all__ = ["RATIO_BINS", "Dashboard"]
 
@@ -30,6 +32,8 @@ SAMPLE_COLUMNS = ("shown as", "prompt", "completion", "answer", "reward", "advan
 
 class Dashboard(Callback):
     """Writes the layout, histograms of ratios, rewards and lengths, and ``samples`` to the loggers that can show them.
+
+    Where prompts have pictures: also ``sample_pictures``, the same samples with their pictures beside them.
 
     Args:
         samples_every: iterations between two sample tables; None shows them at evaluations (every 10 iterations where
@@ -68,6 +72,9 @@ class Dashboard(Callback):
         if loader.iteration == 0 or (loader.iteration + 1) % (self.samples_every or evaluated or 1) == 0:
             rows = [sample_row(example) for example in loader.experience.examples]
             sink.table("samples", SAMPLE_COLUMNS, rows, step, code=("prompt", "completion", "answer"))
+            if trainer.is_global_zero:
+                pairs = zip(loader.experience.examples, rows, strict=True)
+                sink.sheet("sample_pictures", [_answer(example, row) for example, row in pairs], step)
 
 
 def histograms_due(first: int, last: int, every: int) -> bool:
@@ -87,3 +94,9 @@ def sample_row(example: Mapping[str, Any]) -> list[str]:
     said = [example["prompt"], example["completion"], example["answer"]]
     numbers = [reward, f"{example['advantage']:+.2f}", str(example["tokens"]), str(example["finish"])]
     return [example.get("shown_as", ""), *said, *numbers]
+
+
+def _answer(example: Mapping[str, Any], row: list[str]) -> Answer:
+    texts = list(zip(SAMPLE_COLUMNS, row, strict=True))
+    media = example.get("media", ())
+    return Answer(thumbnails(media), len(media), texts)

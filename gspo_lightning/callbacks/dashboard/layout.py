@@ -88,7 +88,7 @@ GUIDE = """\
 **Where to look.** In TensorBoard, the tab *Custom Scalars* is arranged as questions: does it learn, is it stable, how
 far does the policy move, what does clipping take away. *Histograms* show `s_i` (`ratio/histogram`) and the token
 ratios, by the sign of the advantage, and rewards and lengths. *Text* has `samples`: read them first when a curve looks
-odd; `alarms` are there once a collapse was recognised.
+odd; `alarms` are there once a collapse was recognised. *Images* has `sample_pictures` where prompts have pictures.
 
 **What is misread most.** The loss is around 0 by construction: read `reward/mean` and `val/accuracy`. GSPO clips about
 half of all tokens, and that is healthy. Ratios, KL and clip fractions are a saw-tooth: every iteration starts from a

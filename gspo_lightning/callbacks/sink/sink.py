@@ -15,6 +15,7 @@ and extremes of what the histograms show among them (docs/metrics.md).
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from gspo_lightning.callbacks.sink.outlets import Charts, Floats, MLFlow, Outlet, Rows, TensorBoard, Wandb
+from gspo_lightning.callbacks.sink.sheet import Answer, draw_sheet
 
 __all__ = ["Sink"]
 
@@ -76,6 +78,14 @@ class Sink(Outlet):
         """A PNG file."""
         for outlet in self._outlets:
             outlet.picture(tag, path, step)
+
+    def sheet(self, tag: str, answers: Sequence[Answer], step: int) -> None:
+        """Answers with the pictures of their prompts beside them, as one picture; nothing where no prompt has any."""
+        if self._outlets and any(answer.pictures for answer in answers):
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / f"step-{step:08d}.png"
+                draw_sheet(answers, path)
+                self.picture(tag, path, step)
 
     def layout(self, charts: Charts) -> None:
         """How numbers are arranged."""

@@ -72,6 +72,8 @@ class Job:
     critic_epochs: int = 1
     critic_shared: bool = False
     """Whether a critic has only a head of its own, on the policy's hidden states."""
+    max_pixels: int | None = None
+    """Of a picture (``data.pictures.max_pixels``); None is the limit of the model's processor."""
 
     @property
     def of_critic(self) -> Job | None:
@@ -162,6 +164,17 @@ class Job:
         """Of a rank per update, at most."""
         return -(-self.rows // self.rows_at_once)
 
+    @property
+    def prompts_at_once(self) -> int:
+        """Distinct prompts of the fullest micro-batch."""
+        return -(-self.rows_at_once // self.rows_of_prompt)
+
+    @property
+    def prompts_seen(self) -> int:
+        """Prompts that go through the model in a pass over a rollout batch, once for each micro-batch that has them."""
+        parts = self.minibatches * self.world * self.micro_batches * self.prompts_at_once
+        return max(parts, round(self.prompts_per_update * self.minibatches))
+
     def with_model(self, **changes: Any) -> Job:
         """The same run with other settings of its model."""
         return dataclasses.replace(self, model=dataclasses.replace(self.model, **changes))
@@ -213,6 +226,7 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
         critic=None if critic is None or critic.share else critic.name_or_path or "",
         critic_epochs=1 if critic is None else critic.epochs,
         critic_shared=critic is not None and critic.share,
+        max_pixels=data.sets.pictures.max_pixels,
     )
 
 

@@ -14,6 +14,7 @@ from gspo_lightning.commands.plan.job import Job, rectangle
 from gspo_lightning.commands.plan.models import config_of
 from gspo_lightning.commands.plan.skeleton import Counts, count, skeleton
 from gspo_lightning.commands.plan.step import Step, StepMemory, measure_step
+from gspo_lightning.commands.plan.vision import tower_of
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.attention.cache import FIRST
 from gspo_lightning.policy.settings import ModelSettings
@@ -181,6 +182,9 @@ def _training(memory: Memory, job: Job, counts: Counts) -> None:
         memory.add("weights in bfloat16 (autocast)", found.copies, TRAINING, SAMPLING)
     memory.add("activations", found.activations, TRAINING)
     memory.add("logits and temporaries", found.temporaries, TRAINING)
+    if (tower := tower_of(job)) is not None:
+        size = tower.bytes(job.prompts_at_once, job.compute_bytes, keeps=tower.trained, checkpointing=job.checkpointing)
+        memory.add("pictures in the vision tower", size, TRAINING)
     if job.lora is not None and job.lora.base == "4bit":
         memory.add("dequantised weights of a layer", counts.largest_layer * job.compute_bytes, TRAINING, SAMPLING)
 
@@ -231,6 +235,9 @@ def _sampling(memory: Memory, job: Job, counts: Counts) -> None:
     logits = 4 * rows * int(config.vocab_size) * 4  # logits, scores, probabilities, and blocks of them
     prefill = step_memory(job, prefill=True).total()
     memory.add("logits and temporaries", max(logits, prefill), SAMPLING)
+    if (tower := tower_of(job)) is not None:
+        size = tower.bytes(prefilled_prompts(job), job.compute_bytes, keeps=False, checkpointing=False)
+        memory.add("pictures in the vision tower", size, SAMPLING)
 
 
 def token_bytes(job: Job, config: PretrainedConfig) -> int:
@@ -250,6 +257,11 @@ def kv_bytes(job: Job, config: PretrainedConfig, rows: int) -> int:
     return token * (prompts + rows * room) * (layers + 1)
 
 
+def prefilled_prompts(job: Job) -> int:
+    """Prompts of a device that go through the model together before their responses are sampled."""
+    return min(max(1, job.prompts // job.world), max(1, job.max_rows // job.group_size))
+
+
 def step_memory(job: Job, prefill: bool = False, backward: bool = True) -> StepMemory:
     """What the fullest micro-batch keeps; with ``prefill``, what the prompts of a rollout need on their way in.
 
@@ -264,8 +276,7 @@ def step_memory(job: Job, prefill: bool = False, backward: bool = True) -> StepM
         packed=job.packed, lora=job.lora, accumulates=job.micro_batches > 1, backward=backward,
     )  # fmt: skip
     if prefill:
-        prompts = min(max(1, job.prompts // job.world), max(1, job.max_rows // job.group_size))
-        batch = rectangle(prompts, 1, job.max_prompt, 1)
+        batch = rectangle(prefilled_prompts(job), 1, job.max_prompt, 1)
     else:
         batch = rectangle(job.rows_at_once, job.rows_of_prompt, job.max_prompt, job.max_response)
     key = (repr(job.model), step, tuple(batch.input_ids.shape), tuple(batch.response_mask.shape))

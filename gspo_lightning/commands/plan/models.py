@@ -13,7 +13,7 @@ from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import TINY_MODELS, tiny_config
 from gspo_lightning.policy.vision.families import reads_pictures
 
-__all__ = ["KNOWN_MODELS", "config_of", "with_layers"]
+__all__ = ["KNOWN_MODELS", "PICTURE_PIXELS", "config_of", "with_layers"]
 
 
 def _known(
@@ -31,6 +31,29 @@ _QWEN3 = {"head_dim": 128}
 _LONG = {"max_position_embeddings": 131072}
 _EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1}
 
+_TOWER = {
+    "depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16, "patch_size": 16,
+    "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 2304,
+    "deepstack_visual_indexes": [5, 11, 17],
+}  # fmt: skip
+
+
+def _seeing(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int) -> dict[str, Any]:
+    """A Qwen3-VL of up to 4B: its text model, and the tower that the small ones share."""
+    text = _known("qwen3_vl_text", hidden, layers, heads, kv_heads, intermediate, 151936, **_QWEN3, **_SMALL)
+    text |= {
+        "max_position_embeddings": 262144,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 5000000.0, "mrope_section": [24, 20, 20], "mrope_interleaved": True,
+        },
+    }  # fmt: skip
+    vision = {**_TOWER, "out_hidden_size": hidden}
+    return {"model_type": "qwen3_vl", "text_config": text, "vision_config": vision, "tie_word_embeddings": True}
+
+
+PICTURE_PIXELS = {"qwen3_vl": 4096 * 4096, "qwen3_vl_moe": 4096 * 4096, "qwen2_5_vl": 3584 * 3584}
+"""Kind of model -> pixels above which its published processor scales a picture down."""
+
 KNOWN_MODELS: dict[str, dict[str, Any]] = {
     "Qwen/Qwen3-0.6B": _known("qwen3", 1024, 28, 16, 8, 3072, 151936, **_QWEN3, **_SMALL),
     "Qwen/Qwen3-1.7B": _known("qwen3", 2048, 28, 16, 8, 6144, 151936, **_QWEN3, **_SMALL),
@@ -45,6 +68,8 @@ KNOWN_MODELS: dict[str, dict[str, Any]] = {
     "Qwen/Qwen2.5-7B": _known("qwen2", 3584, 28, 28, 4, 18944, 152064, **_LONG),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": _known("qwen2", 1536, 28, 12, 2, 8960, 151936, **_LONG),
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _known("qwen2", 3584, 28, 28, 4, 18944, 152064, **_LONG),
+    "Qwen/Qwen3-VL-2B-Instruct": _seeing(2048, 28, 16, 8, 6144),
+    "Qwen/Qwen3-VL-4B-Instruct": _seeing(2560, 36, 32, 8, 9728),
     "meta-llama/Llama-3.2-1B": _known("llama", 2048, 16, 32, 8, 8192, 128256, **_SMALL, **_LONG, head_dim=64),
     "meta-llama/Llama-3.1-8B": _known("llama", 4096, 32, 32, 8, 14336, 128256, **_LONG),
 }

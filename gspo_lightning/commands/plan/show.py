@@ -10,10 +10,9 @@ from rich.table import Table
 from gspo_lightning.commands.plan.devices import GIB, Device
 from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import Memory, counts_of
-from gspo_lightning.commands.plan.models import config_of
 from gspo_lightning.commands.plan.time import ASSUMPTIONS, DECODING, SAMPLED, phases_of
+from gspo_lightning.commands.plan.vision import Tower, tower_of
 from gspo_lightning.commands.plan.work import equation, work_of
-from gspo_lightning.policy.vision.families import reads_pictures
 
 __all__ = ["show"]
 
@@ -36,7 +35,9 @@ def _head(job: Job, device: Device) -> Iterator[str]:
     counts = counts_of(job.model)
     how = "LoRA" if job.lora is not None else "the rest is frozen: model.freeze"
     trained = "" if counts.trainable == counts.total else f", {_count(counts.trainable)} of them trained ({how})"
-    active = "" if counts.active >= 0.5 * counts.total else f", {_count(counts.active)} active per token"
+    active = (
+        "" if counts.active >= 0.5 * (counts.total - counts.vision) else f", {_count(counts.active)} active per token"
+    )
     yield f"{job.model.name_or_path}: {_count(counts.total)} parameters{active}{trained}"
     if (critic := job.of_critic) is not None:
         yield f"critic: {critic.model.name_or_path} without its output head, AdamW"
@@ -46,12 +47,30 @@ def _head(job: Job, device: Device) -> Iterator[str]:
         yield f"teacher: {teacher.model.name_or_path}, {_count(counts_of(teacher.model).total)} {teacher.model.dtype}"
     elif job.teacher_served:
         yield "teacher: a server, on devices of its own; its size is not known here"
-    if reads_pictures(config_of(job.model)):
-        yield "reads pictures: their tokens count as tokens of prompts; what the vision tower computes is not counted"
+    if (tower := tower_of(job)) is not None:
+        yield from _pictures(job, tower)
     yield f"{job.world} x {device.name}, {job.strategy}, {job.precision}, {_optimizer(job)}"
     yield ""
     yield equation(job)
     yield ""
+
+
+def _pictures(job: Job, tower: Tower) -> Iterator[str]:
+    text = counts_of(job.model).total - tower.parameters
+    yield (
+        f"language model: {_count(text)}; vision tower: {_count(tower.parameters)}, "
+        f"{'trained' if tower.trained else 'frozen'}"
+    )
+    yield (
+        f"a picture: up to {tower.largest:,} tokens of its prompt ({tower.pixels:,} pixels, "
+        f"{tower.side} x {tower.side} a token); counted here: one of {tower.tokens:,} tokens in every prompt, "
+        f"{tower.flops:.2g} FLOP in the tower"
+    )
+    if tower.largest > job.max_prompt:
+        yield (
+            f"a picture of more than {job.max_prompt:,} tokens drops its prompt (data.max_prompt_tokens): "
+            f"data.pictures.max_pixels: {job.max_prompt // 2 * tower.side**2} leaves half of a prompt for text"
+        )
 
 
 def _table(memory: Memory) -> Table:
@@ -96,6 +115,11 @@ def _work(job: Job, device: Device) -> Iterator[str]:
         + (f", critic {work.value_flops + work.critic_flops:.2g}" if work.value_flops else "")
     )
     where = "" if job.in_process else f" by {job.source}, on as many devices of its own as train"
+    if work.vision_flops:
+        yield (
+            f"the vision tower's part, one forward pass: {work.prefill_flops:.2g} before sampling, "
+            f"{work.vision_flops:.2g} over the rollout batch in each pass of training and of old log-probabilities"
+        )
     yield (
         f"time, at most: {_time(seconds)} an iteration, {_time(seconds * job.iterations)} for {job.iterations:,}; "
         f"{decoding:.0%} of it sampling{where} (an estimate from data sheets: gspo plan --time shows its parts)"

@@ -25,7 +25,7 @@ def skeleton(
     with torch.device("meta"):
         model: PreTrainedModel = kind.from_config(config, trust_remote_code=False)
         if lora is not None:
-            add_adapters(model, lora, seed=0)
+            add_adapters(model, lora, seed=0, frozen=frozen)
         freeze(model, frozen)
     return model.train()
 
@@ -65,6 +65,8 @@ class Counts:
     """Parameters that multiply a token: without the input embedding, and of experts those a token goes through."""
     largest: int
     """Of the largest single trainable tensor."""
+    vision: int = 0
+    """Of a vision tower, which only pictures go through."""
 
 
 def count(model: PreTrainedModel) -> Counts:
@@ -80,6 +82,8 @@ def count(model: PreTrainedModel) -> Counts:
     experts = sum(p.numel() for n, p in weights.items() if ".experts." in n)
     share = getattr(config, "num_experts_per_tok", 0) / max(getattr(config, "num_experts", 1) or 1, 1)
     head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    tower = getattr(model.base_model, "visual", None)
+    vision = sum(p.numel() for p in tower.parameters()) if isinstance(tower, nn.Module) else 0
     return Counts(
         total=total,
         trainable=sum(trained),
@@ -87,6 +91,7 @@ def count(model: PreTrainedModel) -> Counts:
         largest_layer=max(per_layer),
         outside=total - sum(per_layer),
         quantisable=frozen,
-        active=total - (0 if head is embedding else embedding.numel()) - round(experts * (1 - share)),
+        active=total - vision - (0 if head is embedding else embedding.numel()) - round(experts * (1 - share)),
         largest=max(trained, default=0),
+        vision=vision,
     )

@@ -119,7 +119,7 @@ def decoding_seconds(job: Job, device: Device, rows: int, tokens: int) -> tuple[
     at_once, steps = rows / waves, tokens * waves
     layers = int(config.num_hidden_layers)
     cache = at_once * layers * token_bytes(job, config) * (job.max_prompt + tokens / 2)  # as full as on average
-    weights = counts.total * job.compute_bytes  # a step of many rows meets every expert
+    weights = (counts.total - counts.vision) * job.compute_bytes  # a step of many rows meets every expert
     costs = {
         "bandwidth": (weights + cache) / (device.bandwidth * READING),
         "compute": at_once * 2.0 * counts.active / (_speed(job, device) / job.world),
@@ -145,7 +145,7 @@ def _speed(job: Job, device: Device) -> float:
 
 def _sampling(job: Job, device: Device, work: Work) -> tuple[Phase, Phase]:
     rows = max(1, job.prompts // job.world) * job.group_size
-    prefill = work.prompt_tokens * work.token_flops / _speed(job, device)
+    prefill = (work.prompt_tokens * work.token_flops + work.prefill_flops) / _speed(job, device)
     seconds, bound = decoding_seconds(job, device, rows, job.max_response)
     return (
         Phase(PREFILL, prefill, work.prompt_tokens, "compute"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import counts_of, trunk_counts
 from gspo_lightning.commands.plan.models import config_of
+from gspo_lightning.commands.plan.vision import tower_of
 
 __all__ = ["Work", "equation", "work_of"]
 
@@ -34,6 +35,10 @@ class Work:
     """Of a critic's values."""
     critic_flops: float = 0.0
     """Of a critic's updates."""
+    prefill_flops: float = 0.0
+    """Of the vision tower before responses are sampled; in ``sampling_flops``, too."""
+    vision_flops: float = 0.0
+    """Of the vision tower in one forward pass over the rollout batch; in ``old_flops`` and ``training_flops``, too."""
 
 
 def equation(job: Job) -> str:
@@ -54,19 +59,27 @@ def equation(job: Job) -> str:
 
 
 def work_of(job: Job) -> Work:
-    """Tokens are upper bounds; 2 FLOP per active weight and token forward, 4 backward, and attention on top."""
+    """Tokens are upper bounds; 2 FLOP per active weight and token forward, 4 backward, and attention on top.
+
+    Of a model that reads pictures, every prompt has one of the largest size.
+    """
     rows = job.prompts * job.group_size
     prompt = round((job.prompts_per_update * job.minibatches if job.packed else rows) * job.max_prompt)
     response = rows * job.max_response
     token = _token_flops(job, counts_of(job.model).active)
-    sampling = token * (job.prompts * job.max_prompt + response)
-    old = token * (prompt + response) if job.old_policy != "ResidentSnapshot" else 0.0
-    training = job.epochs * _training_passes(job) * token * (prompt + response)
+    tower = tower_of(job)
+    prefill, seen = (0.0, 0.0) if tower is None else (tower.flops * job.prompts, tower.flops * job.prompts_seen)
+    tower_passes = _training_passes(job) if tower is not None and tower.trained else 1.0
+    sampling = token * (job.prompts * job.max_prompt + response) + prefill
+    forward = token * (prompt + response) + seen
+    old = forward if job.old_policy != "ResidentSnapshot" else 0.0
+    training = job.epochs * (_training_passes(job) * token * (prompt + response) + tower_passes * seen)
     values, critic = _critic(job, prompt + response)
     return Work(
         job.prompts * job.max_prompt, response, sampling, training, old, token, prompt,
-        reference_flops=token * (prompt + response) if job.reference else 0.0,
+        reference_flops=forward if job.reference else 0.0,
         teacher_flops=_teacher(job, token, prompt + response), value_flops=values, critic_flops=critic,
+        prefill_flops=prefill, vision_flops=seen,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ __all__ = ["FULL", "Kind", "MetricSpec"]
 FULL = "model.metrics: full"
 """``when`` of what is measured unless a run asks for less."""
 
-Kind = Literal["scalar", "histogram", "text"]
+Kind = Literal["scalar", "histogram", "text", "picture"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["Sight", "give_sight", "load_sight", "rgb", "sight_of", "tiny_sight"]
 
 _ATTRIBUTE = "gspo_sight"
-_VIDEO = {"qwen2_5_vl": "Qwen2VLVideoProcessor", "qwen3_vl": "Qwen3VLVideoProcessor"}
+_VIDEO = {
+    "qwen2_5_vl": "Qwen2VLVideoProcessor",
+    "qwen3_vl": "Qwen3VLVideoProcessor",
+    "qwen3_vl_moe": "Qwen3VLVideoProcessor",
+}
 
 
 @dataclass(frozen=True)
