@@ -11,23 +11,39 @@ from gspo_lightning.pictures import Media
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Routing, index_dtype, recording, routed
 from gspo_lightning.rollouts.sampler.decoding import Decoder
+from gspo_lightning.rollouts.sampler.waiting import Block
 from gspo_lightning.types import Rollout
 
 __all__ = ["RecordingDecoder", "RouteBook"]
 
 
 class RouteBook:
-    """The routes of prompts and responses of one call of a sampler."""
+    """The routes of prompts and responses of one call of a sampler.
 
-    def __init__(self, rows: int, tokens: int, routing: Routing, device: torch.device) -> None:
-        self.prompts: list[Tensor] = []
-        """[p, L, k] of each prompt."""
+    Args:
+        rows: N responses, those to a prompt one after another.
+        group_size: G of each prompt.
+        tokens: T of a response at most.
+        routing: of the policy.
+        device: of the responses' routes.
+    """
+
+    def __init__(self, rows: int, group_size: int, tokens: int, routing: Routing, device: torch.device) -> None:
+        self.group_size = group_size
+        self.prompts: dict[int, Tensor] = {}
+        """[p, L, k] of each prompt, by its number."""
         shape = (rows, tokens, routing.layers, routing.top_k)
         self.responses = torch.zeros(shape, dtype=index_dtype(routing.experts), device=device)
 
-    def note(self, prompts: Sequence[Tensor]) -> None:
-        """The experts [p, L, k] of the tokens of further prompts."""
-        self.prompts += [chosen.to(self.responses.dtype) for chosen in prompts]
+    def note(self, blocks: Sequence[Block], chosen: Sequence[Tensor]) -> None:
+        """The experts [c, L, k] of the contexts of rows that join: of a prompt, or of it and a part of a response."""
+        for block, experts in zip(blocks, chosen, strict=True):
+            routes = experts.to(self.responses.dtype)
+            if block.step:
+                for slot in block.slots:
+                    self.responses[slot, block.step - 1] = routes[-1]
+            else:
+                self.prompts[block.slots[0] // self.group_size] = routes
 
     def fill(self, groups: Mapping[int, Sequence[Rollout]]) -> None:
         """Set the routes of the responses to some prompts; the last token of a response was never forwarded.
@@ -54,6 +70,8 @@ class RecordingDecoder(Decoder):
         self.inner, self.book, self.may_grow = inner, book, inner.may_grow
         self.slots = self.steps = torch.empty(0, dtype=torch.int64)
         """[R] of the next :meth:`step`: the response of each row, and the number of the token that is fed."""
+        self.joining: Sequence[Block] = ()
+        """Rows of the next :meth:`add`."""
 
     def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
         """See :meth:`Decoder.add`."""
@@ -62,10 +80,11 @@ class RecordingDecoder(Decoder):
         assert tape is not None
         chosen, widths = tape.stacked(), [len(ids) for ids in contexts]
         if chosen.shape[0] == sum(widths):  # one after another
-            self.book.note(chosen.split(widths))
+            self.book.note(self.joining, chosen.split(widths))
         else:  # side by side, padded on the left
             padded = chosen.view(len(contexts), -1, *chosen.shape[1:])
-            self.book.note([row[row.shape[0] - width :] for row, width in zip(padded, widths, strict=True)])
+            ends = [row[row.shape[0] - width :] for row, width in zip(padded, widths, strict=True)]
+            self.book.note(self.joining, ends)
         return logits
 
     def keep(self, rows: Tensor) -> None:
