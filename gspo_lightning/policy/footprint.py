@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ def footprint(config: PretrainedConfig, itemsize: int) -> Footprint:
         itemsize: bytes of a number that it computes with; states are taken to be float32.
     """
     text = config.get_text_config(decoder=True)
-    settings = list(getattr(text, "per_layer_config", ())) or [text] * int(text.num_hidden_layers)
+    settings = list(getattr(text, "per_layer_config", ())) or [text] * _size(text, "num_hidden_layers")
     layers, state = [], 0
     for kind, layer in zip(DynamicCache(config=config).layers, settings, strict=False):  # some share another's keys
         if isinstance(kind, DynamicLayer):
@@ -59,29 +60,35 @@ def footprint(config: PretrainedConfig, itemsize: int) -> Footprint:
 
 
 def _numbers(config: Any) -> int:
-    """Keys and values of a token in a layer; DeepSeek's attention keeps what both are computed from."""
-    if latent := getattr(config, "kv_lora_rank", None):
-        return int(latent) + int(config.qk_rope_head_dim)
-    attending = int(config.num_attention_heads)
-    heads = int(getattr(config, "num_key_value_heads", None) or attending)
-    size = getattr(config, "attention_head_dim", None) or getattr(config, "head_dim", None)
-    return 2 * heads * int(size or config.hidden_size // attending)
+    """Keys and values of a token in a layer, 0 where a config does not say.
+
+    DeepSeek's attention keeps what both are computed from.
+    """
+    of = functools.partial(_size, config)
+    if latent := of("kv_lora_rank"):
+        return latent + of("qk_rope_head_dim")
+    attending = of("num_attention_heads")
+    size = of("attention_head_dim", "head_dim") or of("hidden_size") // max(1, attending)
+    return 2 * (of("num_key_value_heads") or attending) * size
+
+
+def _size(config: Any, *names: str) -> int:
+    """The first of some fields that is there, the largest number of a list; 0 without any."""
+    found = next((value for name in names if (value := getattr(config, name, None)) is not None), 0)
+    return int(max(found, default=0) if isinstance(found, list | tuple) else found)
 
 
 def _state(config: Any) -> int:
     """Numbers that a layer with states keeps, by the names that its family gives their sizes; 0 where none is known."""
-
-    def of(*names: str) -> int:
-        return next((int(found) for name in names if (found := getattr(config, name, None)) is not None), 0)
-
+    of = functools.partial(_size, config)
     if values := of("linear_num_value_heads"):
         keys = of("linear_num_key_heads") * of("linear_key_head_dim")
         inner, key = values * of("linear_value_head_dim"), of("linear_key_head_dim")
         return inner * key + (2 * keys + inner) * of("linear_conv_kernel_dim")
     if kernel := of("conv_L_cache"):
-        return int(config.hidden_size) * kernel
+        return of("hidden_size") * kernel
     heads, size = of("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"), of("mamba_d_state", "ssm_state_size")
     inner = heads * of("mamba_d_head", "mamba_head_dim", "mamba_headdim")
-    inner = inner or int(config.hidden_size) * of("mamba_expand", "expand")
+    inner = inner or of("hidden_size") * of("mamba_expand", "expand")
     groups = 2 * size * of("mamba_n_groups", "mamba_ngroups", "n_groups") if heads else 0
     return inner * size + (inner + groups) * of("mamba_d_conv", "conv_kernel")

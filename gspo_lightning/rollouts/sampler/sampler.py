@@ -191,9 +191,9 @@ class GroupedSampler(RolloutSource):
         Raises:
             torch.OutOfMemoryError: there was but one.
         """
-        if rows <= 1:
+        if rows == 1:
             raise torch.OutOfMemoryError(why)
-        self._fitting = rows // 2
+        self._fitting = rows // 2 or self._fitting
         log.warning(
             "%s is out of memory (%s); %d responses go on from their tokens, from now on with at most %d responses at "
             "a time", type(self).__name__, why, rows, self._fitting,
