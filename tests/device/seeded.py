@@ -25,7 +25,8 @@ from benchmarks.workloads import Workload
 from gspo_lightning.critic.trunk import Trunk
 from gspo_lightning.metrics import ratios
 from gspo_lightning.old_policy.frozen import FrozenPolicy
-from gspo_lightning.policy.attention import GroupCache, flex
+from gspo_lightning.policy.attention import flex
+from gspo_lightning.policy.attention.rectangle import Rectangle
 from gspo_lightning.rollouts.sampler import decoding, readback
 from gspo_lightning.rollouts.sampler.decoding import SharedDecoder
 from gspo_lightning.types import MicroBatch, MiniBatch
@@ -33,7 +34,7 @@ from gspo_lightning.types import MicroBatch, MiniBatch
 
 def stays_here() -> AbstractContextManager[Any]:
     """Indices that are planned on the host never get to the device."""
-    return mock.patch.object(GroupCache, "_there", lambda self, x: x)
+    return mock.patch.object(Rectangle, "_there", lambda self, x: x)
 
 
 def asks_every_token() -> AbstractContextManager[Any]:

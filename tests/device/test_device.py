@@ -87,7 +87,7 @@ def test_without_a_fault_there_is_no_difference(seeded: dict[str, Any]) -> None:
 
 def test_an_index_that_stays_on_the_cpu_is_an_error_with_its_line(seeded: dict[str, Any]) -> None:
     assert seeded["stays here"].startswith("Expected all tensors to be on the same device: ge got simulated and cpu")
-    assert "policy/attention/cache.py:" in seeded["stays here"]
+    assert "policy/attention/rectangle.py:" in seeded["stays here"]
 
 
 def test_a_host_that_asks_every_token_is_seen(seeded: dict[str, Any]) -> None:

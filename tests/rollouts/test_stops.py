@@ -181,7 +181,7 @@ def test_the_newest_tokens_of_rows() -> None:
     prompt = Prompt(0, "p", (5, 6))
     beginnings = [Beginning(prompt, k, (5, 6), 0, 6, written=tuple(range(90, 90 + k))) for k in range(3)]
     buffer, device = ResponseBuffer(beginnings, torch.device("cpu")), torch.device("cpu")
-    rows = Rows.of(beginnings, 0, device)
+    rows = Rows.of(beginnings, range(len(beginnings)), [0] * len(beginnings), device)
     for step in range(4):
         buffer.note(rows, torch.tensor([10, 20, 30]) + step, torch.zeros(3))
     rows = rows[torch.tensor([2, 0, 1])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -58,9 +59,10 @@ def test_out_of_memory_while_sampling_goes_on_with_fewer_rows(
     small = runs.fit(tmp_path / "small", *options)
     error = capsys.readouterr().err
     assert "GroupedSampler is out of memory" in error
-    assert "with at most 16 responses at a time" in error
-    assert "with at most 8 responses at a time" in error
-    assert error.count("responses at a time") == 2  # remembered
+    assert "responses go on from their tokens" in error
+    first, second = (int(n) for n in re.findall(r"with at most (\d+) responses at a time", error))  # remembered
+    assert 8 < first <= 16
+    assert 4 <= second <= 8
 
     def responses(run: Path) -> list[Any]:
         lines = [line for file in sorted((run / "rollouts").glob("*.jsonl")) for line in file.read_text().splitlines()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +15,8 @@ from gspo_lightning.commands.plan.skeleton import Counts, count, skeleton
 from gspo_lightning.commands.plan.step import Step, StepMemory, measure_step
 from gspo_lightning.commands.plan.vision import tower_of
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy.attention.cache import FIRST
+from gspo_lightning.policy.attention import room
+from gspo_lightning.policy.footprint import footprint
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.rollouts.sampler.lean import LARGEST_COPY
 from gspo_lightning.update.optimizers import FUSED
@@ -249,12 +249,11 @@ def token_bytes(job: Job, config: PretrainedConfig) -> int:
 
 def kv_bytes(job: Job, config: PretrainedConfig, rows: int) -> int:
     """Keys and values of ``rows`` responses with their prompts, the copies of a layer that grows included."""
-    token, layers = token_bytes(job, config), int(config.num_hidden_layers)
+    found = footprint(config, job.compute_bytes)
     if not job.packed:
-        return token * rows * job.longest * (layers + 1)
-    room = FIRST * 2 ** max(0, math.ceil(math.log2(job.max_response / FIRST)))
+        return rows * (found.row(job.longest) + found.largest_layer * job.longest)
     prompts = -(-rows // job.group_size) * job.max_prompt
-    return token * (prompts + rows * room) * (layers + 1)
+    return (found.token + found.largest_layer) * (prompts + rows * room(job.max_response))
 
 
 def prefilled_prompts(job: Job) -> int:

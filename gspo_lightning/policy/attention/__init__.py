@@ -1,6 +1,6 @@
 """Attention for rows that share a prompt: computed once per prompt, without padding, on unmodified models."""
 
-from gspo_lightning.policy.attention.cache import GroupCache
+from gspo_lightning.policy.attention.cache import GroupCache, closed_up
 from gspo_lightning.policy.attention.interface import (
     Plan,
     UnsupportedAttentionError,
@@ -10,6 +10,7 @@ from gspo_lightning.policy.attention.interface import (
 )
 from gspo_lightning.policy.attention.layout import PackedLayout
 from gspo_lightning.policy.attention.plans import attention_plan, check_attention
+from gspo_lightning.policy.attention.rectangle import room
 
 __all__ = [
     "GroupCache",
@@ -18,7 +19,9 @@ __all__ = [
     "UnsupportedAttentionError",
     "attention_plan",
     "check_attention",
+    "closed_up",
     "layers_attended",
+    "room",
     "windows",
     "with_plan",
 ]

@@ -16,6 +16,7 @@ from transformers import DynamicCache
 from gspo_lightning.errors import first_line
 from gspo_lightning.pictures import Media
 from gspo_lightning.policy.attention import GroupCache, with_plan
+from gspo_lightning.policy.footprint import footprint
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.precision import compute_dtype
 from gspo_lightning.rollouts.sampler.growing import growing_cache
@@ -78,7 +79,8 @@ class SharedDecoder(Decoder):
 
     def __init__(self, policy: Policy, by: DecodeBy = "auto") -> None:
         super().__init__(policy)
-        self.cache = GroupCache(policy.device)
+        token = footprint(policy.model.config, compute_dtype(policy).itemsize).token
+        self.cache = GroupCache(policy.device, token)
         with self._inference():
             self.stack = _stack(policy) if by == "auto" else None
 

@@ -11,42 +11,57 @@ from gspo_lightning.pictures import Media
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import Routing, index_dtype, recording, routed
 from gspo_lightning.rollouts.sampler.decoding import Decoder
+from gspo_lightning.rollouts.sampler.waiting import Block
 from gspo_lightning.types import Rollout
 
 __all__ = ["RecordingDecoder", "RouteBook"]
 
 
 class RouteBook:
-    """The routes of prompts and responses of one call of a sampler."""
+    """The routes of contexts and responses of one call of a sampler.
 
-    def __init__(self, rows: int, tokens: int, routing: Routing, device: torch.device) -> None:
-        self.prompts: list[Tensor] = []
-        """[p, L, k] of each prompt."""
-        shape = (rows, tokens, routing.layers, routing.top_k)
+    Args:
+        context_of: N numbers: the context of each response. Those of the same have the same experts for it.
+        tokens: T of a response at most.
+        routing: of the policy.
+        device: of the responses' routes.
+    """
+
+    def __init__(self, context_of: Sequence[int], tokens: int, routing: Routing, device: torch.device) -> None:
+        self.context_of = context_of
+        self.contexts: dict[int, Tensor] = {}
+        """[c, L, k] of each context, by its number."""
+        shape = (len(context_of), tokens, routing.layers, routing.top_k)
         self.responses = torch.zeros(shape, dtype=index_dtype(routing.experts), device=device)
 
-    def note(self, prompts: Sequence[Tensor]) -> None:
-        """The experts [p, L, k] of the tokens of further prompts."""
-        self.prompts += [chosen.to(self.responses.dtype) for chosen in prompts]
+    def note(self, blocks: Sequence[Block], chosen: Sequence[Tensor]) -> None:
+        """The experts [c, L, k] of what rows that join have read: a context, or a context and a part of a response."""
+        for block, experts in zip(blocks, chosen, strict=True):
+            routes = experts.to(self.responses.dtype)
+            if block.step:
+                for slot in block.slots:
+                    self.responses[slot, block.step - 1] = routes[-1]
+            else:
+                self.contexts[self.context_of[block.slots[0]]] = routes
 
-    def fill(self, groups: Mapping[int, tuple[int, Sequence[Rollout]]]) -> None:
-        """Set the routes of responses; the last token of a response was never forwarded.
+    def fill(self, rollouts: Mapping[int, Rollout]) -> None:
+        """Set the routes of responses; the last token of a response was never forwarded. One without a token has none.
 
         One copy brings all of them to the host.
 
         Args:
-            groups: number of a prompt -> the row of its first response, and its responses, one token or more in each.
+            rollouts: row -> its response.
         """
-        if not groups:
+        rows = [(self.context_of[row], row, rollout) for row, rollout in rollouts.items() if len(rollout.token_ids)]
+        if not rows:
             return
-        rows = [(p, first + k, rollout) for p, (first, group) in groups.items() for k, rollout in enumerate(group)]
-        parts = [self.prompts[p] for p in groups]
+        numbers = list(dict.fromkeys(number for number, _, _ in rows))
+        parts = [self.contexts[number] for number in numbers]
         parts += [self.responses[row, : len(rollout.token_ids) - 1] for _, row, rollout in rows]
-        widths = [len(part) for part in parts]
-        here = torch.cat(parts).cpu().split(widths)
-        prompts = dict(zip(groups, here, strict=False))
-        for (p, _, rollout), kept in zip(rows, here[len(groups) :], strict=True):
-            rollout.routes = torch.cat([prompts[p], kept])
+        here = torch.cat(parts).cpu().split([len(part) for part in parts])
+        contexts = dict(zip(numbers, here, strict=False))
+        for (number, _, rollout), kept in zip(rows, here[len(numbers) :], strict=True):
+            rollout.routes = torch.cat([contexts[number], kept])
 
 
 class RecordingDecoder(Decoder):
@@ -57,6 +72,8 @@ class RecordingDecoder(Decoder):
         self.inner, self.book, self.may_grow = inner, book, inner.may_grow
         self.slots = self.steps = torch.empty(0, dtype=torch.int64)
         """[R] of the next :meth:`step`: the response of each row, and the number of the token that is fed."""
+        self.joining: Sequence[Block] = ()
+        """Rows of the next :meth:`add`."""
 
     def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
         """See :meth:`Decoder.add`."""
@@ -65,10 +82,11 @@ class RecordingDecoder(Decoder):
         assert tape is not None
         chosen, widths = tape.stacked(), [len(ids) for ids in contexts]
         if chosen.shape[0] == sum(widths):  # one after another
-            self.book.note(chosen.split(widths))
+            self.book.note(self.joining, chosen.split(widths))
         else:  # side by side, padded on the left
             padded = chosen.view(len(contexts), -1, *chosen.shape[1:])
-            self.book.note([row[row.shape[0] - width :] for row, width in zip(padded, widths, strict=True)])
+            ends = [row[row.shape[0] - width :] for row, width in zip(padded, widths, strict=True)]
+            self.book.note(self.joining, ends)
         return logits
 
     def keep(self, rows: Tensor) -> None:

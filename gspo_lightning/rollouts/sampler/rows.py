@@ -32,11 +32,14 @@ class Rows:
     stopped: Tensor  # ended by the policy
 
     @classmethod
-    def of(cls, beginnings: Sequence[Beginning], first: int, device: torch.device) -> Rows:
-        """One row for each; ``first`` is the number of the first."""
+    def of(
+        cls, beginnings: Sequence[Beginning], slots: Sequence[int], steps: Sequence[int], device: torch.device
+    ) -> Rows:
+        """One row for each of some beginnings, with so many tokens in the buffer already."""
         known = [
-            (first + i, b.prompt.id, b.sample, b.drawn, b.room, len(b.context) + shift(b.prompt.media), 0)
-            for i, b in enumerate(beginnings)
+            (slot, b.prompt.id, b.sample, b.drawn, b.room, len(b.context) + step + shift(b.prompt.media), step)
+            for slot, step in zip(slots, steps, strict=True)
+            for b in (beginnings[slot],)
         ]
         columns = torch.tensor(known).long().view(-1, 7).T.to(device, non_blocking=True)
         slot, prompt, sample, drawn, room, position, step = columns.unbind()

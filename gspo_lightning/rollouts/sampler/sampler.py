@@ -6,37 +6,39 @@ waiting prompts take their place; log-probabilities are caught while sampling. W
 
 from __future__ import annotations
 
-import functools
+import logging
 from collections.abc import Callable, Sequence
-from itertools import accumulate, groupby, pairwise
+from itertools import groupby
 from typing import get_args
 
 import torch
-from torch import Tensor
 
+from gspo_lightning.errors import first_line
+from gspo_lightning.packing.memory import is_out_of_memory
 from gspo_lightning.policy.compute_copy import in_compute_dtype
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
-from gspo_lightning.rollouts.drawing import Draws, sample_tokens
-from gspo_lightning.rollouts.ending import has_ended
+from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.generate import TransformersGenerate
-from gspo_lightning.rollouts.sampler.decoding import DecodeBy, Decoder, decoder_for
-from gspo_lightning.rollouts.sampler.readback import Readback
+from gspo_lightning.rollouts.sampler.decoding import DecodeBy, decoder_for
+from gspo_lightning.rollouts.sampler.memory import Costs, budget
 from gspo_lightning.rollouts.sampler.routes import RecordingDecoder, RouteBook
-from gspo_lightning.rollouts.sampler.rows import ResponseBuffer, Rows
+from gspo_lightning.rollouts.sampler.rows import ResponseBuffer
+from gspo_lightning.rollouts.sampler.waiting import Queue
+from gspo_lightning.rollouts.sampler.wave import Wave
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 __all__ = ["GroupedSampler"]
 
-AHEAD = 16
-"""Tokens for which random numbers are drawn at a time."""
+log = logging.getLogger(__name__)
 
 
 class GroupedSampler(RolloutSource):
     """Samples in the trainer's own process, from the live weights.
 
     Args:
-        max_rows: responses decoded at the same time; more prompts wait. Bounds the memory of the key-value cache.
+        max_rows: responses decoded at the same time; more prompts wait. Fewer where free memory has no room for the
+            keys and values of so many at their full length.
         compact_at: share of finished rows at which the batch is compacted, in (0, 1].
         decode: how tokens go through the model: ``model`` takes its own modules; ``auto`` does without them where a
             comparison with them allows it, which on a CPU halves the time of a small model's step.
@@ -55,6 +57,7 @@ class GroupedSampler(RolloutSource):
             raise ValueError(f"decode must be one of {', '.join(get_args(DecodeBy))}, got {decode!r}")
         self.max_rows, self.compact_at, self.decode = max_rows, compact_at, decode
         self._busiest = self._too_many = 0
+        self._fitting: int | None = None
 
     def generate(
         self,
@@ -77,7 +80,8 @@ class GroupedSampler(RolloutSource):
         buffer = ResponseBuffer(beginnings, policy.device)
         book: RouteBook | None = None
         if policy.routing is not None and policy.routing.replay != "R2" and sampling.neutral:
-            book = RouteBook(len(beginnings), sampling.max_response_tokens, policy.routing, policy.device)
+            numbers = [row // group_size for row in range(len(beginnings))]
+            book = RouteBook(numbers, sampling.max_response_tokens, policy.routing, policy.device)
         groups: dict[int, list[Rollout]] = {}
 
         def left(entered: int, busy: set[int]) -> bool:
@@ -87,7 +91,7 @@ class GroupedSampler(RolloutSource):
             rollouts = buffer.rollouts([p * group_size + k for p in over for k in range(group_size)], version, policy)
             found = {p: rollouts[i * group_size : (i + 1) * group_size] for i, p in enumerate(over)}
             if book is not None:
-                book.fill({p: (p * group_size, group) for p, group in found.items()})
+                book.fill({p * group_size + k: one for p, group in found.items() for k, one in enumerate(group)})
             for p, group in found.items():
                 groups[p] = group
                 if self.on_group is not None:
@@ -122,9 +126,8 @@ class GroupedSampler(RolloutSource):
         blocks = [len(list(same)) for _, same in groupby(beginnings, key=lambda row: (row.context, row.prompt.media))]
         book: RouteBook | None = None
         if policy.routing is not None and policy.routing.replay == "R3" and sampling.neutral:
-            book = RouteBook(
-                len(beginnings), max((b.room for b in beginnings), default=0), policy.routing, policy.device
-            )
+            numbers = [number for number, rows in enumerate(blocks) for _ in range(rows)]
+            book = RouteBook(numbers, max((b.room for b in beginnings), default=0), policy.routing, policy.device)
 
         def left(entered: int, busy: set[int]) -> bool:
             return enough is not None and enough([i for i in range(entered) if i not in busy])
@@ -133,8 +136,7 @@ class GroupedSampler(RolloutSource):
             self._decode(cast, buffer, blocks, sampling, draws, left, book)
         pieces = buffer.rollouts(range(len(beginnings)), version, policy)
         if book is not None:
-            ends = list(accumulate(blocks, initial=0))[: len(book.prompts) + 1]  # the others were cut before they began
-            book.fill({i: (first, pieces[first:last]) for i, (first, last) in enumerate(pairwise(ends))})
+            book.fill(dict(enumerate(pieces)))
         return pieces
 
     def local(self) -> GroupedSampler:
@@ -142,7 +144,7 @@ class GroupedSampler(RolloutSource):
         return self
 
     def use_less_memory(self) -> int:
-        """See :meth:`RolloutSource.use_less_memory`. The responses to a prompt are never decoded apart."""
+        """See :meth:`RolloutSource.use_less_memory`. For ``generate``; all else decodes fewer rows by itself."""
         most, self._busiest = self._busiest, 0
         if most <= 1 or 0 < self._too_many <= most:
             return 0
@@ -165,7 +167,7 @@ class GroupedSampler(RolloutSource):
         left: Callable[[int, set[int]], bool],
         book: RouteBook | None = None,
     ) -> None:
-        """Write all responses.
+        """Write all responses. Where memory runs out, rows keep their tokens and go on from them, fewer at a time.
 
         Args:
             policy: the weights, in the dtype that they are computed with.
@@ -174,99 +176,59 @@ class GroupedSampler(RolloutSource):
             sampling: temperature and stops.
             draws: the randomness.
             left: called whenever rows have left the batch with the number of rows that ever entered and the slots of
-                those still in it; True ends the call.
+                those that are not complete; True ends the call.
             book: where the experts of a mixture are written down.
         """
-        ends = list(accumulate(blocks, initial=0))
-        decoder, device = decoder_for(policy, self.decode), policy.device
-        if book is not None:
-            decoder = RecordingDecoder(decoder, book, policy)
-        rows, logits, uniform = Rows.of([], 0, device), torch.empty(0), _Ahead(draws)
-        slots, living = torch.zeros(0, dtype=torch.int64), Readback(device)
-        entered = 0  # blocks
-        while entered < len(blocks) or len(rows):
-            if new := self._admitted(blocks[entered:], len(rows), decoder):
-                first, last = ends[entered], ends[entered + new]
-                self._busiest = max(self._busiest, len(rows) + last - first)
-                firsts = [buffer.beginnings[i] for i in ends[entered : entered + new]]
-                contexts, media = [row.context for row in firsts], [row.prompt.media for row in firsts]
-                fresh = decoder.add(contexts, blocks[entered : entered + new], media)
-                logits = torch.cat([logits, fresh]) if len(rows) else fresh
-                rows = rows + Rows.of(buffer.beginnings[first:last], first, device)
-                slots = torch.cat([slots, torch.arange(first, last)])
-                uniform.forget()
-                living.forget()
-                entered += new
-            chosen = self._sample(policy, rows, logits, sampling, uniform.next(rows), buffer)
-            remaining = living.count(rows.alive)
-            if remaining is not None and len(rows) - remaining >= self.compact_at * len(rows):
-                buffer.record(rows)
-                keep = _closed_up(rows.alive.cpu())
-                there = keep.to(device, non_blocking=True)
-                rows, chosen, slots = rows[there], chosen[there], slots[keep]
-                uniform.keep(there)
-                living.forget()
-                if left(ends[entered], set(slots.tolist())):
-                    return
-                if len(rows) or decoder.may_grow:
-                    decoder.keep(keep)
-            if len(rows):
-                if isinstance(decoder, RecordingDecoder):
-                    decoder.slots, decoder.steps = rows.slot, rows.step - 1
-                logits = decoder.step(chosen, rows.position)
-                moved = rows.alive if living.late else 1  # where its end is not known yet, a row stays at its end
-                rows.position = rows.position + moved
+        queue = Queue(buffer.beginnings, blocks, self.max_rows, self.compact_at)
+        while len(queue):
+            queue.fitting = self._fitting
+            decoder = decoder_for(policy, self.decode)
+            costs = Costs(policy, decoder.may_grow, queue.widest)
+            wave = Wave(
+                decoder if book is None else RecordingDecoder(decoder, book, policy),
+                buffer, sampling, draws, self.compact_at,
+            )  # fmt: skip
+            over, why = self._run(wave, queue, costs, left)
+            if over:
+                return
+            queue.back(unfinished := wave.unfinished())
+            del decoder, wave  # what they hold is free now
+            self._fit(len(unfinished), why)
+            if left(queue.entered, queue.put_back):
+                return
 
-    def _admitted(self, waiting: Sequence[int], rows: int, decoder: Decoder) -> int:
-        """How many blocks may join now: a few newcomers are not worth a forward pass of their own."""
-        room = self.max_rows - rows
-        if rows and (not decoder.may_grow or room < self.compact_at * self.max_rows):
-            return 0
-        fitting = sum(total <= room for total in accumulate(waiting))
-        return fitting if rows or not waiting else max(1, fitting)
+    def _fit(self, rows: int, why: str) -> None:
+        """Decode half as many rows from now on.
+
+        Raises:
+            torch.OutOfMemoryError: there was but one.
+        """
+        if rows == 1:
+            raise torch.OutOfMemoryError(why)
+        self._fitting = rows // 2 or self._fitting
+        log.warning(
+            "%s is out of memory (%s); %d responses go on from their tokens, from now on with at most %d responses at "
+            "a time", type(self).__name__, why, rows, self._fitting,
+        )  # fmt: skip
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     @staticmethod
-    @torch.inference_mode()
-    def _sample(
-        policy: Policy, rows: Rows, logits: Tensor, sampling: SamplingParams, uniform: Tensor, buffer: ResponseBuffer
-    ) -> Tensor:
-        """Draw the next token of every row and note those of living ones; returns the tokens [rows]."""
-        chosen, logprobs = sample_tokens(logits, uniform, sampling)
-        buffer.note(rows, chosen, logprobs)
-        newest = functools.partial(buffer.newest, rows)
-        buffer.end(rows, has_ended(policy, chosen, sampling, newest, rows.alive))
-        return chosen
-
-
-def _closed_up(alive: Tensor) -> Tensor:
-    """The living rows, the last of them in the places of dead ones: the others stay where they are. On the host."""
-    places = alive.nonzero().squeeze(1)
-    count = len(places)
-    order = torch.arange(count)
-    order[~alive[:count]] = places[places >= count]
-    return order
-
-
-class _Ahead:
-    """The uniform numbers [rows] of the next tokens, ``AHEAD`` tokens at a time: that takes two dozen operators."""
-
-    def __init__(self, draws: Draws) -> None:
-        self.draws = draws
-        self.block: list[Tensor] = []
-
-    @torch.inference_mode()
-    def next(self, rows: Rows) -> Tensor:
-        """Of the next token of these rows."""
-        if not self.block:
-            positions = (rows.drawn + rows.step).unsqueeze(1) + torch.arange(AHEAD, device=rows.step.device)
-            block = self.draws.uniform(rows.prompt_id.unsqueeze(1), rows.sample.unsqueeze(1), positions)
-            self.block = list(block.T.contiguous().unbind())[::-1]
-        return self.block.pop()
-
-    def keep(self, rows: Tensor) -> None:
-        """Only these rows go on."""
-        self.block = list(torch.stack(self.block)[:, rows].unbind()) if self.block else []
-
-    def forget(self) -> None:
-        """Other rows have come."""
-        self.block = []
+    def _run(wave: Wave, queue: Queue, costs: Costs, left: Callable[[int, set[int]], bool]) -> tuple[bool, str]:
+        """Decode until all rows are complete, ``left`` ends it or memory runs out; whether it is over, or why not."""
+        bytes_left, may_join = budget(wave.policy.device), True
+        while may_join or len(wave):
+            try:
+                wave.step()
+                if may_join:
+                    wave.join(queue.admit(wave.slots.tolist(), wave.decoder.may_grow, costs, bytes_left))
+                wave.sample()
+                may_join = wave.close_up()
+            except (RuntimeError, MemoryError) as error:
+                if wave.policy.in_lockstep or not is_out_of_memory(error):
+                    raise
+                return False, first_line(error)[:200]
+            if may_join and left(queue.entered, {*wave.slots.tolist(), *queue.put_back}):
+                return True, ""
+            may_join = may_join and bool(len(queue))
+        return True, ""

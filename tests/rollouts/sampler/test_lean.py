@@ -29,13 +29,13 @@ from transformers import (
 from transformers.models.llama import modeling_llama
 
 import gspo_lightning
-from gspo_lightning.policy.attention import cache as caches
+from gspo_lightning.policy.attention import rectangle as caches
 from gspo_lightning.policy.lora import LoRA, add_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, GroupedSampler
-from gspo_lightning.rollouts.sampler import decoding, sampler
+from gspo_lightning.rollouts.sampler import decoding, wave
 from gspo_lightning.rollouts.sampler.decoding import SharedDecoder, decoder_for
 from gspo_lightning.rollouts.sampler.lean import DirectStack
 from gspo_lightning.rollouts.sampler.lean import stack as lean
@@ -181,7 +181,7 @@ def test_draws_ahead_are_the_draws_of_each_token(monkeypatch: pytest.MonkeyPatch
     prompts = [Prompt(i, "", (3 + i, 5, 7)) for i in range(5)]
     found = []
     for ahead in (1, 3, 100):
-        monkeypatch.setattr(sampler, "AHEAD", ahead)
+        monkeypatch.setattr(wave, "AHEAD", ahead)
         groups = GroupedSampler(max_rows=6, compact_at=1e-9).generate(
             policy,
             prompts,

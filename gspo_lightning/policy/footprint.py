@@ -1,0 +1,94 @@
+"""What a row keeps of the past while it is sampled, by the model's config: keys, values and states of every layer."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import DynamicCache, PretrainedConfig
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
+
+__all__ = ["Footprint", "footprint"]
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of one row.
+
+    Args:
+        layers: of each layer with keys and values, the bytes of a token and how many of the last ones it keeps
+            (None: all).
+        state: of all recurrent states and convolutions, whatever the length of the row.
+    """
+
+    layers: tuple[tuple[int, int | None], ...]
+    state: int = 0
+
+    @property
+    def token(self) -> int:
+        """Keys and values of a token in all layers."""
+        return sum(size for size, _ in self.layers)
+
+    @property
+    def largest_layer(self) -> int:
+        """Keys and values of a token in one layer."""
+        return max((size for size, _ in self.layers), default=0)
+
+    def row(self, tokens: int) -> int:
+        """A row of so many tokens."""
+        return self.state + sum(size * (tokens if kept is None else min(tokens, kept)) for size, kept in self.layers)
+
+
+def footprint(config: PretrainedConfig, itemsize: int) -> Footprint:
+    """Of a model, by the kinds of its layers as transformers' cache has them.
+
+    Args:
+        config: of the model; that of its text model counts.
+        itemsize: bytes of a number that it computes with; states are taken to be float32.
+    """
+    text = config.get_text_config(decoder=True)
+    settings = list(getattr(text, "per_layer_config", ())) or [text] * _size(text, "num_hidden_layers")
+    layers, state = [], 0
+    for kind, layer in zip(DynamicCache(config=config).layers, settings, strict=False):  # some share another's keys
+        if isinstance(kind, DynamicLayer):
+            window = int(kind.sliding_window) if isinstance(kind, DynamicSlidingWindowLayer) else None
+            layers.append((_numbers(layer) * itemsize, window))
+        if isinstance(kind, LinearAttentionCacheLayerMixin):
+            state += 4 * _state(layer)
+    return Footprint(tuple(layers), state)
+
+
+def _numbers(config: Any) -> int:
+    """Keys and values of a token in a layer, 0 where a config does not say.
+
+    DeepSeek's attention keeps what both are computed from.
+    """
+    of = functools.partial(_size, config)
+    if latent := of("kv_lora_rank"):
+        return latent + of("qk_rope_head_dim")
+    attending = of("num_attention_heads")
+    size = of("attention_head_dim", "head_dim") or of("hidden_size") // max(1, attending)
+    return 2 * (of("num_key_value_heads") or attending) * size
+
+
+def _size(config: Any, *names: str) -> int:
+    """The first of some fields that is there, the largest number of a list; 0 without any."""
+    found = next((value for name in names if (value := getattr(config, name, None)) is not None), 0)
+    return int(max(found, default=0) if isinstance(found, list | tuple) else found)
+
+
+def _state(config: Any) -> int:
+    """Numbers that a layer with states keeps, by the names that its family gives their sizes; 0 where none is known."""
+    of = functools.partial(_size, config)
+    if values := of("linear_num_value_heads"):
+        keys = of("linear_num_key_heads") * of("linear_key_head_dim")
+        inner, key = values * of("linear_value_head_dim"), of("linear_key_head_dim")
+        return inner * key + (2 * keys + inner) * of("linear_conv_kernel_dim")
+    if kernel := of("conv_L_cache"):
+        return of("hidden_size") * kernel
+    heads, size = of("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"), of("mamba_d_state", "ssm_state_size")
+    inner = heads * of("mamba_d_head", "mamba_head_dim", "mamba_headdim")
+    inner = inner or of("hidden_size") * of("mamba_expand", "expand")
+    groups = 2 * size * of("mamba_n_groups", "mamba_ngroups", "n_groups") if heads else 0
+    return inner * size + (inner + groups) * of("mamba_d_conv", "conv_kernel")

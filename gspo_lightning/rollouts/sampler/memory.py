@@ -1,0 +1,86 @@
+"""How much memory rows may take while they are sampled, and how much they will take at most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from gspo_lightning.distributed import rank_and_world
+from gspo_lightning.policy.attention import room
+from gspo_lightning.policy.footprint import footprint
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.precision import compute_dtype
+
+__all__ = ["SHARES", "Costs", "budget", "free_memory"]
+
+SHARES = {"cuda": 0.85, "cpu": 0.7}
+"""Of the memory that is free, by the type of a device. The rest is for prefills, and for what others take meanwhile."""
+LOGITS = 4
+"""Float32 numbers per row and token of the vocabulary while a token is drawn: logits, scores, probabilities, blocks."""
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes of a device that nobody uses; None where that is not known."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + cached
+    found = [_of_machine(), _of_container()] if device.type == "cpu" else []
+    known = [size for size in found if size is not None]
+    return min(known) if known else None
+
+
+def budget(device: torch.device) -> int | None:
+    """Bytes that rows may take on a device; ranks share the memory of a machine."""
+    free = free_memory(device)
+    ranks = rank_and_world()[1] if device.type == "cpu" else 1
+    return None if free is None else int(free * SHARES[device.type] / ranks)
+
+
+def _of_machine() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _of_container() -> int | None:
+    """What the limit of a control group leaves, pages of files that may be dropped not counted as used."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((folder / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else max(0, int(limit) - int(used) + int(statistics.get("inactive_file", 0)))
+
+
+class Costs:
+    """Bytes of a policy's rows, here and now.
+
+    Args:
+        policy: its config and the dtype that it computes with.
+        shares: whether rows share the keys and values of their prompt.
+        widest: tokens of the longest context; contexts that are not shared are padded to it.
+    """
+
+    def __init__(self, policy: Policy, shares: bool, widest: int) -> None:
+        self._row = footprint(policy.model.config, compute_dtype(policy).itemsize)
+        self._shares, self._widest = shares, widest
+        self._token = self._row.token + self._row.largest_layer  # while a layer grows there are two of it
+        self._logits = 4 * LOGITS * int(policy.model.config.get_text_config().vocab_size)
+
+    @property
+    def token(self) -> int:
+        """Keys and values of a token in all layers."""
+        return self._row.token
+
+    def context(self, tokens: int) -> int:
+        """What all rows of a context keep of it together."""
+        return self._token * tokens if self._shares else 0
+
+    def row(self, tokens: int) -> int:
+        """One row that may still get so many tokens."""
+        own = self._token * room(tokens) if self._shares else self._row.row(self._widest + tokens + tokens // 8)
+        return own + self._logits

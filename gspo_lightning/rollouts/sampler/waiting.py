@@ -1,0 +1,144 @@
+"""Rows that wait to be decoded, and which of them may join now: as many as fit into memory at their full length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from gspo_lightning.pictures import Media
+from gspo_lightning.rollouts.base import Beginning
+from gspo_lightning.rollouts.sampler.memory import Costs
+
+__all__ = ["Block", "Queue"]
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Rows that share a context.
+
+    Args:
+        slots: numbers of their beginnings.
+        context: all that the policy reads before the next token.
+        media: the pictures in it.
+        step: tokens of these responses that are there already; they end the context.
+    """
+
+    slots: tuple[int, ...]
+    context: tuple[int, ...]
+    media: Media
+    step: int = 0
+
+
+class Queue:
+    """Blocks in the order in which they may join.
+
+    Args:
+        beginnings: of all responses.
+        blocks: numbers of neighbours that share a context.
+        most: rows at the same time. Rows of a block are decoded together even if they are more.
+        join_at: share of ``most`` that must be free for others to join: a few are not worth a forward pass.
+    """
+
+    def __init__(self, beginnings: Sequence[Beginning], blocks: Iterable[int], most: int, join_at: float) -> None:
+        self.beginnings, self.most, self.join_at = beginnings, most, join_at
+        self.entered = 0
+        """Rows that have ever joined, the first ones of all."""
+        self.fitting: int | None = None
+        """Rows that memory has room for, where it has run out; then blocks are taken apart, too."""
+        self._waiting: list[Block] = []
+        self._inside: dict[int, Block] = {}
+        first = 0
+        for count in blocks:
+            row = beginnings[first]
+            self._waiting.append(Block(tuple(range(first, first + count)), row.context, row.prompt.media))
+            first += count
+
+    def __len__(self) -> int:
+        """Blocks that wait."""
+        return len(self._waiting)
+
+    @property
+    def widest(self) -> int:
+        """Tokens of the longest context that waits."""
+        return max((len(block.context) for block in self._waiting), default=0)
+
+    @property
+    def put_back(self) -> set[int]:
+        """Rows that wait though they have been decoded for a while."""
+        return {slot for block in self._waiting for slot in block.slots if slot < self.entered}
+
+    def admit(self, living: Sequence[int], may_grow: bool, costs: Costs, budget: int | None) -> list[Block]:
+        """Take the blocks out that may join now.
+
+        Args:
+            living: rows that are being decoded.
+            may_grow: whether others may join them.
+            costs: of rows.
+            budget: bytes for all rows; None: no bound.
+        """
+        most = self.most if self.fitting is None else min(self.most, self.fitting)
+        room = most - len(living)
+        if living and (not may_grow or room < self.join_at * most):
+            return []
+        free = None if budget is None else budget - self._held(living, costs)
+        found: list[Block] = []
+        while self._waiting:
+            block = self._waiting[0]
+            fits = self._fits(block, costs, free)
+            if found or living:
+                if len(block.slots) > min(room, fits):
+                    break
+            else:
+                fits = fits if self.fitting is None else min(fits, self.fitting)
+                block = self._head(max(1, fits))
+            del self._waiting[0]
+            found.append(block)
+            room -= len(block.slots)
+            free = None if free is None else free - self._cost(block, costs)
+        self._inside = {slot: self._inside[slot] for slot in living}
+        self._inside |= {slot: block for block in found for slot in block.slots}
+        self.entered = max([self.entered, *(block.slots[-1] + 1 for block in found)])
+        return found
+
+    def back(self, rows: Sequence[tuple[int, Sequence[int]]]) -> None:
+        """Let rows wait again, before all others: (slot, tokens that are there) of each."""
+        blocks = []
+        for tokens, some in groupby(sorted(rows), key=lambda row: (self._inside[row[0]], tuple(row[1]))):
+            block, written = tokens
+            row = self.beginnings[block.slots[0]]
+            slots = tuple(slot for slot, _ in some)
+            blocks.append(Block(slots, (*row.context, *written), row.prompt.media, len(written)))
+        self._waiting[:0] = blocks
+
+    def _head(self, rows: int) -> Block:
+        """The first block, or as many rows of it; the others stay."""
+        block = self._waiting[0]
+        if rows < len(block.slots):
+            self._waiting[:1] = [replace(block, slots=block.slots[:rows]), replace(block, slots=block.slots[rows:])]
+        return self._waiting[0]
+
+    def _fits(self, block: Block, costs: Costs, free: int | None) -> int:
+        """Rows of a block that fit into so many bytes."""
+        if free is None:
+            return len(block.slots)
+        left = free - costs.context(len(block.context))
+        return sum(total <= left for total in self._sums(block, costs))
+
+    def _sums(self, block: Block, costs: Costs) -> list[int]:
+        total, found = 0, []
+        for slot in block.slots:
+            total += costs.row(self.beginnings[slot].room - block.step)
+            found.append(total)
+        return found
+
+    def _cost(self, block: Block, costs: Costs) -> int:
+        return costs.context(len(block.context)) + self._sums(block, costs)[-1]
+
+    def _held(self, living: Sequence[int], costs: Costs) -> int:
+        """Bytes that rows inside may come to."""
+        inside = [(slot, self._inside[slot]) for slot in living]
+        contexts = {id(block): costs.context(len(block.context)) for _, block in inside}
+        return sum(contexts.values()) + sum(
+            costs.row(self.beginnings[slot].room - block.step) for slot, block in inside
+        )

@@ -1,0 +1,139 @@
+"""Rows that are decoded together: each step draws a token for all of them, some end, and others join."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.policy.attention import closed_up
+from gspo_lightning.rollouts.drawing import Draws, sample_tokens
+from gspo_lightning.rollouts.ending import has_ended
+from gspo_lightning.rollouts.sampler.decoding import Decoder
+from gspo_lightning.rollouts.sampler.readback import Readback
+from gspo_lightning.rollouts.sampler.routes import RecordingDecoder
+from gspo_lightning.rollouts.sampler.rows import ResponseBuffer, Rows
+from gspo_lightning.rollouts.sampler.waiting import Block
+from gspo_lightning.types import SamplingParams
+
+__all__ = ["Wave"]
+
+AHEAD = 16
+"""Tokens for which random numbers are drawn at a time."""
+
+
+class Wave:
+    """Rows in a decoder. What it has drawn is in the buffer, whenever an error ends it.
+
+    Args:
+        decoder: holds nothing yet.
+        buffer: of all responses.
+        sampling: temperature and stops.
+        draws: the randomness.
+        compact_at: share of ended rows at which they leave.
+    """
+
+    def __init__(
+        self, decoder: Decoder, buffer: ResponseBuffer, sampling: SamplingParams, draws: Draws, compact_at: float
+    ) -> None:
+        self.decoder, self.buffer, self.policy = decoder, buffer, decoder.policy
+        self.sampling, self.compact_at = sampling, compact_at
+        device = self.policy.device
+        self.rows, self.slots = Rows.of([], [], [], device), torch.zeros(0, dtype=torch.int64)
+        self._chosen, self._uniform, self._living = torch.empty(0), _Ahead(draws), Readback(device)
+        self._logits, self._joining = torch.empty(0), list[Block]()
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def step(self) -> None:
+        """Feed the tokens that were drawn last."""
+        if not len(self):
+            return
+        if isinstance(self.decoder, RecordingDecoder):
+            self.decoder.slots, self.decoder.steps = self.rows.slot, self.rows.step - 1
+        self._logits = self.decoder.step(self._chosen, self.rows.position)
+        moved = self.rows.alive if self._living.late else 1  # where its end is not known yet, a row stays at its end
+        self.rows.position = self.rows.position + moved
+
+    def join(self, blocks: Sequence[Block]) -> None:
+        """Read the contexts of new rows."""
+        if not blocks:
+            return
+        self._joining = list(blocks)
+        slots = [slot for block in blocks for slot in block.slots]
+        steps = [block.step for block in blocks for _ in block.slots]
+        if isinstance(self.decoder, RecordingDecoder):
+            self.decoder.joining = blocks
+        fresh = self.decoder.add(
+            [block.context for block in blocks], [len(b.slots) for b in blocks], [block.media for block in blocks]
+        )
+        logits = torch.cat([self._logits, fresh]) if len(self) else fresh
+        rows = self.rows + Rows.of(self.buffer.beginnings, slots, steps, self.policy.device)
+        self._logits, self.rows, self.slots = logits, rows, torch.cat([self.slots, torch.tensor(slots)])
+        self._joining.clear()
+        self._uniform.forget()
+        self._living.forget()
+
+    @torch.inference_mode()
+    def sample(self) -> None:
+        """Draw the next token of every row; it counts once its end is known."""
+        rows = dataclasses.replace(self.rows)
+        chosen, logprobs = sample_tokens(self._logits, self._uniform.next(rows), self.sampling)
+        self.buffer.note(rows, chosen, logprobs)
+        newest = functools.partial(self.buffer.newest, rows)
+        self.buffer.end(rows, has_ended(self.policy, chosen, self.sampling, newest, rows.alive))
+        self._chosen, self.rows = chosen, rows
+
+    def close_up(self) -> bool:
+        """Let rows that have ended leave if they are many; says whether they have."""
+        remaining = self._living.count(self.rows.alive)
+        if remaining is None or len(self) - remaining < self.compact_at * len(self):
+            return False
+        self.buffer.record(self.rows)
+        keep = closed_up(self.rows.alive.cpu())
+        there = keep.to(self.policy.device, non_blocking=True)
+        self.rows, self._chosen, self.slots = self.rows[there], self._chosen[there], self.slots[keep]
+        self._uniform.keep(there)
+        self._living.forget()
+        if len(self) or self.decoder.may_grow:
+            self.decoder.keep(keep)
+        return True
+
+    def unfinished(self) -> list[tuple[int, list[int]]]:
+        """Slots and tokens of the rows that have not ended, after an error; the host waits."""
+        self.buffer.record(self.rows)
+        steps = self.rows.step.tolist()
+        inside = zip(self.rows.slot.tolist(), steps, self.rows.alive.tolist(), strict=True)
+        found = [(slot, step) for slot, step, lives in inside if lives]
+        found += [(slot, block.step) for block in self._joining for slot in block.slots]
+        tokens = self.buffer.tokens[torch.tensor([slot for slot, _ in found], dtype=torch.int64)].tolist()
+        return [(slot, row[:step]) for (slot, step), row in zip(found, tokens, strict=True)]
+
+
+class _Ahead:
+    """The uniform numbers [rows] of the next tokens, ``AHEAD`` tokens at a time: that takes two dozen operators."""
+
+    def __init__(self, draws: Draws) -> None:
+        self.draws = draws
+        self.block: list[Tensor] = []
+
+    @torch.inference_mode()
+    def next(self, rows: Rows) -> Tensor:
+        """Of the next token of these rows."""
+        if not self.block:
+            positions = (rows.drawn + rows.step).unsqueeze(1) + torch.arange(AHEAD, device=rows.step.device)
+            block = self.draws.uniform(rows.prompt_id.unsqueeze(1), rows.sample.unsqueeze(1), positions)
+            self.block = list(block.T.contiguous().unbind())[::-1]
+        return self.block.pop()
+
+    def keep(self, rows: Tensor) -> None:
+        """Only these rows go on."""
+        self.block = list(torch.stack(self.block)[:, rows].unbind()) if self.block else []
+
+    def forget(self) -> None:
+        """Other rows have come."""
+        self.block = []
