@@ -120,10 +120,10 @@ def check_pieces(source: RolloutSource, policy: Policy, prompts: Sequence[Prompt
         assert rest.logprobs is not None
         assert response.logprobs is not None
         torch.testing.assert_close(rest.logprobs, response.logprobs[5:], rtol=0, atol=1e-5)
-    rows = [dataclasses.replace(row, room=3 if i == 0 else 100) for i, row in enumerate(rows)]
-    pieces = extended(source, policy, rows, SamplingParams(100, 0.0), lambda ended: len(ended) > 0)
+    rows = [dataclasses.replace(row, room=3 if i == 0 else 400) for i, row in enumerate(rows)]
+    pieces = extended(source, policy, rows, SamplingParams(400, 0.0), lambda ended: len(ended) > 0)
     assert [r.finish_reason for r in pieces] == [FinishReason.LENGTH, FinishReason.CUT]
-    assert pieces[1].length < 100
+    assert pieces[1].length < 400
     assert pieces[1].token_ids.tolist()[:12] == whole[1].token_ids.tolist()[: pieces[1].length]
 
 
@@ -171,7 +171,7 @@ def large(policy: Policy) -> Prompt:
 def test_a_server_reads_pictures_as_the_trainer_does() -> None:
     policy = policy_of("tiny-qwen3-vl")
     with closing(VLLMServer(**served.QUICK_START)) as source:
-        source.open(160)
+        source.open(512)
         check(source, policy)
 
 
@@ -179,5 +179,5 @@ def test_a_server_reads_pictures_as_the_trainer_does() -> None:
 def test_an_engine_reads_pictures_as_the_trainer_does(name: str) -> None:
     policy = policy_of(name)
     with closing(VLLMEngine(options={"block_size": served.BLOCK})) as source:
-        source.open(160)
+        source.open(512)
         check(source, policy)

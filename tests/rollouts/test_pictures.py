@@ -20,6 +20,7 @@ from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import GroupedSampler, RolloutSource, TransformersGenerate
 from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.rollouts.drawing import Draws
+from gspo_lightning.rollouts.partial import PartialRollouts
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.rollouts.through_http import ThroughHTTP
 from tests.support.pictures import png, seeing_prompt
@@ -170,6 +171,35 @@ def test_a_response_in_two_pieces_equals_the_response_in_one() -> None:
         row = Beginning(prompt, 0, (*prompt.token_ids, *begun), 3, 5, begun)
         (rest,) = source.extend(policy, [row], sampling=SAMPLING, draws=DRAWS)
         assert torch.equal(rest.token_ids, whole.token_ids[3:])
+
+
+def test_responses_to_pictures_go_on_in_the_next_iteration_and_after_a_resume() -> None:
+    """Their pieces are the whole, drawn and scored as if nothing had been cut; a checkpoint holds no picture."""
+    policy = policy_of("tiny-qwen3-vl", True)
+    prompts = {p.id: p for p in prompts_of(policy)}
+    sampling = SamplingParams(12, 1.0, stop_token_ids=(1, 5))
+    whole = GroupedSampler().generate(policy, list(prompts.values()), group_size=2, sampling=sampling, draws=DRAWS)
+
+    def partial() -> PartialRollouts:
+        return PartialRollouts(
+            GroupedSampler(compact_at=1e-9), lambda place: prompts[place % 4], in_flight=4, groups=1, max_carry=9
+        )
+
+    rollouts = partial()
+    done, cut = [], 0
+    for _ in range(4):
+        done += rollouts.generate(policy, group_size=2, sampling=sampling, draws=DRAWS)
+        cut += sum(0 < r.length < 12 for g in rollouts.in_flight for r in g.open)
+        state = rollouts.state_dict()
+        rollouts = partial()
+        rollouts.load_state_dict(state, lambda number: prompts[number])
+    assert cut > 0
+    seeing = [group for group in done if group[0].prompt.media]
+    assert len(seeing) >= 2
+    for group in done:
+        expected = whole[group[0].prompt.id]
+        assert [r.token_ids.tolist() for r in group] == [r.token_ids.tolist() for r in expected]
+        assert gap(policy, group) < 2e-5
 
 
 @every_source
