@@ -7,17 +7,20 @@ import importlib.util
 import io
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
-from transformers import GenerationConfig
+from transformers import AutoModelForImageTextToText, GenerationConfig
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.tiny import character_tokenizer, tiny_config
+from gspo_lightning.policy.vision.sight import tiny_sight
 from gspo_lightning.rollouts import Beginning, RolloutSource, VLLMEngine, VLLMServer
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.real_vllm import served
@@ -30,23 +33,23 @@ pytestmark = [
         reason="vLLM imports torchvision for models that read pictures, and this environment has none",
     ),
 ]
-MODELS: dict[str, dict[str, Any]] = {
-    "tiny-qwen3-vl": {"head_dim": 32, "mrope_interleaved": True},
-    "tiny-qwen2.5-vl": {"num_attention_heads": 2, "num_key_value_heads": 1},
-}
-"""With heads that vLLM takes on a CPU."""
+MODELS = ("tiny-qwen3-vl", "tiny-qwen2.5-vl")
 VERSION = served.VERSION
 
 
-def policy_of(name: str) -> Policy:
-    overrides = dict(MODELS[name])
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 4, 4]}
-    if overrides.pop("mrope_interleaved", False):
-        rope["mrope_interleaved"] = True
-    policy = load_policy(ModelSettings(name, config_overrides={**overrides, "rope_parameters": rope})).eval()
+def policy_of(name: str, folder: Path) -> Policy:
+    """With heads of 32 numbers, the smallest that vLLM takes on a CPU."""
+    config = tiny_config(name, {"num_attention_heads": 2, "num_key_value_heads": 1})
+    config.text_config.head_dim = 32
+    config.text_config.rope_parameters["mrope_section"] = [8, 4, 4]
+    torch.manual_seed(3)
+    model = AutoModelForImageTextToText.from_config(config)
     with torch.no_grad():  # answers that depend on the picture
-        policy.model.lm_head.weight.mul_(4)
-    return policy
+        model.lm_head.weight.mul_(4)
+    model.save_pretrained(folder)
+    character_tokenizer(name).save_pretrained(folder)
+    tiny_sight(config).save(folder)
+    return load_policy(ModelSettings(str(folder))).eval()
 
 
 def prompts_of(policy: Policy) -> list[Prompt]:
@@ -70,7 +73,6 @@ def check(source: RolloutSource, policy: Policy) -> None:
     check_that_weights_arrive(source, policy, prompts)
     check_pieces(source, policy, prompts[:2])
     check_placeholders(source, policy, prompts)
-    check_limits(source, policy)
 
 
 def check_greedy(source: RolloutSource, policy: Policy, prompts: Sequence[Prompt]) -> None:
@@ -153,12 +155,12 @@ def check_limits(source: RolloutSource, policy: Policy) -> None:
     """A picture that the trainer reads larger than vLLM does is a clear stop."""
     with pytest.raises(UserError) as refused:
         served.sample(source, policy, [large(policy)], 1)
-    assert "made 64 tokens of the 1 pictures of a prompt, the trainer 80" in str(refused.value)
+    assert "made 56 tokens of the pictures of a prompt, the trainer 80" in str(refused.value)
     assert '{"min_pixels": 256, "max_pixels": 20480}' in str(refused.value)
 
 
 def large(policy: Policy) -> Prompt:
-    """128 x 160 pixels, 8 x 10 tokens: the processor's own limit is 128 x 128."""
+    """160 x 128 pixels, 10 x 8 tokens; the processor's own limit of 128 x 128 pixels leaves 8 x 7."""
     sight = policy.sight
     assert sight is not None
     policy.sight = sight.limited(160 * 160)
@@ -168,16 +170,20 @@ def large(policy: Policy) -> Prompt:
         policy.sight = sight
 
 
-def test_a_server_reads_pictures_as_the_trainer_does() -> None:
-    policy = policy_of("tiny-qwen3-vl")
+def test_a_server_reads_pictures_as_the_trainer_does(tmp_path: Path) -> None:
+    policy = policy_of("tiny-qwen3-vl", tmp_path)
     with closing(VLLMServer(**served.QUICK_START)) as source:
         source.open(512)
         check(source, policy)
+        check_limits(source, policy)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_engine_reads_pictures_as_the_trainer_does(name: str) -> None:
-    policy = policy_of(name)
-    with closing(VLLMEngine(options={"block_size": served.BLOCK})) as source:
+def test_an_engine_reads_pictures_as_the_trainer_does(name: str, tmp_path: Path) -> None:
+    """With the option that a refusal names, a larger picture is read, too."""
+    policy = policy_of(name, tmp_path)
+    limits = {"min_pixels": 256, "max_pixels": 20480}
+    with closing(VLLMEngine(options={"block_size": served.BLOCK, "mm_processor_kwargs": limits})) as source:
         source.open(512)
         check(source, policy)
+        assert served.largest_gap(policy, served.sample(source, policy, [large(policy)], served.GROUP)) < 1e-5

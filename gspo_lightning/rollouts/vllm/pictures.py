@@ -7,6 +7,7 @@ prompt that vLLM has read is compared with the trainer's, token by token.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 from collections.abc import Mapping, Sequence
@@ -64,7 +65,8 @@ async def completed(
     """
     if sight is None:
         return await client.complete(dict(body), patiently=patiently, name=name)
-    reply = await client.generate(_seeing(body, media, sight), patiently=patiently, name=name)
+    asked = await asyncio.to_thread(_seeing, body, media, sight)  # pictures are decoded and encoded there
+    reply = await client.generate(asked, patiently=patiently, name=name)
     if not isinstance(reply, dict) or not isinstance(reply.get("choices"), list):
         raise BadReplyError(f"it sent no choices: {shown(reply)}")
     check_read(client.url, reply.get("prompt_token_ids"), body["prompt"], media, sight)
@@ -106,8 +108,8 @@ def check_read(who: str, read: Any, sent: Sequence[int], media: Media, sight: Si
     low, high = min([*pixels, int(size["shortest_edge"])]), max([*pixels, int(size["longest_edge"])])
     raise UserError(
         "data.rollouts",
-        f"{who} made {theirs} tokens of the {len(media)} pictures of a prompt, the trainer {ours}: its image processor "
-        "has other limits",
+        f"{who} made {theirs} tokens of the pictures of a prompt, the trainer {ours}: its image processor has other "
+        "limits",
         fix=f'start it with --mm-processor-kwargs \'{{"min_pixels": {low}, "max_pixels": {high}}}\' (in '
         "data.rollouts.options: mm_processor_kwargs), or change data.pictures.max_pixels",
     )

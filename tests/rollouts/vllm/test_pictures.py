@@ -109,7 +109,7 @@ def test_a_server_whose_processor_has_other_limits_is_named_with_the_way_out(toy
         toy.max_pixels = 32 * 32
         with pytest.raises(UserError) as refused:
             ask(source, policy, [prompt])
-    assert f"{toy.url} made 4 tokens of the 1 pictures of a prompt, the trainer 16" in str(refused.value)
+    assert f"{toy.url} made 4 tokens of the pictures of a prompt, the trainer 16" in str(refused.value)
     assert '--mm-processor-kwargs \'{"min_pixels": 256, "max_pixels": 16384}\'' in str(refused.value)
 
 
@@ -198,7 +198,7 @@ def test_a_response_goes_on_after_its_picture_and_one_that_is_cut_keeps_its_toke
     greedy = SamplingParams(60, temperature=0.0)
     with closing(VLLMServer([toy.url], **FAST)) as source:
         source.sync_weights(policy, 0)
-        rows = [Beginning(p, 0, p.token_ids, 0, 6 if i == 0 else 60) for i, p in enumerate(prompts)]
+        rows = [Beginning(p, 0, p.token_ids, 0, 30 if i == 0 else 60) for i, p in enumerate(prompts)]
         whole = GroupedSampler().extend(policy, rows, sampling=greedy, draws=DRAWS)
         begun = tuple(whole[1].token_ids[:9].tolist())
         row = Beginning(prompts[1], 0, (*prompts[1].token_ids, *begun), 9, 51, begun)
@@ -208,8 +208,9 @@ def test_a_response_goes_on_after_its_picture_and_one_that_is_cut_keeps_its_toke
         pieces = source.extend(policy, rows, sampling=greedy, draws=DRAWS, enough=lambda ended: len(ended) > 0)
     assert [p.finish_reason for p in pieces] == [FinishReason.LENGTH, FinishReason.CUT, FinishReason.CUT]
     for piece, response in zip(pieces, whole, strict=True):
-        assert 0 < piece.length < 60
+        assert piece.length < 60
         assert piece.token_ids.tolist() == response.token_ids.tolist()[: piece.length]
+    assert sum(piece.length for piece in pieces[1:]) > 0  # a request that came late may have none
 
 
 def test_options_of_a_processor_are_json_on_a_command_line() -> None:
