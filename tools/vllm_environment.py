@@ -21,6 +21,36 @@ CONSTRAINTS = Path(__file__).parents[1] / "constraints-vllm.txt"
 MARK = "complete"
 PLATFORM = ("Linux", "x86_64")
 """The one that the constraints were made for."""
+OPERATORS = """\
+# Beside another build of torch (torch+cpu, and torchvision from PyPI) the library of torchvision's operators cannot
+# be loaded, and then torchvision cannot be imported: it describes operators that do not exist. What vLLM does with
+# pictures does not call them, so they are declared here, without an implementation.
+import importlib.abc
+import sys
+
+
+class DeclareOperators(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name != "torchvision":
+            return None
+        sys.meta_path.remove(self)
+        import importlib.util
+
+        import torch
+
+        folder = importlib.util.find_spec("torchvision").submodule_search_locations[0]
+        try:
+            torch.ops.load_library(folder + "/_C.so")
+        except OSError:
+            self.library = torch.library.Library("torchvision", "DEF")
+            for name in ("nms", "qnms"):
+                self.library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return None
+
+
+finder = DeclareOperators()  # keeps the library, with which the declarations would go
+sys.meta_path.insert(0, finder)
+"""
 
 
 class UnavailableError(Exception):
@@ -80,6 +110,9 @@ def install(home: Path, constraints: Path, pip_arguments: Sequence[str]) -> None
             other = "" if here == PLATFORM else f" (made for {' '.join(PLATFORM)}, this is {' '.join(here)})"
             reason = ([x for x in done.stderr.splitlines() if x.startswith("ERROR")] or ["pip failed"])[-1]
             raise UnavailableError(f"vLLM cannot be installed for {sys.executable}{other}: {reason}")
+    (packages,) = home.glob("lib/python*/site-packages")
+    (packages / "declare_operators.py").write_text(OPERATORS)
+    (packages / "declare_operators.pth").write_text("import declare_operators\n")
 
 
 if __name__ == "__main__":

@@ -91,7 +91,8 @@ def check_reading(tokenizer: PreTrainedTokenizerBase, sources: Iterable[RolloutS
             raise UserError(
                 "data.rollouts",
                 f"is {type(source).__name__}, which does not show pictures to a policy",
-                fix="use GroupedSampler, TransformersGenerate or Recorded with a model that reads pictures",
+                fix="with a model that reads pictures use GroupedSampler, TransformersGenerate, VLLMServer, "
+                "VLLMEngine or Recorded",
             )
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 from collections.abc import Sequence
 
 import pytest
 import torch
+from PIL import Image
+from torch import Tensor
 
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.checks import choose_layout
@@ -16,7 +20,9 @@ from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import GroupedSampler, RolloutSource, TransformersGenerate
 from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.rollouts.drawing import Draws
-from gspo_lightning.types import Prompt, Rollout, SamplingParams
+from gspo_lightning.rollouts.partial import PartialRollouts
+from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
+from tests.rollouts.through_http import ThroughHTTP
 from tests.support.pictures import png, seeing_prompt
 
 DRAWS = Draws.of(0, Purpose.TRAIN_SAMPLING, 0)
@@ -25,7 +31,10 @@ SOURCES = {
     "grouped": lambda: GroupedSampler(max_rows=6),
     "modules": lambda: GroupedSampler(max_rows=6, decode="model"),
     "generate": lambda: TransformersGenerate(batch_size=5),
+    "server": ThroughHTTP,
 }
+every_source = pytest.mark.parametrize("kind", SOURCES)
+every_model = pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-qwen3-vl-moe", "tiny-qwen2.5-vl"])
 
 
 def policy_of(name: str, packed: bool) -> Policy:
@@ -35,10 +44,10 @@ def policy_of(name: str, packed: bool) -> Policy:
 
 
 def prompts_of(policy: Policy) -> list[Prompt]:
-    """The first and the last have the same tokens and other pictures."""
+    """The first and the last have the same tokens and other pictures; one of the second is scaled."""
     return [
         seeing_prompt(policy, 0, ["1+", png(0), "=?"]),
-        seeing_prompt(policy, 1, [png(1, 48, 32), "ABC", png(2, 16, 64)]),
+        seeing_prompt(policy, 1, [png(1, 48, 32), "ABC", png(2, 20, 70)]),
         seeing_prompt(policy, 2, ["7+5*3:"]),
         seeing_prompt(policy, 3, ["1+", png(4), "=?"]),
     ]
@@ -58,8 +67,8 @@ def gap(policy: Policy, rollouts: Sequence[Rollout]) -> float:
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("kind", SOURCES)
-@pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-qwen3-vl-moe", "tiny-qwen2.5-vl"])
+@every_source
+@every_model
 def test_a_source_gives_the_log_probabilities_of_the_training_forward(name: str, kind: str, packed: bool) -> None:
     policy = policy_of(name, packed)
     rollouts = sampled(SOURCES[kind](), policy, prompts_of(policy))
@@ -68,11 +77,74 @@ def test_a_source_gives_the_log_probabilities_of_the_training_forward(name: str,
     assert [r.token_ids.tolist() for r in texts] == [r.token_ids.tolist() for r in rollouts[6:9]]
 
 
-@pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-qwen3-vl-moe", "tiny-qwen2.5-vl"])
+def scores(policy: Policy, prompt: Prompt, ids: Sequence[int]) -> Tensor:
+    """Logits [V] of the next token by transformers alone: its processor reads the files, its model the pixels."""
+    sight = policy.sight
+    assert sight is not None
+    images = [Image.open(io.BytesIO(picture.data)).convert("RGB") for picture in prompt.media]
+    seen = dict(sight.processor(images=images, return_tensors="pt")) if images else {}
+    row = torch.tensor([[*prompt.token_ids, *ids]])
+    with torch.no_grad():
+        found = policy.model(row, mm_token_type_ids=(row == sight.image).int(), use_cache=False, **seen).logits[0, -1]
+    policy.model.base_model.rope_deltas = None
+    return found.double().index_fill(0, torch.tensor(sight.unsaid), -torch.inf)
+
+
+def definition(policy: Policy, prompt: Prompt, k: int, sampling: SamplingParams) -> list[int]:
+    """A full forward per token, no cache, no padding, no batch."""
+    found: list[int] = []
+    while len(found) < sampling.max_response_tokens and not set(found[-1:]) & set(sampling.stop_token_ids):
+        logits = scores(policy, prompt, found)
+        if not sampling.temperature:
+            found.append(int(logits.argmax()))
+            continue
+        cumulative = torch.softmax(logits / sampling.temperature, -1).cumsum(0)
+        uniform = DRAWS.uniform(torch.tensor([prompt.id]), torch.tensor([k]), len(found))
+        found.append(int((cumulative <= uniform * cumulative[-1]).sum()))
+    return found
+
+
+@pytest.fixture(scope="module")
+def defined() -> dict[tuple[str, float], list[list[int]]]:
+    """What the definition gives, once per model and temperature."""
+    return {}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+@every_source
+@every_model
+def test_every_source_samples_what_the_definition_says(
+    name: str, kind: str, temperature: float, defined: dict[tuple[str, float], list[list[int]]]
+) -> None:
+    policy = policy_of(name, True)
+    sampling = SamplingParams(8, temperature, stop_token_ids=(1, 5, 9, 20))
+    prompts = prompts_of(policy)[:3]
+    if (name, temperature) not in defined:
+        defined[name, temperature] = [definition(policy, p, k, sampling) for p in prompts for k in range(2)]
+    groups = SOURCES[kind]().generate(policy, prompts, group_size=2, sampling=sampling, draws=DRAWS)
+    assert [r.token_ids.tolist() for group in groups for r in group] == defined[name, temperature]
+    narrow = dataclasses.replace(sampling, temperature=1.3, top_k=1)  # greedy, by another way
+    if not temperature:
+        groups = SOURCES[kind]().generate(policy, prompts, group_size=2, sampling=narrow, draws=DRAWS)
+        assert [r.token_ids.tolist() for group in groups for r in group] == defined[name, temperature]
+
+
+@every_source
+def test_a_stop_string_ends_a_response_to_a_picture(kind: str) -> None:
+    policy = policy_of("tiny-qwen3-vl", True)
+    free = sampled(SOURCES[kind](), policy, prompts_of(policy)[:1])
+    stop = free[0].text[3:5]
+    sampling = dataclasses.replace(SAMPLING, stop_strings=(stop,))
+    (group,) = SOURCES[kind]().generate(policy, prompts_of(policy)[:1], group_size=3, sampling=sampling, draws=DRAWS)
+    assert group[0].text == free[0].text[: free[0].text.index(stop) + len(stop)]
+    assert group[0].finish_reason is FinishReason.STOP
+
+
+@every_model
 def test_all_sources_draw_the_same_tokens(name: str) -> None:
     policy = policy_of(name, True)
     found = [[r.token_ids.tolist() for r in sampled(make(), policy, prompts_of(policy))] for make in SOURCES.values()]
-    assert found[0] == found[1] == found[2]
+    assert all(other == found[0] for other in found)
     assert found[0][:3] != found[0][9:]  # the same text, another picture, other draws
 
 
@@ -101,7 +173,36 @@ def test_a_response_in_two_pieces_equals_the_response_in_one() -> None:
         assert torch.equal(rest.token_ids, whole.token_ids[3:])
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+def test_responses_to_pictures_go_on_in_the_next_iteration_and_after_a_resume() -> None:
+    """Their pieces are the whole, drawn and scored as if nothing had been cut; a checkpoint holds no picture."""
+    policy = policy_of("tiny-qwen3-vl", True)
+    prompts = {p.id: p for p in prompts_of(policy)}
+    sampling = SamplingParams(12, 1.0, stop_token_ids=(1, 5))
+    whole = GroupedSampler().generate(policy, list(prompts.values()), group_size=2, sampling=sampling, draws=DRAWS)
+
+    def partial() -> PartialRollouts:
+        return PartialRollouts(
+            GroupedSampler(compact_at=1e-9), lambda place: prompts[place % 4], in_flight=4, groups=1, max_carry=9
+        )
+
+    rollouts = partial()
+    done, cut = [], 0
+    for _ in range(4):
+        done += rollouts.generate(policy, group_size=2, sampling=sampling, draws=DRAWS)
+        cut += sum(0 < r.length < 12 for g in rollouts.in_flight for r in g.open)
+        state = rollouts.state_dict()
+        rollouts = partial()
+        rollouts.load_state_dict(state, lambda number: prompts[number])
+    assert cut > 0
+    seeing = [group for group in done if group[0].prompt.media]
+    assert len(seeing) >= 2
+    for group in done:
+        expected = whole[group[0].prompt.id]
+        assert [r.token_ids.tolist() for r in group] == [r.token_ids.tolist() for r in expected]
+        assert gap(policy, group) < 2e-5
+
+
+@every_source
 def test_placeholders_are_never_sampled_though_the_model_wants_nothing_else(kind: str) -> None:
     policy = policy_of("tiny-qwen3-vl", True)
     assert policy.sight is not None
@@ -122,7 +223,7 @@ def test_a_picture_is_seen_once_for_all_responses() -> None:
     prompt = prompts_of(policy)[0]
     seen: list[int] = []
     policy.model.model.visual.register_forward_hook(lambda m, args, out: seen.append(len(out.pooler_output)))
-    for make in SOURCES.values():
+    for kind in ("grouped", "modules", "generate"):
         seen.clear()
-        make().generate(policy, [prompt], group_size=4, sampling=SAMPLING, draws=DRAWS)
+        SOURCES[kind]().generate(policy, [prompt], group_size=4, sampling=SAMPLING, draws=DRAWS)
         assert seen == [prompt.media[0].tokens]

@@ -19,7 +19,7 @@ class ThroughHTTP(RolloutSource):
         self, policy: Policy, prompts: Sequence[Prompt], *, group_size: int, sampling: SamplingParams, draws: Draws,
         version: int = 0, **options: Any,
     ) -> list[list[Rollout]]:  # fmt: skip
-        toy = ToyServer(prompts={p.token_ids: p for p in prompts})
+        toy = ToyServer(prompts={(p.token_ids, pixels_of(policy, p)): p for p in prompts})
         with toy, closing(VLLMServer([toy.url])) as source:
             source.open(0)
             source.sync_weights(policy, version)
@@ -27,3 +27,10 @@ class ThroughHTTP(RolloutSource):
             return source.generate(
                 policy, prompts, group_size=group_size, sampling=sampling, draws=draws, version=version, **options
             )
+
+
+def pixels_of(policy: Policy, prompt: Prompt) -> bytes:
+    """What tells apart prompts with the same tokens and other pictures."""
+    if policy.sight is None or not prompt.media:
+        return b""
+    return policy.sight.pixels(prompt.media)[0].numpy().tobytes()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import base64
+import dataclasses
+import hashlib
 import io
 import json
 import os
@@ -22,8 +24,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
+from gspo_lightning.pictures import Media, Picture
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import hook_routers
@@ -50,8 +54,8 @@ class ToyServer:
     """Requests without it."""
     draws: Draws | None = None
     """The randomness of all answers; None: the seed of each request, or its number."""
-    prompts: dict[tuple[int, ...], Prompt] = field(default_factory=dict)
-    """Prompts with their ids, for the draws; others have id 0."""
+    prompts: dict[tuple[tuple[int, ...], bytes], Prompt] = field(default_factory=dict)
+    """Token ids and pixels of pictures -> prompts with their ids, for the draws; others have id 0."""
     fault: Fault | None = None
     tag: str = "default"
     loads: int = 0
@@ -61,6 +65,12 @@ class ToyServer:
     """Before every answer, health checks included."""
     pace_s: float = 0.0
     """For every token of the longest response of a request."""
+    scale_out: bool = True
+    """Whether the route that takes pictures is switched on."""
+    max_pixels: int | None = None
+    """Of its image processor; None: as the model's."""
+    forgotten: int = 0
+    """How often it was told to forget features of pictures."""
     aborts: bool = True
     """Whether requests can be ended where they are."""
     aborted: set[str] = field(default_factory=set)
@@ -111,6 +121,12 @@ class ToyServer:
         if route == "/v1/completions":
             self.asked += 1
             return 200, {"choices": [self._echo(body)] if body.get("echo") else self._choices(body)}
+        if route == "/inference/v1/generate":
+            self.asked += 1
+            return self._seen(body)
+        if route == "/reset_encoder_cache":
+            self.forgotten += 1
+            return 200, b""
         if route == "/abort_requests" and self.aborts:
             self.aborted |= set(body["request_ids"])
             return 200, {"status": "aborted"}
@@ -121,20 +137,24 @@ class ToyServer:
         if not self.pace_s:
             return
         for count in range(max(len(c["token_ids"]) for c in choices)):
-            if f"cmpl-{name}-0" in self.aborted:
+            if self.aborted & {f"cmpl-{name}-0", f"generate-tokens-{name}"}:
                 for choice in choices:
                     if len(choice["token_ids"]) > count:
                         choice["token_ids"] = choice["token_ids"][:count]
-                        choice["logprobs"]["token_logprobs"] = choice["logprobs"]["token_logprobs"][:count]
+                        form = next(iter(choice["logprobs"]))
+                        choice["logprobs"][form] = choice["logprobs"][form][:count]
                         choice["finish_reason"] = "abort"
                 return
             self._over.wait(self.pace_s)
 
-    def _choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+    def _choices(self, body: dict[str, Any], media: Media = ()) -> list[dict[str, Any]]:
         assert self._policy is not None
         text = body["prompt"]
         ids = tuple(self._policy.tokenizer(text)["input_ids"] if isinstance(text, str) else text)
-        known = self.prompts.get(ids, Prompt(0, "", ids))
+        if self._policy.sight is not None:
+            assert body["logit_bias"] == {str(i): -10_000.0 for i in self._policy.sight.unsaid}
+        seen = self._policy.sight.pixels(media)[0].numpy().tobytes() if self._policy.sight and media else b""
+        known = dataclasses.replace(self.prompts.get((ids, seen), Prompt(0, "", ids)), media=media)
         stops = (tuple(body.get("stop_token_ids", self._policy.eos_token_ids)), tuple(body.get("stop", ())))
         numbers = (body["max_tokens"], body.get("temperature", 1.0), body.get("top_p", 1.0), body.get("top_k", 0))
         sampling = SamplingParams(*numbers, *stops)
@@ -158,6 +178,38 @@ class ToyServer:
             }
             for r in group
         ]
+
+    def _seen(self, body: dict[str, Any]) -> Reply:
+        """Token ids with one placeholder a picture, widened by the server's own processor, as vLLM does."""
+        assert self._policy is not None
+        if not self.scale_out:
+            message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
+            return 403, {"error": {"message": message, "type": "PermissionDeniedError", "code": 403}}
+        assert body["return_token_ids"] is True
+        sight = self._policy.sight
+        assert sight is not None
+        files = iter(base64.b64decode(part["url"].partition("base64,")[2]) for part in body.get("content_parts", []))
+        ids: list[int] = []
+        media: list[Picture] = []
+        for token in body["token_ids"]:
+            ids.append(token)
+            if token == sight.image:
+                data = next(files)
+                with Image.open(io.BytesIO(data)) as image:
+                    grid = sight.limited(self.max_pixels).grid(*image.size)
+                media.append(Picture(data, hashlib.sha256(data).hexdigest(), len(ids) - 1, *grid))
+                ids += [token] * (media[-1].tokens - 1)
+        assert next(files, None) is None
+        choices = self._choices(body["sampling_params"] | {"prompt": ids}, tuple(media))
+        for choice in choices:
+            tokens, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+            if logprobs is not None:
+                pairs = zip(tokens, logprobs, strict=True)
+                choice["logprobs"] = {"content": [{"token_id": t, "logprob": p, "top_logprobs": []} for t, p in pairs]}
+        places = [{"offset": picture.start, "length": picture.tokens} for picture in media]
+        return 200, {
+            "choices": choices, "prompt_token_ids": ids, "mm_placeholders": {"image": places} if places else None,
+        }  # fmt: skip
 
     def _echo(self, body: dict[str, Any]) -> dict[str, Any]:
         """A prompt with its log-probabilities and nothing after it, as vLLM sends it."""
@@ -192,7 +244,7 @@ class ToyServer:
                     status, content = 401, {"error": "Unauthorized"}
                 else:
                     status, content = toy.answer(self.path, body)
-                    if self.path == "/v1/completions":
+                    if self.path in ("/v1/completions", "/inference/v1/generate") and status == 200:
                         toy._paced(content["choices"], self.headers.get("X-Request-Id", ""))
                 if toy.fault is not None:
                     status, content = toy.fault(self.path, body, (status, content))

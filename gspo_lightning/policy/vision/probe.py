@@ -13,7 +13,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.vision.sight import Sight
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["PictureProbe"]
+__all__ = ["PictureProbe", "noise_picture"]
 
 _RESPONSE = 4
 _TEXT = 3
@@ -29,7 +29,7 @@ class PictureProbe:
 
     def __init__(self, policy: Policy, sight: Sight) -> None:
         self.policy, self.sight = policy, sight
-        first, second, other = (_noise(sight, seed) for seed in (1, 2, 3))
+        first, second, other = (noise_picture(sight, seed) for seed in (1, 2, 3))
         self.rows, self.others = self._batch(first, second), self._batch(first, other)
         self.padded = answers(self.policy, self.rows, packed=False)
 
@@ -87,8 +87,8 @@ class PictureProbe:
         return scores.gather(-1, ids[width:, None])[:, 0]
 
 
-def _noise(sight: Sight, seed: int) -> Picture:
-    """Two tokens wide and one high, or as small as the processor makes them."""
+def noise_picture(sight: Sight, seed: int) -> Picture:
+    """Behind one token of a prompt: two tokens wide and one high, or as small as the processor makes them."""
     side = sight.token_pixels
     values = torch.randint(0, 256, (6 * side * side,), generator=torch.Generator().manual_seed(seed))
     data = f"P6 {2 * side} {side} 255 ".encode() + bytes(values.tolist())

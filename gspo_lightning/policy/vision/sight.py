@@ -84,19 +84,21 @@ class Sight:
 
     def pixels(self, pictures: Sequence[Picture]) -> tuple[Tensor, Tensor]:
         """``pixel_values`` [patches, D] float32 and ``image_grid_thw`` [I, 3] int64 of I pictures."""
-        from PIL.Image import Resampling
-
-        side, merge = self.token_pixels, self.processor.merge_size
+        merge = self.processor.merge_size
         found, grids = [], []
         for picture in pictures:
-            size = (picture.columns * side, picture.rows * side)
-            image = rgb(picture.data)
-            if image.size != size:
-                image = image.resize(size, Resampling(int(self.processor.resample)))
-            made = self.processor(images=[image], do_resize=False, return_tensors="pt")
+            made = self.processor(images=[self.scaled(picture)], do_resize=False, return_tensors="pt")
             found.append(made["pixel_values"])
             grids.append([1, picture.rows * merge, picture.columns * merge])
         return torch.cat(found), torch.tensor(grids)
+
+    def scaled(self, picture: Picture) -> Image:
+        """A picture as three colours, at the size that its tokens stand for."""
+        from PIL.Image import Resampling
+
+        size = (picture.columns * self.token_pixels, picture.rows * self.token_pixels)
+        image = rgb(picture.data)
+        return image if image.size == size else image.resize(size, Resampling(int(self.processor.resample)))
 
     def save(self, folder: Path) -> None:
         """Write both processor files; the one for videos only says how, since no video is ever read here."""

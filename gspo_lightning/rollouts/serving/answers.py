@@ -41,6 +41,8 @@ def checked(answer: Answer, reason: str, asked: Mapping[str, Any], vocabulary: i
     ids, logprobs = answer.token_ids, answer.logprobs
     if not all(0 <= i < vocabulary for i in ids):
         raise BadReplyError(f"it sent the token id {max(ids, key=abs)}, but the policy's vocabulary has {vocabulary}")
+    if masked := set(asked.get("logit_bias") or ()).intersection(ids):
+        raise BadReplyError(f"it sent the token id {min(masked)}, a placeholder of pictures that no response may hold")
     if not all(isinstance(x, int | float) and math.isfinite(x) and x <= LARGEST_LOGPROB for x in logprobs):
         raise BadReplyError(f"its log-probabilities are none: {shown(logprobs)}")
     if not answer.cut:

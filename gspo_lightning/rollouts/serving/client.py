@@ -82,6 +82,21 @@ class Client:
         timeout_s = math.inf if patiently else None
         return await self._call("POST", "/v1/completions", body, timeout_s=timeout_s, name=name)
 
+    async def generate(self, body: dict[str, Any], *, patiently: bool = False, name: str | None = None) -> Any:
+        """``POST /inference/v1/generate``: token ids with pictures in, token ids out.
+
+        Args:
+            body: of the request.
+            patiently: see :meth:`complete`.
+            name: see :meth:`complete`.
+
+        Raises:
+            UnsupportedError: it has no such route (vLLM has it with ``--enable-scale-out``).
+            ServerError: it failed.
+        """
+        timeout_s = math.inf if patiently else None
+        return await self._call("POST", "/inference/v1/generate", body, timeout_s=timeout_s, name=name)
+
     async def abort(self, names: Sequence[str]) -> None:
         """End completions where they are: they are answered with the tokens that there are.
 
@@ -90,6 +105,7 @@ class Client:
             ServerError: it failed.
         """
         ids = [f"cmpl-{name}-0" for name in names]  # as vLLM calls the first prompt of a request
+        ids += [f"generate-tokens-{name}" for name in names]
         await self._text("POST", "/abort_requests", {"request_ids": ids}, timeout_s=self.health_timeout_s)
 
     async def progress(self) -> float | None:
@@ -105,8 +121,13 @@ class Client:
         """``POST /v1/chat/completions``."""
         return await self._call("POST", "/v1/chat/completions", body)
 
-    async def load(self, folder: str, tag: str) -> None:
+    async def load(self, folder: str, tag: str, *, pictures: bool = False) -> None:
         """Take the weights of a folder, forget what was computed with other ones, and remember their tag.
+
+        Args:
+            folder: with the weights.
+            tag: of the weights.
+            pictures: whether it keeps features of pictures, which have to be forgotten, too.
 
         Raises:
             UnsupportedError: it has no such routes (vLLM has them with VLLM_SERVER_DEV_MODE=1).
@@ -119,6 +140,8 @@ class Client:
             needed_for_sync=True,
         )
         await self._call("POST", "/reset_prefix_cache", {}, needed_for_sync=True)
+        if pictures:  # vLLM empties their cache itself, but not the list of what is in it
+            await self._call("POST", "/reset_encoder_cache", {}, needed_for_sync=True)
         await self._call("POST", "/update_weight_version", {"new_version": tag}, needed_for_sync=True)
 
     async def weights(self) -> str:
@@ -163,6 +186,8 @@ class Client:
             raise UnsupportedError(f"it has no {method} {path} (status {status}){why}")
         if status >= 500 or status in (408, 409, 425, 429):
             raise ServerError(f"{method} {path} gave status {status}: {text[:300]}")
+        if status == 403 and "--enable-scale-out" in text:
+            raise UnsupportedError(f"it has {method} {path} switched off: start it with --enable-scale-out")
         if status in (401, 403):
             raise UnsupportedError(f"it asks for another key at {method} {path} (status {status}): set {KEY}")
         if status >= 300:

@@ -45,6 +45,8 @@ class Weights:
 
     folder: Path
     tag: str
+    pictures: bool = False
+    """Whether the model reads pictures."""
 
 
 @dataclass(eq=False)
@@ -208,7 +210,7 @@ class Pool:
             if not server.model:
                 server.model = await server.client.model()
             if not await _has(server, weights):
-                await server.client.load(str(weights.folder), weights.tag)
+                await server.client.load(str(weights.folder), weights.tag, pictures=weights.pictures)
                 if not await _has(server, weights):
                     raise ServerError("it does not have the weights that it was given")
             server.ready = True

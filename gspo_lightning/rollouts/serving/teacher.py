@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from gspo_lightning.distributed import fail_together
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.old_policy.teacher import Teacher
+from gspo_lightning.policy.vision.sight import sight_of
 from gspo_lightning.rollouts.contract import LARGEST_LOGPROB
 from gspo_lightning.rollouts.serving.answers import BadReplyError, shown
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
@@ -59,8 +60,11 @@ class ServedTeacher(Teacher):
             tokenizer: of the policy.
 
         Raises:
-            UserError: it does not answer, cannot do it, or has another vocabulary.
+            UserError: it does not answer, cannot do it, has another vocabulary, or would have to see pictures.
         """
+        if sight_of(tokenizer) is not None:
+            what = "is a server, which is not shown the pictures of prompts"
+            raise UserError(FIELD, what, fix="use a teacher in this process, or a policy that reads text only")
         known = dict(_readable(tokenizer))
         ids = list(known)
         try:

@@ -19,7 +19,8 @@ from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import finish
 from gspo_lightning.rollouts.serving.answers import Answer, BadReplyError, checked
 from gspo_lightning.rollouts.vllm.in_process import InProcessEngine, Piece
-from gspo_lightning.rollouts.vllm.probe import LENGTH, Probe
+from gspo_lightning.rollouts.vllm.pictures import check_read, unsaid_of
+from gspo_lightning.rollouts.vllm.probe import Probe
 from gspo_lightning.rollouts.vllm.protocol import request, seed_of, to_rollouts
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
@@ -42,6 +43,8 @@ class VLLMEngine(RolloutSource):
             for one response after another, in Python. False: the engine is seeded at each call, and the same call
             draws the same.
     """
+
+    reads_pictures = True
 
     def __init__(
         self,
@@ -116,13 +119,12 @@ class VLLMEngine(RolloutSource):
         self._synced = (weakref.ref(policy), version)
 
     def _hand_over(self, policy: Policy) -> None:
-        if self._engine is None:
-            self._engine = InProcessEngine(policy, self._arguments(policy))
-        self._engine.load(policy)
         probe = Probe(policy, self.tolerance, self.dtype)
-        asked = request("", probe.row, 1, probe.sampling, seed=1)
-        ((_, piece),) = self._engine.run([asked])
-        probe.check(["vLLM"], [_checked(piece, asked, policy)])
+        if self._engine is None:
+            self._engine = InProcessEngine(policy, self._arguments(policy, probe.length))
+        self._engine.load(policy)
+        ((_, piece),) = self._engine.run([probe.request], [probe.row.prompt.media])
+        probe.check(["vLLM"], [_checked(piece, probe.request, probe.row, policy)])
 
     def generate(
         self,
@@ -187,18 +189,21 @@ class VLLMEngine(RolloutSource):
         """(index of the row, its rollout), as they end."""
         if self._engine is None or self._synced is None or self._synced[1] != version:
             raise RuntimeError(f"version {version} was not copied by sync_weights()")
-        asked = [request("", row, 1, sampling, seed_of(draws, row) if self.exact_seeds else None) for row in rows]
-        for i, piece in self._engine.run(asked, enough, seed=_seed_of_call(draws, rows)):
+        seeds = [seed_of(draws, row) if self.exact_seeds else None for row in rows]
+        unsaid = unsaid_of(policy)
+        asked = [request("", row, 1, sampling, seed, unsaid) for row, seed in zip(rows, seeds, strict=True)]
+        media = [row.prompt.media for row in rows]
+        for i, piece in self._engine.run(asked, media, enough, seed=_seed_of_call(draws, rows)):
             yield i, _rollout(piece, rows[i], asked[i], sampling, version, policy)
 
-    def _arguments(self, policy: Policy) -> dict[str, Any]:
+    def _arguments(self, policy: Policy, least: int) -> dict[str, Any]:
         ours: dict[str, Any] = {"dtype": self.dtype or str(compute_dtype(policy))[6:]}
         if policy.device.type == "cpu":
             ours |= {"enforce_eager": True, "kv_cache_memory_bytes": 2**30}
         else:
             ours |= {"gpu_memory_utilization": self.gpu_memory_utilization}
         if self._longest:
-            ours["max_model_len"] = max(self._longest, LENGTH)
+            ours["max_model_len"] = max(self._longest, least)
         return ours | self.options
 
 
@@ -213,13 +218,15 @@ def _rollout(
     if not piece.reason:
         tokens, logprobs = torch.tensor(piece.answer.token_ids), torch.tensor(piece.answer.logprobs)
         return finish(row.prompt, row.sample, tokens, logprobs, reason=FinishReason.CUT, version=version, policy=policy)
-    (rollout,) = to_rollouts([_checked(piece, asked, policy)], row, [row.sample], sampling, version, policy)
+    (rollout,) = to_rollouts([_checked(piece, asked, row, policy)], row, [row.sample], sampling, version, policy)
     return rollout
 
 
-def _checked(piece: Piece, asked: Mapping[str, Any], policy: Policy) -> Answer:
+def _checked(piece: Piece, asked: Mapping[str, Any], row: Beginning, policy: Policy) -> Answer:
     vocabulary = int(policy.model.config.get_text_config().vocab_size)
     try:
+        if policy.sight is not None:
+            check_read("vLLM", piece.read, row.context, row.prompt.media, policy.sight)
         return checked(piece.answer, piece.reason, asked, vocabulary)
     except BadReplyError as error:
         raise InfrastructureError(f"vLLM failed: {error}") from error

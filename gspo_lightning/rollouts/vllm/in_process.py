@@ -10,15 +10,18 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.pictures import Media
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.answers import Answer
 from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
+from gspo_lightning.rollouts.vllm.pictures import NOT_SAMPLING, engine_prompt
 from gspo_lightning.rollouts.vllm.random_state import RandomState
 
 __all__ = ["InProcessEngine", "Piece"]
@@ -35,8 +38,9 @@ ARGUMENTS: dict[str, Any] = {
     "distributed_executor_backend": "uni",
     "disable_log_stats": True,
 }
-NOT_SAMPLING = ("model", "prompt", "return_token_ids")
-"""Words of a request that are no sampling parameters."""
+PICTURES: dict[str, Any] = {
+    "mm_device_do_normalize": False,  # it would be a buffer of the tower: random after a dummy load, in no checkpoint
+}
 
 
 @dataclass
@@ -46,6 +50,8 @@ class Piece:
     answer: Answer = field(default_factory=lambda: Answer([], []))
     reason: str = ""
     """Why it has ended; empty: it has not."""
+    read: list[int] = field(default_factory=list)
+    """The tokens of its prompt."""
 
 
 class InProcessEngine:
@@ -63,13 +69,17 @@ class InProcessEngine:
         config.architectures = [type(policy.model).__name__]  # what a model writes that is saved whole
         config.save_pretrained(self._folder)
         policy.tokenizer.save_pretrained(self._folder)
+        self._sight = policy.sight
+        if policy.sight is not None:
+            policy.sight.save(Path(self._folder))
         self._owns_group = not torch.distributed.is_initialized()
         try:
             with _undisturbed():
                 import vllm
 
                 self._vllm = vllm
-                self._llm = vllm.LLM(model=self._folder, **ARGUMENTS | dict(arguments))
+                own = ARGUMENTS | ({} if policy.sight is None else PICTURES)
+                self._llm = vllm.LLM(model=self._folder, **own | dict(arguments))
         except BaseException:
             self._clean_up()
             raise
@@ -95,14 +105,22 @@ class InProcessEngine:
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         if not self._llm.reset_prefix_cache():
             raise InfrastructureError("vLLM's prefix cache was in use while weights were being copied")
+        if self._sight is not None:
+            self._llm.llm_engine.reset_encoder_cache()
 
     def run(
-        self, asked: Sequence[Mapping[str, Any]], enough: Callable[[], bool] | None = None, *, seed: int = 0
+        self,
+        asked: Sequence[Mapping[str, Any]],
+        media: Sequence[Media],
+        enough: Callable[[], bool] | None = None,
+        *,
+        seed: int = 0,
     ) -> Iterator[tuple[int, Piece]]:
         """(index, response) as they end; once ``enough`` says so, what there is of all others.
 
         Args:
             asked: requests as :func:`~gspo_lightning.rollouts.vllm.protocol.request` makes them, one response each.
+            media: the pictures of their prompts.
             enough: asked when a response has ended.
             seed: of the draws of requests without one; below 2^32.
         """
@@ -119,12 +137,14 @@ class InProcessEngine:
                 words |= self._flat
                 name = f"{next(self._numbers)}"
                 places[name] = i
-                engine.add_request(name, {"prompt_token_ids": body["prompt"]}, self._vllm.SamplingParams(**words))
+                prompt = engine_prompt(body, media[i], self._sight)
+                engine.add_request(name, prompt, self._vllm.SamplingParams(**words))
             while places:
                 with random_state.in_use():
                     outputs = engine.step()
                 for output in outputs:
                     i = places[output.request_id]
+                    pieces[i].read = output.prompt_token_ids
                     _take(pieces[i], output.outputs[0])
                     if output.finished:
                         del places[output.request_id]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -37,6 +38,8 @@ ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",  # no module of the working directory in place of an installed one
     "PYTORCH_CUDA_ALLOC_CONF": "",  # the trainer's, which a server that sleeps would refuse
 }
+PICTURES: dict[str, Any] = {"enable_scale_out": True}
+"""The route that takes token ids with pictures."""
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 GUARD = f"{RequireKey.__module__.rpartition('.')[2]}.{RequireKey.__name__}"
 """The middleware, by its name in the server's process."""
@@ -64,6 +67,7 @@ class LocalVLLM:
         device: str,
         dtype: str,
         longest: int = 0,
+        pictures: bool = False,
         remove: Sequence[Path] = (),
     ) -> LocalServer:
         """Start one; it does not answer yet.
@@ -76,6 +80,7 @@ class LocalVLLM:
             device: ``cpu`` or ``cuda``, the trainer's.
             dtype: of its weights, where no option says another one.
             longest: tokens of a prompt and its response, at most; 0: as long as the model allows.
+            pictures: whether it is asked with pictures.
             remove: see :class:`LocalServer`.
         """
         options = {**DEFAULTS, "dtype": self.dtype or dtype, "seed": number}
@@ -85,6 +90,8 @@ class LocalVLLM:
             environment |= CPU_ENVIRONMENT
         if longest:
             options["max_model_len"] = max(longest, LENGTH)
+        if pictures:
+            options |= PICTURES
         if self.gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus[number]
         environment |= self.environment
@@ -102,7 +109,8 @@ def command(python: str, model: str | Path, url: str, options: Mapping[str, Any]
         line += ["--host", str(parts.hostname), "--port", str(parts.port)]
     for name, value in options.items():
         if value is not False and value is not None:
-            line += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+            said = json.dumps(value) if isinstance(value, dict) else str(value)
+            line += [f"--{name.replace('_', '-')}"] + ([] if value is True else [said])
     return [*line, "--middleware", GUARD]  # the last one is asked first
 
 

@@ -11,9 +11,12 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.precision import compute_dtype
+from gspo_lightning.policy.vision.probe import noise_picture
+from gspo_lightning.policy.vision.sight import Sight
 from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.rollouts.serving.answers import Answer
 from gspo_lightning.rollouts.serving.pool import Server
+from gspo_lightning.rollouts.vllm.pictures import completed, unsaid_of
 from gspo_lightning.rollouts.vllm.protocol import parse, request
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
@@ -21,7 +24,7 @@ __all__ = ["LENGTH", "Probe"]
 
 TOKENS = 8
 LENGTH = 2 * TOKENS
-"""Of prompt and response."""
+"""Of prompt and response, without pictures."""
 TEMPERATURE = 1.5
 """Another one than 1, so that a server that leaves the temperature out of its log-probabilities is found out."""
 
@@ -38,22 +41,33 @@ class Probe:
     def __init__(self, policy: Policy, tolerance: float | None, dtype: str | None) -> None:
         self.policy = policy
         self._vocabulary = int(policy.model.config.get_text_config().vocab_size)
-        step = max(1, self._vocabulary // TOKENS)
-        ids = tuple(i % self._vocabulary for i in range(step // 2, step * TOKENS, step))
-        self.row = Beginning(Prompt(0, "", ids), 0, ids, drawn=0, room=TOKENS)
+        prompt = _prompt(self._vocabulary, policy.sight)
+        self.row = Beginning(prompt, 0, prompt.token_ids, drawn=0, room=TOKENS)
         """What is asked."""
         self.sampling = SamplingParams(TOKENS, temperature=TEMPERATURE)
         exact = compute_dtype(policy) == torch.float32 and dtype in (None, "float32")
         self.tolerance = tolerance if tolerance is not None else 1e-3 if exact else 0.1
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and response."""
+        return len(self.row.context) + TOKENS
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The request for one response, without the model's name."""
+        return request("", self.row, 1, self.sampling, seed=1, unsaid=unsaid_of(self.policy))
 
     async def ask(self, server: Server) -> Answer:
         """One response.
 
         Raises:
             BadReplyError: it cannot answer by token ids with log-probabilities.
+            UserError: it reads pictures in another way than the trainer.
         """
-        body: dict[str, Any] = request(server.model, self.row, 1, self.sampling, seed=1)
-        return parse(await server.client.complete(body), body, self._vocabulary)[0]
+        body = self.request | {"model": server.model}
+        reply = await completed(server.client, body, self.row.prompt.media, self.policy.sight)
+        return parse(reply, body, self._vocabulary)[0]
 
     @torch.no_grad()
     def check(self, urls: Sequence[str], answers: Sequence[Answer]) -> float:
@@ -71,7 +85,8 @@ class Probe:
             raise UserError(
                 "data.rollouts",
                 f"{urls[gaps.index(worst)]} gives log-probabilities that differ from the trainer's by {worst:.2g} nats "
-                f"on average (at most {self.tolerance:g}): another model, or log-probabilities without the temperature",
+                f"on average (at most {self.tolerance:g}): another model, or log-probabilities without the temperature"
+                + (", or an image processor with other settings" if self.policy.sight is not None else ""),
                 fix="serve the trainer's model with --logprobs-mode processed_logprobs; in another dtype than the "
                 "trainer's, raise data.rollouts.tolerance",
             )
@@ -82,3 +97,14 @@ class Probe:
         mask = torch.ones_like(ids, dtype=torch.bool)
         logprobs = torch.tensor(answer.logprobs, dtype=torch.float32)
         return Rollout(self.row.prompt, sample, ids, logprobs, mask, FinishReason.LENGTH, 0, reward=0.0)
+
+
+def _prompt(vocabulary: int, sight: Sight | None) -> Prompt:
+    """Tokens from everywhere in the vocabulary, behind a picture where the policy reads them."""
+    step = max(1, vocabulary // TOKENS)
+    ids = tuple(i % vocabulary for i in range(step // 2, step * TOKENS, step))
+    if sight is None:
+        return Prompt(0, "", ids)
+    text = [token for token in ids if token not in (*sight.unsaid, sight.start, sight.end)]
+    picture = noise_picture(sight, 1)
+    return Prompt(0, "", (sight.start, *[sight.image] * picture.tokens, sight.end, *text), media=(picture,))

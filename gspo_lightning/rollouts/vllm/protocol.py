@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.policy import UNSAID, Policy
 from gspo_lightning.policy.routing import Routing
 from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.rollouts.drawing import Draws
@@ -32,7 +32,9 @@ def seed_of(draws: Draws, row: Beginning) -> int:
     return int(float(uniform[0]) * 2**53)
 
 
-def request(model: str, row: Beginning, count: int, sampling: SamplingParams, seed: int | None) -> dict[str, Any]:
+def request(
+    model: str, row: Beginning, count: int, sampling: SamplingParams, seed: int | None, unsaid: Sequence[int] = ()
+) -> dict[str, Any]:
     """The body of ``POST /v1/completions`` for ``count`` responses that begin alike.
 
     Every default that a server could take from the model's own generation config is said explicitly. Greedy responses
@@ -45,6 +47,7 @@ def request(model: str, row: Beginning, count: int, sampling: SamplingParams, se
         sampling: temperature, limits and stops.
         seed: of these responses; None leaves the draws to the random numbers of the engine, which then samples all its
             requests in one call instead of one by one.
+        unsaid: tokens that no response may hold; their logits become what they are in training.
     """
     body: dict[str, Any] = {
         "model": model,
@@ -67,6 +70,8 @@ def request(model: str, row: Beginning, count: int, sampling: SamplingParams, se
         "logprobs": 0,
         "return_token_ids": True,
     }
+    if unsaid:
+        body["logit_bias"] = dict.fromkeys(unsaid, UNSAID)
     return body if seed is None else body | {"seed": seed}
 
 

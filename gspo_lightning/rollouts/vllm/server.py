@@ -30,6 +30,7 @@ from gspo_lightning.rollouts.serving.pool import Faults, Pool, Server, Weights
 from gspo_lightning.rollouts.serving.process import LocalServer
 from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.vllm.local import LocalVLLM, check_installed, check_options
+from gspo_lightning.rollouts.vllm.pictures import completed, unsaid_of
 from gspo_lightning.rollouts.vllm.probe import Probe
 from gspo_lightning.rollouts.vllm.protocol import parse, request, seed_of, to_rollouts
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
@@ -77,6 +78,8 @@ class VLLMServer(RolloutSource):
         routed_experts: whether answers say which experts of a mixture they were sampled with, for Routing Replay R3.
             Servers that run already need ``--enable-return-routed-experts``, which vLLM has on GPUs only.
     """
+
+    reads_pictures = True
 
     def __init__(
         self,
@@ -178,12 +181,14 @@ class VLLMServer(RolloutSource):
         self._synced = (weakref.ref(policy), version)
 
     def _hand_over(self, policy: Policy, version: int) -> tuple[list[Endpoint], Weights]:
+        probe = Probe(policy, self.tolerance, self.dtype)
+        self._longest = max(self._longest, probe.length) if self._longest else 0
         folder = self._folders.write(policy, self._dtype_of(policy))
         if self._pool is None:
             self._connect(self._given or [])
             self._add_local(policy)
-        weights = Weights(folder, f"{self._run}-{version}-{folder.name}")
-        pool, probe = self._checked_pool, Probe(policy, self.tolerance, self.dtype)
+        weights = Weights(folder, f"{self._run}-{version}-{folder.name}", policy.sight is not None)
+        pool = self._checked_pool
         try:
             ready = self._loop.run(pool.sync(weights))
             answers = [self._loop.run(probe.ask(server)) for server in ready]
@@ -221,6 +226,7 @@ class VLLMServer(RolloutSource):
 
         Raises:
             InfrastructureError: servers failed more often than is put up with.
+            UserError: a server reads a picture as other tokens than the trainer.
         """
         rows = [Beginning(p, 0, p.token_ids, 0, p.room(sampling.max_response_tokens)) for p in prompts]
         groups: dict[int, list[Rollout]] = {}
@@ -283,9 +289,10 @@ class VLLMServer(RolloutSource):
                 return []
             numbers = [row.sample] if samples is None else samples
             seed = seed_of(draws, row) if self.exact_seeds else None
-            body = request(server.model, row, len(numbers), sampling, seed)
+            body = request(server.model, row, len(numbers), sampling, seed, unsaid_of(policy))
             with known.named(server.client) as name:
-                reply = await server.client.complete(body, patiently=True, name=name)
+                media = row.prompt.media
+                reply = await completed(server.client, body, media, policy.sight, patiently=True, name=name)
             answers = parse(reply, body, vocabulary, routing)
             return to_rollouts(answers, row, numbers, sampling, version, policy)
 
@@ -333,14 +340,16 @@ class VLLMServer(RolloutSource):
         for number in range(self.count if self.urls is None else 0):
             private = self._private.make()
             endpoint = on_socket(private, number) if self._host is None else on_port(self._host)
-            start = functools.partial(self._start, endpoint, number, device, dtype)
+            start = functools.partial(self._start, endpoint, number, device, dtype, policy.sight is not None)
             self._checked_pool.servers.append(Server(self._client(endpoint), start))
 
-    def _start(self, endpoint: Endpoint, number: int, device: str, dtype: str, folder: Path) -> LocalServer:
+    def _start(
+        self, endpoint: Endpoint, number: int, device: str, dtype: str, pictures: bool, folder: Path
+    ) -> LocalServer:
         private = self._private.make()
         return self.local_servers.start(
             folder, endpoint, private, number=number, device=device, dtype=dtype, longest=self._longest,
-            remove=[private, *([self._folders.root] if self._folders.root is not None else [])],
+            pictures=pictures, remove=[private, *([self._folders.root] if self._folders.root is not None else [])],
         )  # fmt: skip
 
     async def _reach(self) -> None:

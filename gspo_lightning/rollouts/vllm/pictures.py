@@ -1,0 +1,173 @@
+"""Pictures in requests to vLLM: token ids with one placeholder a picture go in, and what vLLM read comes back.
+
+vLLM widens a placeholder to the tokens of its picture with an image processor of its own. Pictures are therefore sent
+as RGB at the size that the trainer's tokens stand for, so that nothing is left to scale, and without loss; and the
+prompt that vLLM has read is compared with the trainer's, token by token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.pictures import Media, Picture
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.vision.sight import Sight
+from gspo_lightning.rollouts.serving.answers import BadReplyError, shown
+from gspo_lightning.rollouts.serving.client import Client
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["NOT_SAMPLING", "check_read", "completed", "engine_prompt", "unsaid_of"]
+
+NOT_SAMPLING = ("model", "prompt", "return_token_ids")
+"""Words of a request to ``/v1/completions`` that are no sampling parameters."""
+_KEPT = 64
+"""Encoded pictures: the responses to a prompt may be asked for one by one."""
+
+
+def unsaid_of(policy: Policy) -> tuple[int, ...]:
+    """Tokens that no response of a policy may hold."""
+    return () if policy.sight is None else policy.sight.unsaid
+
+
+async def completed(
+    client: Client,
+    body: Mapping[str, Any],
+    media: Media,
+    sight: Sight | None,
+    *,
+    patiently: bool = False,
+    name: str | None = None,
+) -> Any:
+    """The reply to a request for completions, asked of the route that takes pictures where the policy reads them.
+
+    ``POST /inference/v1/generate`` is the only one that takes token ids and pictures together and says which tokens it
+    read.
+
+    Args:
+        client: of the server.
+        body: of ``POST /v1/completions``, as :func:`~gspo_lightning.rollouts.vllm.protocol.request` makes it.
+        media: the pictures of its prompt.
+        sight: of the policy; None: it reads text only.
+        patiently: see :meth:`Client.complete`.
+        name: see :meth:`Client.complete`.
+
+    Raises:
+        UserError: the server made other tokens of the pictures than the trainer did.
+        BadReplyError: the reply is not one.
+    """
+    if sight is None:
+        return await client.complete(dict(body), patiently=patiently, name=name)
+    asked = await asyncio.to_thread(_seeing, body, media, sight)  # pictures are decoded and encoded there
+    reply = await client.generate(asked, patiently=patiently, name=name)
+    if not isinstance(reply, dict) or not isinstance(reply.get("choices"), list):
+        raise BadReplyError(f"it sent no choices: {shown(reply)}")
+    check_read(client.url, reply.get("prompt_token_ids"), body["prompt"], media, sight)
+    _check_places(reply.get("mm_placeholders"), media)
+    return {"choices": [_completion(choice) for choice in reply["choices"]]}
+
+
+def engine_prompt(body: Mapping[str, Any], media: Media, sight: Sight | None) -> dict[str, Any]:
+    """The same prompt as an engine in this process takes it."""
+    if sight is None or not media:
+        return {"prompt_token_ids": body["prompt"]}
+    images = [_image(picture, sight) for picture in media]
+    return {"prompt_token_ids": _narrowed(body["prompt"], media), "multi_modal_data": {"image": images}}
+
+
+def check_read(who: str, read: Any, sent: Sequence[int], media: Media, sight: Sight) -> None:
+    """The prompt that vLLM has read is the trainer's.
+
+    Args:
+        who: read it.
+        read: its token ids, pictures widened.
+        sent: the trainer's.
+        media: the pictures of the prompt.
+        sight: of the policy.
+
+    Raises:
+        UserError: it made other tokens of the pictures.
+        BadReplyError: it does not say what it read, or read other text.
+    """
+    if not isinstance(read, list | tuple):
+        raise BadReplyError(f"it does not say which tokens it read (prompt_token_ids: {shown(read)})")
+    if list(read) == list(sent):
+        return
+    theirs, ours = sum(token == sight.image for token in read), sum(picture.tokens for picture in media)
+    if theirs == ours:
+        raise BadReplyError("it read another prompt than it was sent")
+    pixels = [picture.tokens * sight.token_pixels**2 for picture in media]
+    size = sight.processor.size
+    low, high = min([*pixels, int(size["shortest_edge"])]), max([*pixels, int(size["longest_edge"])])
+    raise UserError(
+        "data.rollouts",
+        f"{who} made {theirs} tokens of the pictures of a prompt, the trainer {ours}: its image processor has other "
+        "limits",
+        fix=f'start it with --mm-processor-kwargs \'{{"min_pixels": {low}, "max_pixels": {high}}}\' (in '
+        "data.rollouts.options: mm_processor_kwargs), or change data.pictures.max_pixels",
+    )
+
+
+def _seeing(body: Mapping[str, Any], media: Media, sight: Sight) -> dict[str, Any]:
+    """The body of ``POST /inference/v1/generate`` that asks for the same."""
+    parts = [{"type": "image_url", "url": _address(picture, sight)} for picture in media]
+    return {
+        "model": body["model"],
+        "token_ids": _narrowed(body["prompt"], media),
+        "sampling_params": {name: value for name, value in body.items() if name not in NOT_SAMPLING},
+        "return_token_ids": True,
+        **({"content_parts": parts} if parts else {}),
+    }
+
+
+def _narrowed(ids: Sequence[int], media: Media) -> list[int]:
+    """Token ids in which every picture is one placeholder."""
+    found: list[int] = []
+    end = 0
+    for picture in media:
+        found += ids[end : picture.start + 1]
+        end = picture.start + picture.tokens
+    return [*found, *ids[end:]]
+
+
+@lru_cache(maxsize=8)
+def _image(picture: Picture, sight: Sight) -> Image:
+    """Of one prompt after another: a picture is decoded once for its responses."""
+    return sight.scaled(picture)
+
+
+@lru_cache(maxsize=_KEPT)
+def _address(picture: Picture, sight: Sight) -> str:
+    """As a data address, without loss."""
+    with io.BytesIO() as file:
+        sight.scaled(picture).save(file, "PNG", compress_level=1)
+        return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def _check_places(places: Any, media: Media) -> None:
+    """Pictures side by side have the same tokens however they are divided; vLLM says where each of them is.
+
+    Raises:
+        BadReplyError: they are elsewhere.
+    """
+    found = places.get("image", []) if isinstance(places, dict) else []
+    if found != [{"offset": picture.start, "length": picture.tokens} for picture in media]:
+        raise BadReplyError(f"it has pictures elsewhere than the trainer (mm_placeholders: {shown(places)})")
+
+
+def _completion(choice: Any) -> Any:
+    """A response in the form of ``/v1/completions``; what is not one is left for the checks of those."""
+    found = choice.get("logprobs") if isinstance(choice, dict) else None
+    content = found.get("content") if isinstance(found, dict) else None
+    if not isinstance(content, list) or not all(isinstance(token, dict) for token in content):
+        return choice
+    if [token.get("token_id") for token in content] != choice.get("token_ids"):
+        raise BadReplyError("its log-probabilities are those of other tokens")
+    return {**choice, "logprobs": {"token_logprobs": [token.get("logprob") for token in content]}}
