@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from gspo_lightning.rollouts.serving.answers import BadReplyError
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.process import LocalServer
 
-__all__ = ["Faults", "Pool", "Server", "Weights"]
+__all__ = ["Deliver", "Faults", "Pool", "Server", "Weights", "deliver_files"]
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,26 @@ class Weights:
     """What every server must have before it is asked."""
 
     folder: Path
+    """A model in transformers format, from which a server of our own starts."""
     tag: str
+    base: str = ""
+    """Tag of the weights that ``adapter`` belongs to; '' where whole weights are sent."""
+    adapter: Path | None = None
+    """Adapters in PEFT format; None: whole weights are sent."""
+
+    @property
+    def model(self) -> str:
+        """The name by which servers are asked for these adapters; '' asks for the model that they serve."""
+        return "" if self.adapter is None else self.tag
+
+
+Deliver = Callable[["Server", Weights], Awaitable[None]]
+"""Gives a server that answers, but lacks them, its weights."""
+
+
+async def deliver_files(server: Server, weights: Weights) -> None:
+    """Have a server read its weights from a folder that it sees under the same path."""
+    await server.client.load(str(weights.folder), weights.tag)
 
 
 @dataclass(eq=False)
@@ -55,7 +74,10 @@ class Server:
     start: Callable[[Path], LocalServer] | None = None
     """Starts it with the model of a folder, for a server of our own."""
     process: LocalServer | None = None
+    base: str = ""
+    """The name of the model that it serves."""
     model: str = ""
+    """The name by which it is asked: of that model, or of the adapters."""
     ready: bool = False
     """It answered last time, and it has the weights."""
     calls: set[asyncio.Future[Any]] = field(default_factory=set)
@@ -79,10 +101,11 @@ class Pool:
     Args:
         servers: one or more.
         faults: how much is put up with.
+        deliver: gives a server its weights.
     """
 
-    def __init__(self, servers: Sequence[Server], faults: Faults) -> None:
-        self.servers, self.faults = list(servers), faults
+    def __init__(self, servers: Sequence[Server], faults: Faults, deliver: Deliver = deliver_files) -> None:
+        self.servers, self.faults, self.deliver = list(servers), faults, deliver
         self.weights: Weights | None = None
 
     async def sync(self, weights: Weights) -> list[Server]:
@@ -98,7 +121,7 @@ class Pool:
         results = await asyncio.gather(*(self._bring_up(s) for s in self.servers), return_exceptions=True)
         for server, result in zip(self.servers, results, strict=True):
             if isinstance(result, UnsupportedError):
-                raise UnsupportedError(f"{server.client.url}: {result}")
+                raise type(result)(f"{server.client.url}: {result}")
             if isinstance(result, BaseException) and not isinstance(result, Refusal):
                 raise result
         if not any(s.ready for s in self.servers):
@@ -205,10 +228,11 @@ class Pool:
                 await self._run(server, weights)
             elif not await server.client.healthy():
                 raise ServerError("it does not answer a health check")
-            if not server.model:
-                server.model = await server.client.model()
+            if not server.base:
+                server.base = await server.client.model()
+            server.model = weights.model or server.base
             if not await _has(server, weights):
-                await server.client.load(str(weights.folder), weights.tag)
+                await self.deliver(server, weights)
                 if not await _has(server, weights):
                     raise ServerError("it does not have the weights that it was given")
             server.ready = True

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 
 from gspo_lightning.errors import InfrastructureError
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.answers import Answer
-from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
+from gspo_lightning.rollouts.serving.weights import in_checkpoint_format, save_without_weights
 from gspo_lightning.rollouts.vllm.random_state import RandomState
+from gspo_lightning.rollouts.vllm.surroundings import undisturbed
 
 __all__ = ["InProcessEngine", "Piece"]
 
@@ -59,13 +57,10 @@ class InProcessEngine:
     def __init__(self, policy: Policy, arguments: Mapping[str, Any]) -> None:
         os.environ |= {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
         self._folder = tempfile.mkdtemp(prefix="gspo-vllm-")
-        config = copy.deepcopy(policy.model.config)
-        config.architectures = [type(policy.model).__name__]  # what a model writes that is saved whole
-        config.save_pretrained(self._folder)
-        policy.tokenizer.save_pretrained(self._folder)
+        save_without_weights(policy, self._folder)
         self._owns_group = not torch.distributed.is_initialized()
         try:
-            with _undisturbed():
+            with undisturbed():
                 import vllm
 
                 self._vllm = vllm
@@ -157,25 +152,3 @@ def _sampled(logprobs: Any, tokens: Sequence[int]) -> list[float]:
     if [logprobs.token_ids[i] for i in logprobs.start_indices] != list(tokens):
         raise InfrastructureError("vLLM gave log-probabilities of other tokens than it sampled")
     return [logprobs.logprobs[i] for i in logprobs.start_indices]
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """What an engine does to everybody when it starts, undone.
-
-    It seeds all random numbers, takes ``torch.set_num_threads`` away, and sets variables that child processes (reward
-    workers) would inherit, ``LD_PRELOAD`` among them; those of its own name stay.
-    """
-    set_threads, threads = torch.set_num_threads, torch.get_num_threads()
-    environment = dict(os.environ)
-    with isolate_rng():
-        try:
-            yield
-        finally:
-            torch.set_num_threads = set_threads
-            torch.set_num_threads(threads)
-            for name in [n for n in os.environ if not n.startswith("VLLM_")]:
-                if name not in environment:
-                    del os.environ[name]
-                elif os.environ[name] != environment[name]:
-                    os.environ[name] = environment[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -21,8 +22,16 @@ from gspo_lightning.rollouts.vllm.inside.gspo_require_key import KEY, RequireKey
 from gspo_lightning.rollouts.vllm.probe import LENGTH
 
 __all__ = [
-    "CPU_DEFAULTS", "CPU_ENVIRONMENT", "DEFAULTS", "ENVIRONMENT", "LocalVLLM", "check_installed", "check_options",
-    "command", "guarded",
+    "CPU_DEFAULTS",
+    "CPU_ENVIRONMENT",
+    "DEFAULTS",
+    "ENVIRONMENT",
+    "Defaults",
+    "LocalVLLM",
+    "check_installed",
+    "check_options",
+    "command",
+    "guarded",
 ]  # fmt: skip
 
 DEFAULTS: dict[str, Any] = {
@@ -40,6 +49,8 @@ ENVIRONMENT = {
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 GUARD = f"{RequireKey.__module__.rpartition('.')[2]}.{RequireKey.__name__}"
 """The middleware, by its name in the server's process."""
+Defaults = tuple[Mapping[str, Any], Mapping[str, str]]
+"""Options and environment variables of a server, where the user has set no others."""
 TAKEN = ("host", "port", "uds", "api_key")
 """Options of vLLM that say where it listens and who is let in: decided here."""
 
@@ -64,6 +75,7 @@ class LocalVLLM:
         device: str,
         dtype: str,
         longest: int = 0,
+        also: Defaults = ({}, {}),
         remove: Sequence[Path] = (),
     ) -> LocalServer:
         """Start one; it does not answer yet.
@@ -76,10 +88,11 @@ class LocalVLLM:
             device: ``cpu`` or ``cuda``, the trainer's.
             dtype: of its weights, where no option says another one.
             longest: tokens of a prompt and its response, at most; 0: as long as the model allows.
+            also: what it needs for the way by which weights reach it.
             remove: see :class:`LocalServer`.
         """
-        options = {**DEFAULTS, "dtype": self.dtype or dtype, "seed": number}
-        environment = dict(ENVIRONMENT)
+        options = {**DEFAULTS, "dtype": self.dtype or dtype, "seed": number, **also[0]}
+        environment = {**ENVIRONMENT, **also[1]}
         if device == "cpu":
             options |= CPU_DEFAULTS
             environment |= CPU_ENVIRONMENT
@@ -102,7 +115,8 @@ def command(python: str, model: str | Path, url: str, options: Mapping[str, Any]
         line += ["--host", str(parts.hostname), "--port", str(parts.port)]
     for name, value in options.items():
         if value is not False and value is not None:
-            line += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+            text = json.dumps(value) if isinstance(value, dict | list) else str(value)
+            line += [f"--{name.replace('_', '-')}"] + ([] if value is True else [text])
     return [*line, "--middleware", GUARD]  # the last one is asked first
 
 
