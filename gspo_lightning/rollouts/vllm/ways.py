@@ -14,6 +14,7 @@ import torch
 
 from gspo_lightning.addresses import UNIX, is_loopback
 from gspo_lightning.errors import UserError
+from gspo_lightning.rollouts.vllm.local import parallelism
 
 __all__ = ["Circumstances", "Way", "WayOrAuto", "choose", "devices", "is_near", "options_for"]
 
@@ -97,16 +98,9 @@ def devices(
         return "", [[]] * count
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     visible = _listed(listed) if listed else [str(i) for i in range(torch.cuda.device_count())]
-    size = 1
-    for name, value in options.items():
-        if name.strip("-").replace("-", "_") in _PARALLEL:
-            size *= int(value)
-    index = device.index or 0
+    size, index = parallelism(options), device.index or 0
     own = visible[index] if index < len(visible) else ""
     return own, [(_listed(gpus[i]) if gpus is not None else visible)[:size] for i in range(count)]
-
-
-_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
 def _obstacle(way: Way, found: Circumstances, asked: WayOrAuto) -> tuple[str, str] | None:
