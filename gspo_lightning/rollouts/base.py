@@ -201,7 +201,10 @@ class RolloutSource(ABC):
         """
 
     def measured(self) -> dict[str, float]:
-        """What it has measured since the last call, under tags of docs/metrics.md; the same tags on every rank."""
+        """What it has measured since the last call, under tags of docs/metrics.md; the same tags on every rank.
+
+        The smallest of the ranks' values is logged.
+        """
         return {}
 
     def close(self) -> None:  # noqa: B027

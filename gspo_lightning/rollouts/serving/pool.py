@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.rollouts.serving.answers import BadReplyError
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
+from gspo_lightning.rollouts.serving.occupancy import Occupancy
 from gspo_lightning.rollouts.serving.process import LocalServer
 
 __all__ = ["Deliver", "Faults", "Pool", "Server", "Weights", "deliver_files"]
@@ -87,6 +88,7 @@ class Server:
     progress: float | None = None
     """Its tokens at that time."""
     ailment: str = ""
+    occupancy: Occupancy = field(default_factory=Occupancy)
 
     def lost(self, why: str) -> None:
         """Not to be asked again before it is looked at; whoever waits for it is told."""
@@ -181,6 +183,26 @@ class Pool:
                 server.ready = False
                 raise InfrastructureError(f"{server.client.url} lost its weights in the middle of a rollout")
 
+    async def reach(self) -> None:
+        """See that a server answers.
+
+        Raises:
+            UserError: not one does.
+        """
+        reasons = await asyncio.gather(*(server.client.ailment() for server in self.servers))
+        if all(reasons):
+            found = "; ".join(f"{s.client.url}: {why}" for s, why in zip(self.servers, reasons, strict=True))
+            raise UserError(
+                "data.rollouts.urls",
+                f"nothing answers a health check at {found}",
+                fix="start the servers first, or leave urls out: one is started here",
+            )
+
+    def idle_share(self) -> float:
+        """Mean over servers of the share of the time since the last call in which they had no request."""
+        shares = [server.occupancy.idle_share() for server in self.servers]
+        return sum(shares) / len(shares)
+
     async def close(self) -> None:
         """Close connections and end the servers that were started here."""
         for server in self.servers:
@@ -205,6 +227,7 @@ class Pool:
         if not server.calls:
             server.heard = time.monotonic()
         server.calls.add(future)
+        server.occupancy.begin()
         try:
             result = await future
             server.heard = time.monotonic()
@@ -216,6 +239,7 @@ class Pool:
             raise
         finally:
             server.calls.discard(future)
+            server.occupancy.end()
 
     async def _bring_up(self, server: Server) -> None:
         """It runs, answers, and has the weights."""

@@ -146,7 +146,7 @@ class VLLMServer(RolloutSource):
             check_installed(self.local_servers.python)
         elif self._pool is None:
             self._connect(self._given or [], self.hand_over.deliver)
-            self._loop.run(self._reach())
+            self._loop.run(self._checked_pool.reach())
 
     def close(self) -> None:
         """End servers that were started here, and forget the weights."""
@@ -216,6 +216,10 @@ class VLLMServer(RolloutSource):
     def _dtype_of(self, policy: Policy) -> torch.dtype:
         """Of the files, and of the weights on servers that are ours."""
         return compute_dtype(policy) if self.dtype in (None, "auto") else getattr(torch, str(self.dtype))
+
+    def measured(self) -> dict[str, float]:
+        """How much of the time servers waited for this rank: the smallest over ranks bounds their idle time."""
+        return {"throughput/server_idle_share": self._checked_pool.idle_share()}
 
     # sampling ----------------------------------------------------------------------------------------------------
 
@@ -369,17 +373,6 @@ class VLLMServer(RolloutSource):
             folder, endpoint, private, number=number, device=device, dtype=dtype, longest=self._longest, also=also,
             remove=[private, *([root] if root is not None else [])],
         )  # fmt: skip
-
-    async def _reach(self) -> None:
-        pool = self._checked_pool
-        reasons = await asyncio.gather(*(s.client.ailment() for s in pool.servers))
-        if all(reasons):
-            found = "; ".join(f"{s.client.url}: {why}" for s, why in zip(pool.servers, reasons, strict=True))
-            raise UserError(
-                "data.rollouts.urls",
-                f"nothing answers a health check at {found}",
-                fix="start the servers first, or leave urls out: one is started here",
-            )
 
     @property
     def _checked_pool(self) -> Pool:
