@@ -75,12 +75,15 @@ class InProcessEngine:
         if self._lora:
             own["max_lora_rank"] = lora_rank(policy)
         if self._spread:
-            own["distributed_executor_backend"] = "mp"
+            own |= {"distributed_executor_backend": "mp", "load_format": "auto"}  # files cannot replace dummies
         elif rank_and_world()[1] > 1:
             own["distributed_executor_backend"] = "external_launcher"
         os.environ |= {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
         self._folder = tempfile.mkdtemp(prefix="gspo-vllm-")
-        save_without_weights(policy, self._folder)
+        if self._spread:
+            policy.save_pretrained(self._folder, compute_dtype(policy), adapters=not self._lora)
+        else:
+            save_without_weights(policy, self._folder)
         self._owns_group = not torch.distributed.is_initialized()
         try:
             with undisturbed():

@@ -144,6 +144,7 @@ def test_workers_in_processes_of_their_own_read_weights_from_files(calls: Calls,
     engine = InProcessEngine(policy, {"tensor_parallel_size": 2})
     engine.load(policy)
     assert calls[0][1]["distributed_executor_backend"] == "mp"
+    assert calls[0][1]["load_format"] == "auto"
     assert calls[1][:2] == ("reload_weights", "weights_path")
     assert {name: tuple(value.shape) for name, value in calls[1][-1].items()} == {
         name: tuple(value.shape) for name, value in policy.model.state_dict().items()
