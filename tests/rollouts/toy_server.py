@@ -220,7 +220,7 @@ class ToyServer:
                     status, content = 401, {"error": "Unauthorized"}
                 else:
                     status, content = toy.answer(self.path, body)
-                    if self.path == "/v1/completions":
+                    if self.path == "/v1/completions" and status == 200:
                         toy._paced(content["choices"], self.headers.get("X-Request-Id", ""))
                 if toy.fault is not None:
                     status, content = toy.fault(self.path, body, (status, content))

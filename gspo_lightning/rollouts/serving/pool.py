@@ -51,6 +51,8 @@ class Weights:
     """Tag of the weights that ``adapter`` belongs to; '' where whole weights are sent."""
     adapter: Path | None = None
     """Adapters in PEFT format; None: whole weights are sent."""
+    in_files: bool = True
+    """Whether ``folder`` holds the weights themselves, so that any rank can have a server read them."""
 
     @property
     def model(self) -> str:

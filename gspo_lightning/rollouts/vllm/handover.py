@@ -71,12 +71,17 @@ class HandOver:
         self._count += 1
         tag = f"{self.run}-{version}-{self._count}"
         if not (self.adapters and has_adapters(policy.model)):
-            return Weights(self._folder(policy, adapters=True), tag)
+            return Weights(self._folder(policy, adapters=True), tag, in_files=self._in_files)
         norm = frozen_norm(policy)
         if self._base is None or not math.isclose(self._base[0], norm, rel_tol=1e-6):
             self._base = norm, self._folder(policy, adapters=False), f"{self.run}-base{self._count}"
         _, folder, base = self._base
-        return Weights(folder, f"{base}-{version}-{self._count}", base, self.folders.write_adapters(policy, dtype))
+        adapters = self.folders.write_adapters(policy, dtype)
+        return Weights(folder, f"{base}-{version}-{self._count}", base, adapters, self._in_files)
+
+    @property
+    def _in_files(self) -> bool:
+        return self.way in (None, "files")
 
     def merged(self, policy: Policy, dtype: torch.dtype, version: int, why: str) -> Weights:
         """:meth:`prepare` once a server has refused adapters: from now on they are merged into whole weights."""
@@ -108,7 +113,7 @@ class HandOver:
         self.way = self._base = self._sender = self._policy = None
 
     def _folder(self, policy: Policy, *, adapters: bool) -> Path:
-        if self.way in (None, "files"):
+        if self._in_files:
             return self.folders.write(policy, self._dtype, adapters=adapters)
         return self.folders.write_without_weights(policy)
 
@@ -151,8 +156,8 @@ async def deliver_elsewhere(server: Server, weights: Weights) -> None:
     Raises:
         ServerError: there are none; the first rank sends them.
     """
-    if not any(weights.folder.glob("*.safetensors")):
-        raise ServerError("it has not the weights, which the first rank sends before the next rollout")
+    if not weights.in_files:
+        raise ServerError("it does not have the weights, and only the first rank can send them")
     if weights.adapter is None:
         await deliver_files(server, weights)
         return

@@ -219,7 +219,7 @@ class VLLMServer(RolloutSource):
 
     def measured(self) -> dict[str, float]:
         """How much of the time servers waited for this rank: the smallest over ranks bounds their idle time."""
-        return {"throughput/server_idle_share": self._checked_pool.idle_share()}
+        return {"throughput/server_idle_share": 1.0 if self._pool is None else self._pool.idle_share()}
 
     # sampling ----------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from peft import PeftModel
 
-from gspo_lightning.errors import InfrastructureError
 from gspo_lightning.policy.lora import LoRA, add_adapters, save_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.randomness import Purpose
@@ -87,10 +86,9 @@ def test_a_server_that_forgot_gets_the_frozen_weights_again(
         source.sync_weights(adapted, 0)
         toy.tag, toy.adapters = "default", {}
         toy._policy = None
-        with pytest.raises(InfrastructureError, match="failed 2 times"):
-            gap(source, adapted, prompts, 0)  # requests for adapters that it does not have are refused
-        assert gap(source, adapted, prompts, 0) < 1e-4
+        assert gap(source, adapted, prompts, 0) < 1e-4  # refused first, then brought up again
         assert toy.loads == 2
+        assert len(toy.adapters) == 1
         source.sync_weights(adapted, 1)
         assert toy.loads == 2
 
