@@ -121,8 +121,7 @@ class VLLMEngine(RolloutSource):
 
     def rest(self) -> None:
         """Put the engine to sleep; the next :meth:`sync_weights` wakes it up."""
-        if self._engine is not None:
-            self._engine.sleep()
+        if self._engine is not None and self._engine.sleep():
             self._synced = None
 
     def _hand_over(self, policy: Policy) -> None:

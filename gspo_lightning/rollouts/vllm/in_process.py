@@ -107,8 +107,8 @@ class InProcessEngine:
         del self._llm
         self._clean_up()
 
-    def sleep(self) -> None:
-        """Give its memory back until :meth:`load`; nothing where it was not started with ``enable_sleep_mode``.
+    def sleep(self) -> bool:
+        """Give its memory back until :meth:`load`; False where it was not started with ``enable_sleep_mode``.
 
         Weights are discarded (level 2), because they will be copied again; those that adapters belong to will not, and
         go to main memory (level 1).
@@ -116,6 +116,7 @@ class InProcessEngine:
         if self._sleeps and not self._asleep:
             self._llm.sleep(level=1 if self._lora else 2)
             self._asleep = True
+        return self._asleep
 
     @torch.no_grad()
     def load(self, policy: Policy) -> None:

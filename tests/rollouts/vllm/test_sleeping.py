@@ -115,6 +115,18 @@ def test_the_same_weights_are_copied_again_after_a_rest(
     ]  # fmt: skip
 
 
+def test_an_engine_that_stays_awake_keeps_its_weights(
+    calls: Calls, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VLLMEngine, "_hand_over", lambda self, given: self._engine.load(given))
+    with closing(VLLMEngine()) as source:
+        source._engine = InProcessEngine(policy, {})
+        source.sync_weights(policy, 3)
+        source.rest()
+        source.sync_weights(policy, 3)
+    assert names(calls) == ["start", "reload_weights", "reset", "end"]
+
+
 def test_adapters_go_alone_and_the_frozen_weights_stay(calls: Calls, policy: Policy) -> None:
     frozen = {name: value.clone() for name, value in policy.model.state_dict().items()}
     add_adapters(policy.model, LoRA(r=9), seed=0)
