@@ -32,7 +32,7 @@ help:
 	@echo "make sandbox               bubblewrap, which model-written programs run in, and g++ for those in C++ (docs/sandbox.md)"
 	@echo "make bench-install         TRL, for make bench and make test-trl"
 	@echo "make bench                 speed and memory beside TRL, on one CPU thread: under 10 minutes (benchmarks/README.md)"
-	@echo "make gpu-check             the same questions on a CUDA device, in 8 minutes"
+	@echo "make gpu-check             the same questions on a CUDA device, in 10 minutes"
 	@echo "make device-check          kernels, casts, syncs and bytes that a device would see, counted on a CPU in a minute"
 	@echo "make check                 ruff, mypy --strict, doctests, pre-commit's configuration"
 	@echo "make format                let ruff format and fix"

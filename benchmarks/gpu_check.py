@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gpu_check``: is this package right, fast and small on a CUDA device? Eight minutes, one JSON.
+"""``python -m benchmarks.gpu_check``: is this package right, fast and small on a CUDA device? Ten minutes, one JSON.
 
 Each part runs in a process of its own, so that none inherits the compiled kernels or the memory of another; attention
 that goes without a compiled kernel fails its part.
@@ -41,11 +41,12 @@ from benchmarks.gpu_parts import (
     measure_memory,
     measure_step,
 )
+from benchmarks.gpu_vllm import check_engine, check_ways
 
 __all__ = ["main"]
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["benchmarks.gpu_parts"])
+PROCESSES.set_forkserver_preload(["benchmarks.gpu_vllm"])
 OPTIONAL = ("trl", "vllm", "liger_kernel", "flash_attn", "kernels", "bitsandbytes", "triton", "accelerate", "datasets")
 
 
@@ -119,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run every part and write the JSON; 1 if a part failed or parity does not hold."""
     parser = argparse.ArgumentParser("python -m benchmarks.gpu_check", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("gpu_check.json"), help="where the JSON goes")
-    parser.add_argument("--budget", type=float, default=460.0, help="seconds; a part that would not fit is skipped")
+    parser.add_argument("--budget", type=float, default=600.0, help="seconds; a part that would not fit is skipped")
     parser.add_argument("--toy", action="store_true", help="toy sizes on the CPU, also where CUDA is available")
     given = parser.parse_args(argv)
     bench = Bench.on(cuda=torch.cuda.is_available() and not given.toy)
@@ -138,6 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         run.part(f"step_{model}_{workload}", step, 0 if bench.toy else seconds)
     steps = {name: part for name, part in run.parts.items() if name.startswith("step_")}
     run.part("plan", functools.partial(compare_plan, bench, steps), 0 if bench.toy else 60)
+    run.part("vllm_engine", functools.partial(check_engine, bench), 0 if bench.toy else 60)
+    run.part("vllm_weights", functools.partial(check_ways, bench), 0 if bench.toy else 120)
     agrees = bool(run.parts["parity"].get("ok", False))
     outcome = {"ok": agrees and not run.failed, "failed": run.failed, "seconds": time.monotonic() - run.start}
     result = outcome | run.parts

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
 from gspo_lightning.advantages.gae import GAE
 from gspo_lightning.advantages.per_token import assign_token_advantages
 from gspo_lightning.advantages.shaping import assign_advantages, is_dead, mask_truncated
 from gspo_lightning.critic.value_model import Rows
-from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
+from gspo_lightning.distributed import all_gather_objects, fail_together, gather_rows, rank_and_world
 from gspo_lightning.experience.collect import Experience, collect, measure_rewards
 from gspo_lightning.experience.learner import Learner
 from gspo_lightning.experience.resample import resample
@@ -105,6 +107,8 @@ class Iteration:
             first = [r for g in groups for r in g]
             fresh, more = self._resample(number, groups, sampler)
             self._record(number, first + fresh)
+            if self.prefetcher is None:
+                source.rest()
         metrics = measure_rewards(groups, number, learner.device) | _added(seconds, more) | self._staleness(groups)
         rows = self._cut(number, groups)
         batches = batches_of(
@@ -116,7 +120,7 @@ class Iteration:
             batches = self._old_logprobs(number, batches)
             batches = self._frozen_logprobs(batches)
             metrics |= self._advantages(groups, batches, rows)
-        metrics |= self._by_source(groups)
+        metrics |= self._by_source(groups) | self._of_rollouts()
         batches = with_advantages(batches, rows)
         experience = collect(groups, batches, metrics, device=learner.device, distributions=self.distributions)
         self._observe(number, first + fresh)  # the last thing: an iteration that fails before was never observed
@@ -182,6 +186,14 @@ class Iteration:
     def _by_source(self, groups: Groups) -> dict[str, float]:
         names, shaping = self.prompts.sources, self.settings.shaping
         return measure_sources(groups, names, lambda g: is_dead(g, shaping), self.learner.device) if names else {}
+
+    def _of_rollouts(self) -> dict[str, float]:
+        """What the rollout source has measured itself, the smallest of the ranks' values."""
+        found = self.respond.source.measured()
+        if not found:
+            return {}
+        values = torch.tensor(list(found.values()), dtype=torch.float64, device=self.learner.device)
+        return dict(zip(found, gather_rows(values).amin(0).tolist(), strict=True))
 
     def _observe(self, number: int, sampled: Sequence[Rollout]) -> None:
         """Report the results of all sampled groups to the prompt order, those of other ranks and dead ones included."""

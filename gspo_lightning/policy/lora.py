@@ -7,12 +7,15 @@ model with its adapters off, and an export has them merged into the weights.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from gspo_lightning.errors import UserError
@@ -24,8 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = [
-    "BASE_NORM", "LoRA", "adapters_off", "add_adapters", "check_base", "check_names", "frozen_norm", "has_adapters",
-    "merge_adapters", "only_adapters",
+    "BASE_NORM", "LoRA", "adapter_rank", "adapters_off", "add_adapters", "check_base", "check_names", "frozen_norm",
+    "has_adapters", "merge_adapters", "only_adapters", "remove_adapters", "save_adapters",
 ]  # fmt: skip
 
 
@@ -125,8 +128,57 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 def merge_adapters(model: nn.Module) -> None:
     """Add the adapters to the weights and take them out: an ordinary transformers model again, nothing in 4 bits."""
     dequantise(model)
-    for name, layer in list(_adapted(model)):
+    for _, layer in _adapted(model):
         layer.merge()
+    _unwrap(model)
+
+
+@torch.no_grad()
+def remove_adapters(model: nn.Module) -> None:
+    """Take the adapters out and forget them: the model that they were put into, nothing in 4 bits."""
+    dequantise(model)
+    _unwrap(model)
+
+
+def adapter_rank(model: nn.Module) -> int:
+    """The largest r of the adapters of a model."""
+    return max(max(layer.r.values()) for _, layer in _adapted(model))
+
+
+@torch.no_grad()
+def save_adapters(model: nn.Module, folder: Path, dtype: torch.dtype | None = None) -> int:
+    """The adapters alone, in PEFT's format; returns the bytes of their weights.
+
+    Args:
+        model: has adapters.
+        folder: is made.
+        dtype: of the weights in the file; None keeps their own.
+    """
+    weights: dict[str, torch.Tensor] = {}
+    for name, layer in _adapted(model):
+        for part, factors in (("lora_A", layer.lora_A), ("lora_B", layer.lora_B)):
+            (factor,) = factors.values()
+            weights[f"base_model.model.{name}.{part}.weight"] = factor.weight.detach().to("cpu", dtype).contiguous()
+    layers = dict(_adapted(model))
+    _, first = next(iter(layers.items()))
+    ((key, rank),) = first.r.items()
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": rank,
+        "lora_alpha": first.lora_alpha[key],
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(layers),
+    }
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=1))
+    save_file(weights, folder / "adapter_model.safetensors")
+    return sum(weight.numel() * weight.element_size() for weight in weights.values())
+
+
+def _unwrap(model: nn.Module) -> None:
+    for name, layer in list(_adapted(model)):
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, layer.get_base_layer())
 

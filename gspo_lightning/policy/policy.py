@@ -19,7 +19,7 @@ from gspo_lightning.pictures import Media
 from gspo_lightning.policy.attention import PackedLayout, attention_plan, with_plan
 from gspo_lightning.policy.freezing import trains_vision
 from gspo_lightning.policy.logprobs import token_logprobs
-from gspo_lightning.policy.lora import has_adapters, merge_adapters
+from gspo_lightning.policy.lora import has_adapters, merge_adapters, remove_adapters
 from gspo_lightning.policy.routing import Routing, TokenPlaces, gather_routes, routed
 from gspo_lightning.policy.silence import Silenced, hold, silence
 from gspo_lightning.policy.states import Distribution, States, vocabulary_kl
@@ -277,7 +277,15 @@ class Policy(nn.Module):
         merge_adapters(model)
         return model
 
-    def save_pretrained(self, folder: str | Path, dtype: torch.dtype | None = None) -> None:
+    def base_model(self) -> PreTrainedModel:
+        """The model; where it has adapters, a copy without them."""
+        if not has_adapters(self.model):
+            return self.model
+        model = copy.deepcopy(self.model)
+        remove_adapters(model)
+        return model
+
+    def save_pretrained(self, folder: str | Path, dtype: torch.dtype | None = None, *, adapters: bool = True) -> None:
         """Model, tokenizer and generation config in transformers format; adapters are merged into the weights.
 
         Whichever rank is asked writes: transformers, left alone, writes nothing on others than the first, silently.
@@ -285,8 +293,9 @@ class Policy(nn.Module):
         Args:
             folder: is made.
             dtype: of floating-point weights in the files; None keeps each one's own.
+            adapters: False leaves them out.
         """
-        model = self.merged_model()
+        model = self.merged_model() if adapters else self.base_model()
         model.should_save_on_this_rank = lambda wanted: wanted
         options: dict[str, Any] = {}
         if dtype not in (None, model.dtype):

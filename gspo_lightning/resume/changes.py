@@ -32,6 +32,8 @@ ADDED: Mapping[str, Any] = {
     "model.objective.init_args.positive_nll_coef": 0.0,
     "data.pictures.bad": "stop",
     "data.pictures.urls": False,
+    "data.rollouts.init_args.transfer": "auto",
+    "data.rollouts.init_args.source.init_args.transfer": "auto",
 }
 """Settings that older checkpoints do not have -> the value that means what was done without them."""
 

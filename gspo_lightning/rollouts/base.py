@@ -69,6 +69,12 @@ class Generator(Protocol):
     def sync_weights(self, policy: Policy, version: int) -> None:
         """See :meth:`RolloutSource.sync_weights`."""
 
+    def rest(self) -> None:
+        """See :meth:`RolloutSource.rest`."""
+
+    def measured(self) -> dict[str, float]:
+        """See :meth:`RolloutSource.measured`."""
+
 
 class RolloutSource(ABC):
     """Turns prompts into groups of responses, token ids in, token ids out.
@@ -191,6 +197,19 @@ class RolloutSource(ABC):
             policy: the weights, gathered on this rank if :attr:`weights_on` says so.
             version: the ``version`` of the calls that follow.
         """
+
+    def rest(self) -> None:  # noqa: B027 (in-process sources hold nothing of their own)
+        """Give back memory that training needs: nothing is sampled before the next :meth:`sync_weights`.
+
+        Not called where sampling and training overlap.
+        """
+
+    def measured(self) -> dict[str, float]:
+        """What it has measured since the last call, under tags of docs/metrics.md; the same tags on every rank.
+
+        The smallest of the ranks' values is logged.
+        """
+        return {}
 
     def close(self) -> None:  # noqa: B027
         """Release servers and processes."""

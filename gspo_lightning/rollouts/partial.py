@@ -158,6 +158,14 @@ class PartialRollouts:
         """As the source's."""
         self.source.sync_weights(policy, version)
 
+    def rest(self) -> None:
+        """As the source's."""
+        self.source.rest()
+
+    def measured(self) -> dict[str, float]:
+        """As the source's."""
+        return self.source.measured()
+
     @property
     def open_responses(self) -> int:
         """Responses that were cut and will go on."""

@@ -53,6 +53,14 @@ class RetryingSource:
         """
         self._ask(lambda: self.source.sync_weights(policy, version))
 
+    def rest(self) -> None:
+        """As the source's."""
+        self.source.rest()
+
+    def measured(self) -> dict[str, float]:
+        """As the source's."""
+        return self.source.measured()
+
     def generate(self, policy: Policy, prompts: Sequence[Prompt], **options: Any) -> list[list[Rollout]]:
         """As the source's.
 

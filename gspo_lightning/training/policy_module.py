@@ -170,6 +170,8 @@ class PolicyModule(LightningModule):
     def on_validation_epoch_end(self, to_callbacks: bool = True) -> None:
         """Log under the number of updates so far; the evaluation before the first update is step 0."""
         found = self.evaluator.finish(self.global_step, self._measure_suites())
+        if self.data.iteration is None or self.data.iteration.prefetcher is None:
+            self.data.rollouts.for_evaluation().rest()
         if self.trainer.state.fn == "fit":
             for logger in self.loggers:
                 logger.log_metrics(found, step=self.global_step)

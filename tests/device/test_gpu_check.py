@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import warnings
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu_check import PROCESSES, _answer, apart
+from benchmarks.gpu_parts import Bench
+from benchmarks.gpu_vllm import check_engine, check_ways
 
 
 def process() -> dict[str, int]:
@@ -50,3 +53,9 @@ def test_each_part_has_a_process_of_its_own_and_cannot_end_the_others() -> None:
     assert len({first["pid"], second["pid"], os.getpid()}) == 3
     assert apart(fails)["error"] == "ValueError('no such kernel')"
     assert apart(dies)["error"] == "its process ended with exit code 7"
+
+
+def test_parts_about_vllm_say_that_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for part in (check_engine, check_ways):
+        assert part(Bench.on(cuda=False)) == {"skipped": "vllm is not installed"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import copy
 import dataclasses
 import hashlib
 import io
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from socketserver import TCPServer
 from typing import Any
 
@@ -71,6 +73,12 @@ class ToyServer:
     """Of its image processor; None: as the model's."""
     forgotten: int = 0
     """How often it was told to forget features of pictures."""
+    lora: bool = False
+    """Whether it takes adapters."""
+    adapters: dict[str, Policy] = field(default_factory=dict)
+    """By the name under which they are asked for."""
+    received: list[int] = field(default_factory=list)
+    """Bytes of weights that it has read, each time."""
     aborts: bool = True
     """Whether requests can be ended where they are."""
     aborted: set[str] = field(default_factory=set)
@@ -101,12 +109,23 @@ class ToyServer:
         self._policy = load_policy(ModelSettings(folder)).eval()
         self._policy.routing = hook_routers(self._policy.backbone)
         self.loads += 1
+        self.received.append(_weight_bytes(folder))
+
+    def load_adapter(self, name: str, folder: str) -> None:
+        """As PEFT itself reads it, beside the others."""
+        from peft import PeftModel
+
+        assert self._policy is not None
+        policy = copy.deepcopy(self._policy)
+        policy.model = PeftModel.from_pretrained(policy.model, folder).merge_and_unload()
+        self.adapters[name] = policy
+        self.received.append(_weight_bytes(folder))
 
     def answer(self, route: str, body: dict[str, Any]) -> Reply:
         if route == "/health":
             return 200, b""
         if route == "/v1/models":
-            return 200, {"data": [{"id": "policy"}]}
+            return 200, {"data": [{"id": name} for name in ("policy", *self.adapters)]}
         if route == "/weight_info":
             return 200, {"weight_version": self.tag}
         if route == "/update_weight_version":
@@ -118,6 +137,14 @@ class ToyServer:
             assert body["method"] == "reload_weights"
             self.load(body["kwargs"]["weights_path"])
             return 200, {"results": [None]}
+        if route == "/v1/load_lora_adapter" and self.lora:
+            self.load_adapter(body["lora_name"], body["lora_path"])
+            return 200, b"Success"
+        if route == "/v1/unload_lora_adapter" and self.lora:
+            del self.adapters[body["lora_name"]]
+            return 200, b"Success"
+        if route == "/v1/completions" and body["model"] not in ("policy", *self.adapters):
+            return 404, {"error": "The model does not exist."}
         if route == "/v1/completions":
             self.asked += 1
             return 200, {"choices": [self._echo(body)] if body.get("echo") else self._choices(body)}
@@ -148,19 +175,20 @@ class ToyServer:
             self._over.wait(self.pace_s)
 
     def _choices(self, body: dict[str, Any], media: Media = ()) -> list[dict[str, Any]]:
-        assert self._policy is not None
+        policy = self.adapters.get(body["model"], self._policy)
+        assert policy is not None
         text = body["prompt"]
-        ids = tuple(self._policy.tokenizer(text)["input_ids"] if isinstance(text, str) else text)
-        if self._policy.sight is not None:
-            assert body["logit_bias"] == {str(i): -10_000.0 for i in self._policy.sight.unsaid}
-        seen = self._policy.sight.pixels(media)[0].numpy().tobytes() if self._policy.sight and media else b""
+        ids = tuple(policy.tokenizer(text)["input_ids"] if isinstance(text, str) else text)
+        if policy.sight is not None:
+            assert body["logit_bias"] == {str(i): -10_000.0 for i in policy.sight.unsaid}
+        seen = policy.sight.pixels(media)[0].numpy().tobytes() if policy.sight and media else b""
         known = dataclasses.replace(self.prompts.get((ids, seen), Prompt(0, "", ids)), media=media)
-        stops = (tuple(body.get("stop_token_ids", self._policy.eos_token_ids)), tuple(body.get("stop", ())))
+        stops = (tuple(body.get("stop_token_ids", policy.eos_token_ids)), tuple(body.get("stop", ())))
         numbers = (body["max_tokens"], body.get("temperature", 1.0), body.get("top_p", 1.0), body.get("top_k", 0))
         sampling = SamplingParams(*numbers, *stops)
         with self._lock:
             (group,) = GroupedSampler().generate(
-                self._policy,
+                policy,
                 [known],
                 group_size=body.get("n", 1),
                 sampling=sampling,
@@ -200,7 +228,7 @@ class ToyServer:
                 media.append(Picture(data, hashlib.sha256(data).hexdigest(), len(ids) - 1, *grid))
                 ids += [token] * (media[-1].tokens - 1)
         assert next(files, None) is None
-        choices = self._choices(body["sampling_params"] | {"prompt": ids}, tuple(media))
+        choices = self._choices(body["sampling_params"] | {"prompt": ids, "model": body["model"]}, tuple(media))
         for choice in choices:
             tokens, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
             if logprobs is not None:
@@ -259,6 +287,10 @@ class ToyServer:
                     self.wfile.write(data)
 
         return Handler
+
+
+def _weight_bytes(folder: str) -> int:
+    return sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
 
 
 def _encoded(routes: Tensor) -> str:

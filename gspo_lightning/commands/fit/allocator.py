@@ -17,8 +17,8 @@ GROWING = "expandable_segments:True"
 def allocator_settings(environment: Mapping[str, str], rollouts: Any) -> dict[str, str]:
     """Variables to set. Rows of many lengths leave gaps between segments of fixed sizes; those that grow have none.
 
-    Nothing where the user has set one already, or where vLLM sleeps in this process: it gives memory back by an
-    allocator of its own, which refuses segments that grow.
+    Nothing where the user has set one already, or where vLLM sleeps in this process, as it does without
+    ``enable_sleep_mode: false``: it gives memory back by an allocator of its own, which refuses segments that grow.
 
     Args:
         environment: of this process.
@@ -28,7 +28,8 @@ def allocator_settings(environment: Mapping[str, str], rollouts: Any) -> dict[st
         return {}
     options = _of(_of(rollouts, "init_args"), "options")
     engine = str(_of(rollouts, "class_path") or "").endswith("VLLMEngine")
-    return {} if engine and _of(options, "enable_sleep_mode") else {NAMES[1]: GROWING}
+    sleeps = engine and (options is None or options.get("enable_sleep_mode", True))
+    return {} if sleeps else {NAMES[1]: GROWING}
 
 
 def grow_segments(rollouts: Any) -> None:

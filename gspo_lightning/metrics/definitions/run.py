@@ -131,6 +131,16 @@ SPEED = (
         "Speed",
     ),
     MetricSpec(
+        "throughput/server_idle_share",
+        "mean over servers of the share of wall time since the last iteration's rollout in which a server had no "
+        "request in flight; of the rank where it is smallest",
+        "fraction",
+        "small where sampling and training overlap; time/update_s and rewards are idle time where they alternate",
+        "If it is high, set data.max_staleness: 1, which samples the next iteration while this one is trained on.",
+        "Speed",
+        when="VLLMServer",
+    ),
+    MetricSpec(
         "time/rollout_s",
         "wall time of the iteration's generation",
         "seconds",

@@ -153,6 +153,14 @@ class EnvironmentRollouts(RolloutSource):
         """As the source's."""
         self.source.sync_weights(policy, version)
 
+    def rest(self) -> None:
+        """As the source's."""
+        self.source.rest()
+
+    def measured(self) -> dict[str, float]:
+        """As the source's."""
+        return self.source.measured()
+
     def close(self) -> None:
         """Release the source and the thread of the environments."""
         self._host.close()

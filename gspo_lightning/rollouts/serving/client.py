@@ -139,10 +139,57 @@ class Client:
             {"method": "reload_weights", "kwargs": {"weights_path": folder}},
             needed_for_sync=True,
         )
+        await self.take(tag, pictures=pictures)
+
+    async def take(self, tag: str, *, pictures: bool = False) -> None:
+        """Forget what was computed with other weights, and remember the tag of those that it has now.
+
+        Args:
+            tag: of the weights.
+            pictures: see :meth:`load`.
+
+        Raises:
+            UnsupportedError: it has no such routes (vLLM has them with VLLM_SERVER_DEV_MODE=1).
+            ServerError: it failed.
+        """
         await self._call("POST", "/reset_prefix_cache", {}, needed_for_sync=True)
         if pictures:  # vLLM empties their cache itself, but not the list of what is in it
             await self._call("POST", "/reset_encoder_cache", {}, needed_for_sync=True)
         await self._call("POST", "/update_weight_version", {"new_version": tag}, needed_for_sync=True)
+
+    async def post(self, path: str, body: dict[str, Any]) -> None:
+        """One of the routes by which vLLM takes weights from GPU to GPU."""
+        await self._text("POST", path, body, needed_for_sync=True)
+
+    async def world_size(self) -> int:
+        """Its workers, one per GPU."""
+        reply = await self._call("GET", "/get_world_size", needed_for_sync=True)
+        return int(reply["world_size"])
+
+    async def backend(self) -> str | None:
+        """Of its ``--weight-transfer-config``; None: it has none, or does not tell."""
+        try:
+            reply = await self._call("GET", "/server_info?config_format=json")
+            return str(reply["vllm_config"]["weight_transfer_config"]["backend"])
+        except (ServerError, UnsupportedError, TypeError, KeyError):
+            return None
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Serve these adapters, in PEFT format, under a name.
+
+        Raises:
+            UnsupportedError: it refuses: no adapters at all, or not these.
+            ServerError: it does not answer.
+        """
+        body = {"lora_name": name, "lora_path": folder}
+        await self._text("POST", "/v1/load_lora_adapter", body, refusals=True)
+
+    async def unload_adapters(self, prefix: str, keep: str) -> None:
+        """Forget adapters whose names begin with ``prefix``, all but ``keep``."""
+        reply = await self._call("GET", "/v1/models", timeout_s=self.health_timeout_s)
+        for name in (str(model["id"]) for model in reply["data"]):
+            if name.startswith(prefix) and name != keep:
+                await self._text("POST", "/v1/unload_lora_adapter", {"lora_name": name}, refusals=True)
 
     async def weights(self) -> str:
         """The tag of the weights it has."""
@@ -164,6 +211,7 @@ class Client:
         *,
         timeout_s: float | None = None,
         needed_for_sync: bool = False,
+        refusals: bool = False,
         name: str | None = None,
     ) -> str:
         if self._session is None:
@@ -184,6 +232,8 @@ class Client:
         if status in (404, 405, 501):
             why = "; start it with VLLM_SERVER_DEV_MODE=1" if needed_for_sync else ""
             raise UnsupportedError(f"it has no {method} {path} (status {status}){why}")
+        if refusals and status >= 300:
+            raise UnsupportedError(f"it refuses {method} {path} (status {status}): {text[:300]}")
         if status >= 500 or status in (408, 409, 425, 429):
             raise ServerError(f"{method} {path} gave status {status}: {text[:300]}")
         if status == 403 and "--enable-scale-out" in text:

@@ -6,17 +6,18 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.errors import InfrastructureError
+from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.rollouts.serving.answers import BadReplyError
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
+from gspo_lightning.rollouts.serving.occupancy import Occupancy
 from gspo_lightning.rollouts.serving.process import LocalServer
 
-__all__ = ["Faults", "Pool", "Server", "Weights"]
+__all__ = ["Deliver", "Faults", "Pool", "Server", "Weights", "deliver_files"]
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +45,30 @@ class Weights:
     """What every server must have before it is asked."""
 
     folder: Path
+    """A model in transformers format, from which a server of our own starts."""
     tag: str
+    base: str = ""
+    """Tag of the weights that ``adapter`` belongs to; '' where whole weights are sent."""
+    adapter: Path | None = None
+    """Adapters in PEFT format; None: whole weights are sent."""
+    in_files: bool = True
+    """Whether ``folder`` holds the weights themselves, so that any rank can have a server read them."""
     pictures: bool = False
     """Whether the model reads pictures."""
+
+    @property
+    def model(self) -> str:
+        """The name by which servers are asked for these adapters; '' asks for the model that they serve."""
+        return "" if self.adapter is None else self.tag
+
+
+Deliver = Callable[["Server", Weights], Awaitable[None]]
+"""Gives a server that answers, but lacks them, its weights."""
+
+
+async def deliver_files(server: Server, weights: Weights) -> None:
+    """Have a server read its weights from a folder that it sees under the same path."""
+    await server.client.load(str(weights.folder), weights.tag, pictures=weights.pictures)
 
 
 @dataclass(eq=False)
@@ -57,7 +79,10 @@ class Server:
     start: Callable[[Path], LocalServer] | None = None
     """Starts it with the model of a folder, for a server of our own."""
     process: LocalServer | None = None
+    base: str = ""
+    """The name of the model that it serves."""
     model: str = ""
+    """The name by which it is asked: of that model, or of the adapters."""
     ready: bool = False
     """It answered last time, and it has the weights."""
     calls: set[asyncio.Future[Any]] = field(default_factory=set)
@@ -67,6 +92,7 @@ class Server:
     progress: float | None = None
     """Its tokens at that time."""
     ailment: str = ""
+    occupancy: Occupancy = field(default_factory=Occupancy)
 
     def lost(self, why: str) -> None:
         """Not to be asked again before it is looked at; whoever waits for it is told."""
@@ -81,10 +107,11 @@ class Pool:
     Args:
         servers: one or more.
         faults: how much is put up with.
+        deliver: gives a server its weights.
     """
 
-    def __init__(self, servers: Sequence[Server], faults: Faults) -> None:
-        self.servers, self.faults = list(servers), faults
+    def __init__(self, servers: Sequence[Server], faults: Faults, deliver: Deliver = deliver_files) -> None:
+        self.servers, self.faults, self.deliver = list(servers), faults, deliver
         self.weights: Weights | None = None
 
     async def sync(self, weights: Weights) -> list[Server]:
@@ -100,7 +127,7 @@ class Pool:
         results = await asyncio.gather(*(self._bring_up(s) for s in self.servers), return_exceptions=True)
         for server, result in zip(self.servers, results, strict=True):
             if isinstance(result, UnsupportedError):
-                raise UnsupportedError(f"{server.client.url}: {result}")
+                raise type(result)(f"{server.client.url}: {result}")
             if isinstance(result, BaseException) and not isinstance(result, Refusal):
                 raise result
         if not any(s.ready for s in self.servers):
@@ -160,6 +187,26 @@ class Pool:
                 server.ready = False
                 raise InfrastructureError(f"{server.client.url} lost its weights in the middle of a rollout")
 
+    async def reach(self) -> None:
+        """See that a server answers.
+
+        Raises:
+            UserError: not one does.
+        """
+        reasons = await asyncio.gather(*(server.client.ailment() for server in self.servers))
+        if all(reasons):
+            found = "; ".join(f"{s.client.url}: {why}" for s, why in zip(self.servers, reasons, strict=True))
+            raise UserError(
+                "data.rollouts.urls",
+                f"nothing answers a health check at {found}",
+                fix="start the servers first, or leave urls out: one is started here",
+            )
+
+    def idle_share(self) -> float:
+        """Mean over servers of the share of the time since the last call in which they had no request."""
+        shares = [server.occupancy.idle_share() for server in self.servers]
+        return sum(shares) / len(shares)
+
     async def close(self) -> None:
         """Close connections and end the servers that were started here."""
         for server in self.servers:
@@ -184,6 +231,7 @@ class Pool:
         if not server.calls:
             server.heard = time.monotonic()
         server.calls.add(future)
+        server.occupancy.begin()
         try:
             result = await future
             server.heard = time.monotonic()
@@ -195,6 +243,7 @@ class Pool:
             raise
         finally:
             server.calls.discard(future)
+            server.occupancy.end()
 
     async def _bring_up(self, server: Server) -> None:
         """It runs, answers, and has the weights."""
@@ -207,10 +256,11 @@ class Pool:
                 await self._run(server, weights)
             elif not await server.client.healthy():
                 raise ServerError("it does not answer a health check")
-            if not server.model:
-                server.model = await server.client.model()
+            if not server.base:
+                server.base = await server.client.model()
+            server.model = weights.model or server.base
             if not await _has(server, weights):
-                await server.client.load(str(weights.folder), weights.tag, pictures=weights.pictures)
+                await self.deliver(server, weights)
                 if not await _has(server, weights):
                     raise ServerError("it does not have the weights that it was given")
             server.ready = True

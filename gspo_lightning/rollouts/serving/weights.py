@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,27 +13,42 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 from transformers.utils import logging as transformers_logging
 
+from gspo_lightning.policy.lora import save_adapters
 from gspo_lightning.policy.policy import Policy
 
-__all__ = ["WeightFolders", "in_checkpoint_format"]
+__all__ = ["WeightFolders", "in_checkpoint_format", "save_without_weights"]
 
 MEMORY = Path("/dev/shm")
 """Files that never reach a disk, on Linux."""
 
 
-def in_checkpoint_format(policy: Policy) -> dict[str, Tensor]:
+def in_checkpoint_format(policy: Policy, *, adapters: bool = True) -> dict[str, Tensor]:
     """The weights by the names and in the shapes that ``save_pretrained`` writes, as views where that is possible.
 
-    Transformers keeps the experts of a layer in one tensor, checkpoints have one each; adapters are merged.
+    Transformers keeps the experts of a layer in one tensor, checkpoints have one each.
+
+    Args:
+        policy: gathered on this rank.
+        adapters: merged into the weights; False leaves them out.
     """
-    model = policy.merged_model()
+    model = policy.merged_model() if adapters else policy.base_model()
     state = {name: value.detach() for name, value in model.state_dict().items()}
     found: dict[str, Tensor] = revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model))
     return found
 
 
+def save_without_weights(policy: Policy, folder: str | Path) -> None:
+    """Config, tokenizer and image processor: what an engine needs to start whose weights come in another way."""
+    config = copy.deepcopy(policy.model.config)
+    config.architectures = [type(policy.model).__name__]  # what a model writes that is saved whole
+    config.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    if policy.sight is not None:
+        policy.sight.save(Path(folder))
+
+
 class WeightFolders:
-    """One folder in transformers format per synchronisation; all but the newest are removed.
+    """Folders of a few synchronisations, those that are still needed.
 
     Args:
         root: where they are made, on a file system that the servers see under the same path; None takes a temporary
@@ -47,41 +63,58 @@ class WeightFolders:
         self._made: list[Path] = []
 
     @torch.no_grad()
-    def write(self, policy: Policy, dtype: torch.dtype | None = None) -> Path:
-        """Model, tokenizer and generation config; returns the folder.
+    def write(self, policy: Policy, dtype: torch.dtype | None = None, *, adapters: bool = True) -> Path:
+        """Model, tokenizer and generation config in transformers format; returns the folder.
 
         Args:
             policy: gathered on this rank.
             dtype: of the weights in the files; None keeps each one's own.
+            adapters: merged into the weights; False leaves them out.
 
         Raises:
             OSError: no room.
         """
-        if self.root is None:
-            self.root = self._make_root(policy)
-        self._count += 1
-        folder = self.root / f"weights-{self._count}"
+        folder = self._next(policy, "weights")
         shown = transformers_logging.is_progress_bar_enabled()
         transformers_logging.disable_progress_bar()
         try:
-            policy.save_pretrained(folder, dtype)
+            policy.save_pretrained(folder, dtype, adapters=adapters)
         finally:
             if shown:
                 transformers_logging.enable_progress_bar()
-        self._made.append(folder)
         return folder
 
-    def keep_newest(self) -> None:
-        """Remove what no server needs any more."""
-        for folder in self._made[:-1]:
-            shutil.rmtree(folder, ignore_errors=True)
-        del self._made[:-1]
+    def write_without_weights(self, policy: Policy) -> Path:
+        """Config and tokenizer alone; returns the folder."""
+        folder = self._next(policy, "model")
+        save_without_weights(policy, folder)
+        return folder
+
+    def write_adapters(self, policy: Policy, dtype: torch.dtype | None = None) -> Path:
+        """The adapters alone, in PEFT's format; returns the folder."""
+        folder = self._next(policy, "adapters")
+        save_adapters(policy.model, folder, dtype)
+        return folder
+
+    def keep(self, *needed: Path | None) -> None:
+        """Remove all other folders that were made here."""
+        for folder in self._made:
+            if folder not in needed:
+                shutil.rmtree(folder, ignore_errors=True)
+        self._made = [folder for folder in self._made if folder in needed]
 
     def close(self) -> None:
         """Remove everything that was made here."""
         for folder in [*self._made, *([self.root] if self.root is not None else [])]:
             shutil.rmtree(folder, ignore_errors=True)
         self._made, self.root = [], None
+
+    def _next(self, policy: Policy, kind: str) -> Path:
+        if self.root is None:
+            self.root = self._make_root(policy)
+        self._count += 1
+        self._made.append(self.root / f"{kind}-{self._count}")
+        return self._made[-1]
 
     def _make_root(self, policy: Policy) -> Path:
         size = sum(p.numel() * p.element_size() for p in policy.parameters())

@@ -19,6 +19,7 @@ from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import finish
 from gspo_lightning.rollouts.serving.answers import Answer, BadReplyError, checked
 from gspo_lightning.rollouts.vllm.in_process import InProcessEngine, Piece
+from gspo_lightning.rollouts.vllm.local import parallelism
 from gspo_lightning.rollouts.vllm.pictures import check_read, unsaid_of
 from gspo_lightning.rollouts.vllm.probe import Probe
 from gspo_lightning.rollouts.vllm.protocol import request, seed_of, to_rollouts
@@ -30,13 +31,16 @@ __all__ = ["VLLMEngine"]
 class VLLMEngine(RolloutSource):
     """Samples with vLLM in the trainer's own process, on its device, and copies the weights in memory.
 
-    The engine starts at the first rollout and has its own weights and key-value cache next to the trainer's, so
-    the device must hold both. For one process; use ``VLLMServer`` for several ranks.
+    The engine starts at the first rollout and has its own weights and key-value cache next to the trainer's. On a GPU
+    it sleeps while the policy is trained, and gives that memory back. On several ranks each has an engine of its own,
+    on its device, for its own prompts.
 
     Args:
         dtype: of the engine's weights; None is the one that training computes in: bfloat16 with bf16-mixed.
         gpu_memory_utilization: share of a GPU's memory that the engine may fill, its weights and cache together.
-        options: further arguments of ``vllm.LLM`` (``{max_num_seqs: 64}``).
+        options: further arguments of ``vllm.LLM`` (``{max_num_seqs: 64}``). ``enable_sleep_mode: false`` keeps the
+            engine awake; ``enable_lora: true`` gives it adapters alone; ``tensor_parallel_size`` spreads it over
+            several GPUs, in a run of one rank.
         tolerance: nats by which log-probabilities of a probe may differ from the trainer's, on average, after weights
             were copied; None is 1e-3 in float32, else 0.1.
         exact_seeds: give every response a seed of its own, so that it depends on no other response: vLLM then draws
@@ -92,16 +96,16 @@ class VLLMEngine(RolloutSource):
 
         Raises:
             InfrastructureError: they did not.
-            UserError: there are several ranks, or vLLM cannot serve this model.
+            UserError: several ranks want several devices each, or vLLM cannot serve this model.
         """
         if self._synced is not None and self._synced[0]() is policy and self._synced[1] == version:
             return
         self._synced = None
-        if rank_and_world()[1] > 1:
+        if (ranks := rank_and_world()[1]) > 1 and (size := parallelism(self.options)) > 1:
             raise UserError(
-                "data.rollouts",
-                f"is VLLMEngine, which one process can use, but there are {rank_and_world()[1]} ranks",
-                fix="use VLLMServer, which all ranks share",
+                "data.rollouts.options",
+                f"wants {size} devices for the engine of each of {ranks} ranks, which have one each",
+                fix="leave out tensor_parallel_size, or use VLLMServer, which all ranks share",
             )
         try:
             self._hand_over(policy)
@@ -117,6 +121,11 @@ class VLLMEngine(RolloutSource):
             ) from error
         self._met = True
         self._synced = (weakref.ref(policy), version)
+
+    def rest(self) -> None:
+        """Put the engine to sleep; the next :meth:`sync_weights` wakes it up."""
+        if self._engine is not None and self._engine.sleep():
+            self._synced = None
 
     def _hand_over(self, policy: Policy) -> None:
         probe = Probe(policy, self.tolerance, self.dtype)
@@ -201,7 +210,7 @@ class VLLMEngine(RolloutSource):
         if policy.device.type == "cpu":
             ours |= {"enforce_eager": True, "kv_cache_memory_bytes": 2**30}
         else:
-            ours |= {"gpu_memory_utilization": self.gpu_memory_utilization}
+            ours |= {"gpu_memory_utilization": self.gpu_memory_utilization, "enable_sleep_mode": True}
         if self._longest:
             ours["max_model_len"] = max(self._longest, least)
         return ours | self.options

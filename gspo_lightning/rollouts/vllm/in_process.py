@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
+import math
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.seed import isolate_rng
 
+from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import InfrastructureError
 from gspo_lightning.pictures import Media
+from gspo_lightning.policy.lora import frozen_norm, has_adapters
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.precision import compute_dtype
 from gspo_lightning.rollouts.serving.answers import Answer
-from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
+from gspo_lightning.rollouts.serving.weights import WeightFolders, in_checkpoint_format, save_without_weights
+from gspo_lightning.rollouts.vllm.local import lora_rank, parallelism
 from gspo_lightning.rollouts.vllm.pictures import NOT_SAMPLING, engine_prompt
 from gspo_lightning.rollouts.vllm.random_state import RandomState
+from gspo_lightning.rollouts.vllm.surroundings import others_groups_kept, undisturbed
 
 __all__ = ["InProcessEngine", "Piece"]
 
@@ -55,31 +58,47 @@ class Piece:
 
 
 class InProcessEngine:
-    """One engine.
+    """One engine; on several ranks each has its own, and all start together.
 
     Args:
         policy: says which model and tokenizer; the weights come by :meth:`load`.
-        arguments: of ``vllm.LLM``, next to those that this module needs.
+        arguments: of ``vllm.LLM``, next to those that this module needs. With a ``tensor_parallel_size`` above 1 its
+            workers are processes of their own, and weights reach them as files. With ``enable_lora`` it is given
+            adapters as such. With ``enable_sleep_mode`` it can :meth:`sleep`.
     """
 
     def __init__(self, policy: Policy, arguments: Mapping[str, Any]) -> None:
+        self._spread = parallelism(arguments) > 1
+        self._sleeps = bool(arguments.get("enable_sleep_mode"))
+        self._lora = bool(arguments.get("enable_lora")) and has_adapters(policy.model)
+        self._asleep = False
+        self._adapter: Any = None
+        self._base: float | None = None
+        """Norm of the frozen weights that it has, where it is given adapters as such."""
+        self._folders = WeightFolders(None, in_memory=True)
+        own: dict[str, Any] = {}
+        if self._lora:
+            own["max_lora_rank"] = lora_rank(policy)
+        if self._spread:
+            own |= {"distributed_executor_backend": "mp", "load_format": "auto"}  # files cannot replace dummies
+        elif rank_and_world()[1] > 1:
+            own["distributed_executor_backend"] = "external_launcher"
         os.environ |= {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
         self._folder = tempfile.mkdtemp(prefix="gspo-vllm-")
-        config = copy.deepcopy(policy.model.config)
-        config.architectures = [type(policy.model).__name__]  # what a model writes that is saved whole
-        config.save_pretrained(self._folder)
-        policy.tokenizer.save_pretrained(self._folder)
+        if self._spread:
+            policy.save_pretrained(self._folder, compute_dtype(policy), adapters=not self._lora)
+        else:
+            save_without_weights(policy, self._folder)
         self._sight = policy.sight
-        if policy.sight is not None:
-            policy.sight.save(Path(self._folder))
         self._owns_group = not torch.distributed.is_initialized()
         try:
-            with _undisturbed():
+            with undisturbed():
                 import vllm
 
                 self._vllm = vllm
-                own = ARGUMENTS | ({} if policy.sight is None else PICTURES)
-                self._llm = vllm.LLM(model=self._folder, **own | dict(arguments))
+                seeing = {} if policy.sight is None else PICTURES
+                os.environ |= {"RANK": "0", "LOCAL_RANK": str(policy.device.index or 0)}  # of an external launcher
+                self._llm = vllm.LLM(model=self._folder, **ARGUMENTS | seeing | own | dict(arguments))
         except BaseException:
             self._clean_up()
             raise
@@ -90,23 +109,61 @@ class InProcessEngine:
 
     def close(self) -> None:
         """End it and give its memory back."""
-        self._llm.llm_engine.engine_core.shutdown()
+        with nullcontext() if self._owns_group else others_groups_kept():
+            self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         self._clean_up()
 
+    def sleep(self) -> bool:
+        """Give its memory back until :meth:`load`; False where it was not started with ``enable_sleep_mode``.
+
+        Weights are discarded (level 2), because they will be copied again; those that adapters belong to will not, and
+        go to main memory (level 1).
+        """
+        if self._sleeps and not self._asleep:
+            self._llm.sleep(level=1 if self._lora else 2)
+            self._asleep = True
+        return self._asleep
+
     @torch.no_grad()
     def load(self, policy: Policy) -> None:
-        """Copy the weights, and forget what was computed with other ones.
+        """Copy the weights, and forget what was computed with other ones; wakes it up.
 
         Raises:
             InfrastructureError: the cache was in use.
         """
-        weights = iter(in_checkpoint_format(policy).items())
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        if self._asleep:
+            self._llm.wake_up(tags=["weights"])
+        self._give(policy)
+        if self._asleep:  # only now: weights on their way and the cache need not fit beside each other
+            self._llm.wake_up(tags=["kv_cache"])
+            self._asleep = False
         if not self._llm.reset_prefix_cache():
             raise InfrastructureError("vLLM's prefix cache was in use while weights were being copied")
         if self._sight is not None:
             self._llm.llm_engine.reset_encoder_cache()
+
+    def _give(self, policy: Policy) -> None:
+        if not self._lora:
+            self._reload(policy, adapters=True)
+            return
+        norm = frozen_norm(policy)
+        if self._base is None or not math.isclose(self._base, norm, rel_tol=1e-6):
+            self._reload(policy, adapters=False)
+            self._base = norm
+        folder, number = self._folders.write_adapters(policy, compute_dtype(policy)), next(self._numbers) + 1
+        self._adapter = self._vllm.lora.request.LoRARequest(f"adapters-{number}", number, str(folder))
+        self._llm.llm_engine.add_lora(self._adapter)
+        self._folders.keep(folder)
+
+    def _reload(self, policy: Policy, *, adapters: bool) -> None:
+        if self._spread:
+            folder = self._folders.write(policy, compute_dtype(policy), adapters=adapters)
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+            self._folders.keep()
+        else:
+            weights = iter(in_checkpoint_format(policy, adapters=adapters).items())
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
 
     def run(
         self,
@@ -137,8 +194,8 @@ class InProcessEngine:
                 words |= self._flat
                 name = f"{next(self._numbers)}"
                 places[name] = i
-                prompt = engine_prompt(body, media[i], self._sight)
-                engine.add_request(name, prompt, self._vllm.SamplingParams(**words))
+                prompt, how = engine_prompt(body, media[i], self._sight), self._vllm.SamplingParams(**words)
+                engine.add_request(name, prompt, how, lora_request=self._adapter)
             while places:
                 with random_state.in_use():
                     outputs = engine.step()
@@ -162,6 +219,7 @@ class InProcessEngine:
 
             cleanup_dist_env_and_memory()
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._folders.close()
 
 
 def _take(piece: Piece, new: Any) -> None:
@@ -177,25 +235,3 @@ def _sampled(logprobs: Any, tokens: Sequence[int]) -> list[float]:
     if [logprobs.token_ids[i] for i in logprobs.start_indices] != list(tokens):
         raise InfrastructureError("vLLM gave log-probabilities of other tokens than it sampled")
     return [logprobs.logprobs[i] for i in logprobs.start_indices]
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """What an engine does to everybody when it starts, undone.
-
-    It seeds all random numbers, takes ``torch.set_num_threads`` away, and sets variables that child processes (reward
-    workers) would inherit, ``LD_PRELOAD`` among them; those of its own name stay.
-    """
-    set_threads, threads = torch.set_num_threads, torch.get_num_threads()
-    environment = dict(os.environ)
-    with isolate_rng():
-        try:
-            yield
-        finally:
-            torch.set_num_threads = set_threads
-            torch.set_num_threads(threads)
-            for name in [n for n in os.environ if not n.startswith("VLLM_")]:
-                if name not in environment:
-                    del os.environ[name]
-                elif os.environ[name] != environment[name]:
-                    os.environ[name] = environment[name]

@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 from gspo_lightning.addresses import UNIX
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.lora import adapter_rank
+from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.process import LocalServer
 from gspo_lightning.rollouts.vllm import inside
@@ -22,8 +24,18 @@ from gspo_lightning.rollouts.vllm.inside.gspo_require_key import KEY, RequireKey
 from gspo_lightning.rollouts.vllm.probe import LENGTH
 
 __all__ = [
-    "CPU_DEFAULTS", "CPU_ENVIRONMENT", "DEFAULTS", "ENVIRONMENT", "LocalVLLM", "check_installed", "check_options",
-    "command", "guarded",
+    "CPU_DEFAULTS",
+    "CPU_ENVIRONMENT",
+    "DEFAULTS",
+    "ENVIRONMENT",
+    "Defaults",
+    "LocalVLLM",
+    "check_installed",
+    "check_options",
+    "command",
+    "guarded",
+    "lora_rank",
+    "parallelism",
 ]  # fmt: skip
 
 DEFAULTS: dict[str, Any] = {
@@ -43,6 +55,8 @@ PICTURES: dict[str, Any] = {"enable_scale_out": True}
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 GUARD = f"{RequireKey.__module__.rpartition('.')[2]}.{RequireKey.__name__}"
 """The middleware, by its name in the server's process."""
+Defaults = tuple[Mapping[str, Any], Mapping[str, str]]
+"""Options and environment variables of a server, where the user has set no others."""
 TAKEN = ("host", "port", "uds", "api_key")
 """Options of vLLM that say where it listens and who is let in: decided here."""
 
@@ -67,7 +81,7 @@ class LocalVLLM:
         device: str,
         dtype: str,
         longest: int = 0,
-        pictures: bool = False,
+        also: Defaults = ({}, {}),
         remove: Sequence[Path] = (),
     ) -> LocalServer:
         """Start one; it does not answer yet.
@@ -80,18 +94,16 @@ class LocalVLLM:
             device: ``cpu`` or ``cuda``, the trainer's.
             dtype: of its weights, where no option says another one.
             longest: tokens of a prompt and its response, at most; 0: as long as the model allows.
-            pictures: whether it is asked with pictures.
+            also: what it needs for the way by which weights reach it.
             remove: see :class:`LocalServer`.
         """
-        options = {**DEFAULTS, "dtype": self.dtype or dtype, "seed": number}
-        environment = dict(ENVIRONMENT)
+        options = {**DEFAULTS, "dtype": self.dtype or dtype, "seed": number, **also[0]}
+        environment = {**ENVIRONMENT, **also[1]}
         if device == "cpu":
             options |= CPU_DEFAULTS
             environment |= CPU_ENVIRONMENT
         if longest:
             options["max_model_len"] = max(longest, LENGTH)
-        if pictures:
-            options |= PICTURES
         if self.gpus is not None:
             environment["CUDA_VISIBLE_DEVICES"] = self.gpus[number]
         environment |= self.environment
@@ -109,7 +121,7 @@ def command(python: str, model: str | Path, url: str, options: Mapping[str, Any]
         line += ["--host", str(parts.hostname), "--port", str(parts.port)]
     for name, value in options.items():
         if value is not False and value is not None:
-            said = json.dumps(value) if isinstance(value, dict) else str(value)
+            said = json.dumps(value) if isinstance(value, dict | list) else str(value)
             line += [f"--{name.replace('_', '-')}"] + ([] if value is True else [said])
     return [*line, "--middleware", GUARD]  # the last one is asked first
 
@@ -131,6 +143,25 @@ def guarded(endpoint: Endpoint, private: Path, environment: Mapping[str, str]) -
         "PYTHONPATH": os.pathsep.join([inside.__path__[0], *([before] if before else [])]),
         "VLLM_RPC_BASE_PATH": str(private),  # sockets between its own processes, which take pickles
     }
+
+
+def parallelism(options: Mapping[str, Any]) -> int:
+    """GPUs that an engine with these options takes."""
+    size = 1
+    for name, value in options.items():
+        if name.strip("-").replace("-", "_") in _PARALLEL:
+            size *= int(value)
+    return size
+
+
+def lora_rank(policy: Policy) -> int:
+    """``--max-lora-rank`` for the adapters of a policy."""
+    return next((size for size in _RANKS if size >= adapter_rank(policy.model)), _RANKS[-1])
+
+
+_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as ``--max-lora-rank``."""
 
 
 def check_options(options: Mapping[str, Any], environment: Mapping[str, str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from gspo_lightning.addresses import is_loopback
 from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.policy.policy import Policy
@@ -26,13 +27,15 @@ from gspo_lightning.rollouts.serving.client import Client, ServerError, Unsuppor
 from gspo_lightning.rollouts.serving.endpoint import Endpoint, PrivateFolder, check_host, given, on_port, on_socket
 from gspo_lightning.rollouts.serving.flying import Flying
 from gspo_lightning.rollouts.serving.loop import LoopThread
-from gspo_lightning.rollouts.serving.pool import Faults, Pool, Server, Weights
+from gspo_lightning.rollouts.serving.pool import Deliver, Faults, Pool, Server, Weights
 from gspo_lightning.rollouts.serving.process import LocalServer
 from gspo_lightning.rollouts.serving.weights import WeightFolders
-from gspo_lightning.rollouts.vllm.local import LocalVLLM, check_installed, check_options
+from gspo_lightning.rollouts.vllm.handover import HandOver, NoAdaptersError, deliver_elsewhere
+from gspo_lightning.rollouts.vllm.local import Defaults, LocalVLLM, check_installed, check_options
 from gspo_lightning.rollouts.vllm.pictures import completed, unsaid_of
 from gspo_lightning.rollouts.vllm.probe import Probe
 from gspo_lightning.rollouts.vllm.protocol import parse, request, seed_of, to_rollouts
+from gspo_lightning.rollouts.vllm.ways import Circumstances, WayOrAuto, choose, devices, is_near
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
 
 __all__ = ["VLLMServer"]
@@ -75,6 +78,9 @@ class VLLMServer(RolloutSource):
             were sent; None is 1e-3 in float32, else 0.1.
         exact_seeds: send a seed with every group, so that a group that is requested again draws the same: vLLM then
             draws for one response after another, in Python. False: servers draw from random numbers of their own.
+        transfer: how weights reach servers. ``files``: through ``weights_dir``. ``ipc``: by a handle of GPU memory, to
+            servers on the GPU of the only rank. ``nccl``: from GPU to GPU. ``auto``: the fastest that is possible for
+            servers that are started here; for others what their ``--weight-transfer-config`` says, else files.
         routed_experts: whether answers say which experts of a mixture they were sampled with, for Routing Replay R3.
             Servers that run already need ``--enable-return-routed-experts``, which vLLM has on GPUs only.
     """
@@ -103,6 +109,7 @@ class VLLMServer(RolloutSource):
         tolerance: float | None = None,
         exact_seeds: bool = False,
         routed_experts: bool = False,
+        transfer: WayOrAuto = "auto",
     ) -> None:
         if urls is None and start < 1:
             raise UserError("data.rollouts.start", f"is {start}; it must be at least 1, or give urls")
@@ -120,9 +127,10 @@ class VLLMServer(RolloutSource):
         self.concurrency, self.tolerance, self.exact_seeds = concurrency, tolerance, exact_seeds
         self.timeout_s, self.health_timeout_s = timeout_s, health_timeout_s
         self.faults = Faults(retries, backoff_s, health_every_s, start_timeout_s, timeout_s)
-        self._folders = WeightFolders(weights_dir, in_memory=urls is None)
+        self.transfer, self._plain_http = transfer, plain_http
+        folders = WeightFolders(weights_dir, in_memory=urls is None)
+        self.hand_over = HandOver(folders, secrets.token_hex(4), timeout_s)
         self._longest = 0
-        self._run = secrets.token_hex(4)
         self._synced: tuple[weakref.ref[Policy], int] | None = None
         self._pool: Pool | None = None
         self._loop = LoopThread("vllm")
@@ -140,8 +148,8 @@ class VLLMServer(RolloutSource):
         if self.urls is None:
             check_installed(self.local_servers.python)
         elif self._pool is None:
-            self._connect(self._given or [])
-            self._loop.run(self._reach())
+            self._connect(self._given or [], self.hand_over.deliver)
+            self._loop.run(self._checked_pool.reach())
 
     def close(self) -> None:
         """End servers that were started here, and forget the weights."""
@@ -149,7 +157,7 @@ class VLLMServer(RolloutSource):
             self._loop.run(self._pool.close())
         self._loop.close()
         self._pool = self._synced = None
-        self._folders.close()
+        self.hand_over.close()
         self._private.close()
 
     # weights -----------------------------------------------------------------------------------------------------
@@ -172,25 +180,30 @@ class VLLMServer(RolloutSource):
         shared: list[Any] = [None]
         with fail_together():
             if rank_and_world()[0] == 0:
-                shared = [self._hand_over(policy, version)]
+                shared = [self._give(policy, version)]
         endpoints, weights = all_gather_objects(shared[0])[0]
         if rank_and_world()[0] != 0:
             if self._pool is None:
-                self._connect(endpoints)
+                self._connect(endpoints, deliver_elsewhere)
             self._loop.run(self._checked_pool.sync(weights))
         self._synced = (weakref.ref(policy), version)
 
-    def _hand_over(self, policy: Policy, version: int) -> tuple[list[Endpoint], Weights]:
+    def _give(self, policy: Policy, version: int) -> tuple[list[Endpoint], Weights]:
         probe = Probe(policy, self.tolerance, self.dtype)
         self._longest = max(self._longest, probe.length) if self._longest else 0
-        folder = self._folders.write(policy, self._dtype_of(policy))
         if self._pool is None:
-            self._connect(self._given or [])
+            self._connect(self._given or [], self.hand_over.deliver)
+        if self.hand_over.way is None:
+            self.hand_over.way = choose(self.transfer, self._circumstances(policy))
             self._add_local(policy)
-        weights = Weights(folder, f"{self._run}-{version}-{folder.name}", policy.sight is not None)
+        weights = self.hand_over.prepare(policy, self._dtype_of(policy), version)
         pool = self._checked_pool
         try:
-            ready = self._loop.run(pool.sync(weights))
+            try:
+                ready = self._loop.run(pool.sync(weights))
+            except NoAdaptersError as error:
+                weights = self.hand_over.merged(policy, self._dtype_of(policy), version, str(error))
+                ready = self._loop.run(pool.sync(weights))
             answers = [self._loop.run(probe.ask(server)) for server in ready]
             probe.check([server.client.url for server in ready], answers)
         except (ServerError, UnsupportedError, BadReplyError, UserError) as error:
@@ -202,12 +215,16 @@ class VLLMServer(RolloutSource):
                 raise
             raise UserError("data.rollouts", f"cannot be used for training: {error}", fix=_FIX) from error
         self._met = True
-        self._folders.keep_newest()
+        self.hand_over.keep(weights)
         return [s.client.endpoint for s in pool.servers], weights
 
     def _dtype_of(self, policy: Policy) -> torch.dtype:
         """Of the files, and of the weights on servers that are ours."""
         return compute_dtype(policy) if self.dtype in (None, "auto") else getattr(torch, str(self.dtype))
+
+    def measured(self) -> dict[str, float]:
+        """How much of the time servers waited for this rank: the smallest over ranks bounds their idle time."""
+        return {"throughput/server_idle_share": 1.0 if self._pool is None else self._pool.idle_share()}
 
     # sampling ----------------------------------------------------------------------------------------------------
 
@@ -328,40 +345,41 @@ class VLLMServer(RolloutSource):
 
     # servers -----------------------------------------------------------------------------------------------------
 
-    def _connect(self, endpoints: Sequence[Endpoint]) -> None:
-        self._pool = Pool([Server(self._client(endpoint)) for endpoint in endpoints], self.faults)
+    def _connect(self, endpoints: Sequence[Endpoint], deliver: Deliver) -> None:
+        self._pool = Pool([Server(self._client(endpoint)) for endpoint in endpoints], self.faults, deliver)
 
     def _client(self, endpoint: Endpoint) -> Client:
         return Client(endpoint, self.timeout_s, self.health_timeout_s)
 
+    def _circumstances(self, policy: Policy) -> Circumstances:
+        """What decides which way weights take."""
+        cuda, ranks = policy.device.type == "cuda", rank_and_world()[1]
+        if self.urls is None:
+            trusted = self._host is None or is_loopback(self._host) or self._plain_http
+            own, theirs = devices(policy.device, self.local_servers.gpus, self.count, self.local_servers.options)
+            return Circumstances(cuda, ranks, trusted, policy.sight is not None, own, theirs)
+        clients = [server.client for server in self._checked_pool.servers]
+        backends = [self._loop.run(client.backend()) for client in clients] if cuda else []
+        return Circumstances(cuda, ranks, self._plain_http or all(map(is_near, self.urls)), configured=backends)
+
     def _add_local(self, policy: Policy) -> None:
         """The servers that are ours; they start when they are first needed."""
         device, dtype = policy.device.type, str(self._dtype_of(policy))[6:]
+        also = self.hand_over.options(policy, self.local_servers.options) if self.urls is None else ({}, {})
         for number in range(self.count if self.urls is None else 0):
             private = self._private.make()
             endpoint = on_socket(private, number) if self._host is None else on_port(self._host)
-            start = functools.partial(self._start, endpoint, number, device, dtype, policy.sight is not None)
+            start = functools.partial(self._start, endpoint, number, device, dtype, also)
             self._checked_pool.servers.append(Server(self._client(endpoint), start))
 
     def _start(
-        self, endpoint: Endpoint, number: int, device: str, dtype: str, pictures: bool, folder: Path
+        self, endpoint: Endpoint, number: int, device: str, dtype: str, also: Defaults, folder: Path
     ) -> LocalServer:
-        private = self._private.make()
+        private, root = self._private.make(), self.hand_over.folders.root
         return self.local_servers.start(
-            folder, endpoint, private, number=number, device=device, dtype=dtype, longest=self._longest,
-            pictures=pictures, remove=[private, *([self._folders.root] if self._folders.root is not None else [])],
+            folder, endpoint, private, number=number, device=device, dtype=dtype, longest=self._longest, also=also,
+            remove=[private, *([root] if root is not None else [])],
         )  # fmt: skip
-
-    async def _reach(self) -> None:
-        pool = self._checked_pool
-        reasons = await asyncio.gather(*(s.client.ailment() for s in pool.servers))
-        if all(reasons):
-            found = "; ".join(f"{s.client.url}: {why}" for s, why in zip(pool.servers, reasons, strict=True))
-            raise UserError(
-                "data.rollouts.urls",
-                f"nothing answers a health check at {found}",
-                fix="start the servers first, or leave urls out: one is started here",
-            )
 
     @property
     def _checked_pool(self) -> Pool:

@@ -32,10 +32,10 @@ def test_a_share_of_memory_outside_its_range_is_refused(share: float) -> None:
         VLLMEngine(gpu_memory_utilization=share)
 
 
-def test_several_ranks_are_sent_to_servers(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_ranks_have_one_device_each(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "rank_and_world", lambda: (0, 2))
-    with pytest.raises(UserError, match=r"there are 2 ranks\n  fix: use VLLMServer"):
-        VLLMEngine().sync_weights(policy, 0)
+    with pytest.raises(UserError, match=r"wants 4 devices for the engine of each of 2 ranks(?s:.*)use VLLMServer"):
+        VLLMEngine(options={"tensor_parallel_size": 4}).sync_weights(policy, 0)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "llama", "adapters"])

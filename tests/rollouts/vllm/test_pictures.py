@@ -22,7 +22,9 @@ from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Beginning, Draws, GroupedSampler, VLLMServer
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.teacher import ServedTeacher
+from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.vllm import local
+from gspo_lightning.rollouts.vllm.handover import HandOver
 from gspo_lightning.rollouts.vllm.local import LocalVLLM, command
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.rollouts.toy_server import Reply, ToyServer
@@ -229,14 +231,17 @@ def test_a_run_learns_from_pictures_through_a_server(toy: ToyServer, tmp_path: P
     assert toy.loads == 1
 
 
-def test_a_server_of_our_own_has_the_route_for_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_of_our_own_has_the_route_for_pictures(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines: list[list[str]] = []
     monkeypatch.setattr(local, "LocalServer", lambda line, environment, remove: lines.append(line))
     ours = LocalVLLM("python", None, None, {}, {})
-    for pictures in (False, True):
+    hand_over = HandOver(WeightFolders(str(tmp_path), in_memory=False), "run", 10.0)
+    for one in (load_policy(ModelSettings("tiny-qwen3")), policy):
         ours.start(
             tmp_path, Endpoint("unix:/nowhere", "key"), tmp_path, number=0, device="cpu", dtype="float32",
-            pictures=pictures,
+            also=hand_over.options(one, {}),
         )  # fmt: skip
     assert [line.count("--enable-scale-out") for line in lines] == [0, 1]
 

@@ -298,7 +298,7 @@ def test_servers_have_the_new_weights_and_no_others(toy: ToyServer, policy: Poli
         assert toy.loads == 2
         assert ids(after) != ids(before)
         assert {r.policy_version for g in after for r in g} == {4}
-        assert len(list(Path(source._folders.root or "").iterdir())) == 1
+        assert len(list(Path(source.hand_over.folders.root or "").iterdir())) == 1
 
         def forget(route: str, body: dict[str, Any], reply: Reply) -> Reply:
             toy.tag = "default"  # as after a restart by somebody else
@@ -443,7 +443,7 @@ def test_a_server_of_our_own_is_started_anew_and_ends_with_us(
         assert ids(ask(source, policy, prompts)) == wanted
         assert guard._descendants(server.process.process.pid) != guarded
         last = server.process.process.pid
-        folder, private, log = source._folders.root, source._private.root, server.process.log
+        folder, private, log = source.hand_over.folders.root, source._private.root, server.process.log
     (kept,) = tmp_path.glob("gspo-server-*.log")  # of the one that was killed
     assert kept != log
     assert not Path(f"/proc/{last}").exists() or guard._descendants(last) == []
@@ -516,7 +516,7 @@ def test_servers_compute_in_the_dtype_of_training(
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             source.sync_weights(policy, 0)
             started = source._dtype_of(policy)
-        (folder,) = Path(source._folders.root or "").iterdir()
+        (folder,) = Path(source.hand_over.folders.root or "").iterdir()
         written = load_file(folder / "model.safetensors")
         assert {tensor.dtype for tensor in written.values()} == {dtype}
         assert started == dtype

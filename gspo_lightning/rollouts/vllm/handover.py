@@ -1,0 +1,187 @@
+"""What the first rank gives to servers before a rollout: whole weights, or adapters alone, and by which way."""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gspo_lightning.policy.lora import frozen_norm, has_adapters
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rollouts.serving.client import ServerError, UnsupportedError
+from gspo_lightning.rollouts.serving.pool import Server, Weights, deliver_files
+from gspo_lightning.rollouts.serving.weights import WeightFolders
+from gspo_lightning.rollouts.vllm.local import PICTURES, Defaults, lora_rank
+from gspo_lightning.rollouts.vllm.transfer import Sender
+from gspo_lightning.rollouts.vllm.ways import Way, options_for
+
+__all__ = ["HandOver", "NoAdaptersError", "deliver_elsewhere"]
+
+log = logging.getLogger(__name__)
+
+ENABLE = (
+    "to send adapters alone, set data.rollouts.options: {enable_lora: true}, or start servers with --enable-lora, "
+    "--max-lora-rank and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+)
+
+
+class NoAdaptersError(UnsupportedError):
+    """A server takes whole weights only."""
+
+
+class HandOver:
+    """Writes or sends weights, on the first rank; others have servers read the files.
+
+    Args:
+        folders: where files are written.
+        run: begins every tag.
+        timeout_s: seconds that a server may take for weights that come from GPU to GPU.
+    """
+
+    def __init__(self, folders: WeightFolders, run: str, timeout_s: float) -> None:
+        self.folders, self.run, self.timeout_s = folders, run, timeout_s
+        self.way: Way | None = None
+        """By which whole weights reach servers; None: not decided yet."""
+        self.adapters = True
+        """Whether servers are given adapters as such."""
+        self._sender: Sender | None = None
+        self._policy: weakref.ref[Policy] | None = None
+        self._dtype = torch.float32
+        self._count = 0
+        self._base: tuple[float, Path, str] | None = None
+        """Norm of the frozen weights, their folder, and their tag."""
+
+    def prepare(self, policy: Policy, dtype: torch.dtype, version: int) -> Weights:
+        """What every server must have before it is asked; valid as long as the policy has these weights.
+
+        Args:
+            policy: gathered on this rank.
+            dtype: of the weights on their way.
+            version: of the weights.
+
+        Raises:
+            OSError: no room.
+        """
+        self._policy, self._dtype = weakref.ref(policy), dtype
+        self._count += 1
+        tag, pictures = f"{self.run}-{version}-{self._count}", policy.sight is not None
+        if not (self.adapters and has_adapters(policy.model)):
+            folder = self._folder(policy, adapters=True)
+            return Weights(folder, tag, in_files=self._in_files, pictures=pictures)
+        norm = frozen_norm(policy)
+        if self._base is None or not math.isclose(self._base[0], norm, rel_tol=1e-6):
+            self._base = norm, self._folder(policy, adapters=False), f"{self.run}-base{self._count}"
+        _, folder, base = self._base
+        adapters = self.folders.write_adapters(policy, dtype)
+        return Weights(folder, f"{base}-{version}-{self._count}", base, adapters, self._in_files, pictures)
+
+    @property
+    def _in_files(self) -> bool:
+        return self.way in (None, "files")
+
+    def merged(self, policy: Policy, dtype: torch.dtype, version: int, why: str) -> Weights:
+        """:meth:`prepare` once a server has refused adapters: from now on they are merged into whole weights."""
+        log.warning("adapters are merged, and whole weights sent: %s; %s", why, ENABLE)
+        self.adapters = False
+        return self.prepare(policy, dtype, version)
+
+    def options(self, policy: Policy, given: Mapping[str, Any]) -> Defaults:
+        """Of servers that are started here.
+
+        Args:
+            policy: that they will sample from.
+            given: options of the user; ``enable_lora`` has them take adapters as such.
+        """
+        options, environment = options_for(self.way or "files")
+        if policy.sight is not None:
+            options |= PICTURES
+        if not has_adapters(policy.model):
+            return options, environment
+        if not (given.get("enable_lora") or given.get("enable-lora")):
+            log.warning("adapters are merged, and whole weights sent; %s", ENABLE)
+            self.adapters = False
+            return options, environment
+        return options | {"max_lora_rank": lora_rank(policy)}, environment | {
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"
+        }
+
+    def close(self) -> None:
+        """Remove all files."""
+        self.folders.close()
+        self.way = self._base = self._sender = self._policy = None
+
+    def _folder(self, policy: Policy, *, adapters: bool) -> Path:
+        if self._in_files:
+            return self.folders.write(policy, self._dtype, adapters=adapters)
+        return self.folders.write_without_weights(policy)
+
+    def keep(self, weights: Weights) -> None:
+        """Remove the files of earlier weights."""
+        self.folders.keep(weights.folder, weights.adapter)
+
+    async def deliver(self, server: Server, weights: Weights) -> None:
+        """Give a server what it lacks.
+
+        Raises:
+            NoAdaptersError: it does not take adapters.
+            ServerError: it failed.
+        """
+        tag = await server.client.weights()
+        if weights.adapter is None:
+            await self._whole(server, weights, known=tag.startswith(self.run))
+            return
+        if not (tag == weights.base or tag.startswith(f"{weights.base}-")):
+            base = Weights(weights.folder, weights.base, pictures=weights.pictures)
+            await self._whole(server, base, known=tag.startswith(self.run), adapters=False)
+        await give_adapters(server, weights)
+
+    async def _whole(self, server: Server, weights: Weights, *, known: bool, adapters: bool = True) -> None:
+        if self.way is None or self.way == "files":
+            await deliver_files(server, weights)
+            return
+        policy = None if self._policy is None else self._policy()
+        if policy is None:
+            raise ServerError("it lost its weights, and those that it had are gone here, too")
+        if self._sender is None:
+            self._sender = Sender(self.way, self.timeout_s)
+        await self._sender.send(server, policy, self._dtype, adapters=adapters, known=known)
+        await server.client.take(weights.tag, pictures=weights.pictures)
+
+
+async def deliver_elsewhere(server: Server, weights: Weights) -> None:
+    """As :meth:`HandOver.deliver` on ranks that have no weights: from the files, where there are any.
+
+    Raises:
+        ServerError: there are none; the first rank sends them.
+    """
+    if not weights.in_files:
+        raise ServerError("it does not have the weights, and only the first rank can send them")
+    if weights.adapter is None:
+        await deliver_files(server, weights)
+        return
+    tag = await server.client.weights()
+    if not (tag == weights.base or tag.startswith(f"{weights.base}-")):
+        await deliver_files(server, Weights(weights.folder, weights.base, pictures=weights.pictures))
+    await give_adapters(server, weights)
+
+
+async def give_adapters(server: Server, weights: Weights) -> None:
+    """Have a server that has their base read adapters, under a new name.
+
+    A name that is loaded again (``load_inplace``) would be read again for every batch of requests, and requests for
+    adapters that a server does not have are refused.
+
+    Raises:
+        NoAdaptersError: it refuses.
+    """
+    try:
+        await server.client.load_adapter(weights.tag, str(weights.adapter))
+    except UnsupportedError as error:
+        raise NoAdaptersError(str(error)) from error
+    await server.client.unload_adapters(weights.base, keep=weights.tag)
+    await server.client.take(weights.tag, pictures=weights.pictures)

@@ -1,0 +1,256 @@
+"""Weights from GPU to GPU, by vLLM's own transfer engines (``vllm.distributed.weight_transfer``)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import functools
+import pickle
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from torch import Tensor
+
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rollouts.serving.client import Client, ServerError
+from gspo_lightning.rollouts.serving.pool import Server
+from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
+from gspo_lightning.rollouts.vllm.surroundings import undisturbed
+from gspo_lightning.rollouts.vllm.ways import Way, is_near
+
+__all__ = ["Calls", "CheckpointWeights", "Sender", "address_for"]
+
+LATER_S = 30.0
+"""Longer than a request may take by its own limit."""
+BUFFER = 2**30
+"""Bytes of a buffer that weights are packed into, where no single one is larger."""
+
+
+class CheckpointWeights:
+    """A ``WeightSource`` of vLLM: names, dtypes and shapes of a checkpoint, and the tensors in the same order.
+
+    One tensor at a time is converted; vLLM packs them into buffers.
+    """
+
+    def __init__(self) -> None:
+        self._state: dict[str, Tensor] = {}
+        self._dtype = torch.float32
+
+    def fill(self, state: dict[str, Tensor], dtype: torch.dtype) -> None:
+        """Take these weights; floating-point ones are sent in ``dtype``."""
+        self._state, self._dtype = state, dtype
+
+    def clear(self) -> None:
+        """Let go of them."""
+        self._state = {}
+
+    @property
+    def buffer(self) -> int:
+        """Bytes of a buffer that takes each of them: CUDA IPC refuses larger ones."""
+        sizes = [value.numel() * self._kept(value).itemsize for value in self._state.values()]
+        return max(*sizes, min(BUFFER, sum(sizes)))
+
+    def metadata(self) -> list[Any]:
+        """Name, dtype and shape of each weight."""
+        from vllm.distributed.weight_transfer import ParamMeta
+
+        return [ParamMeta(name, self._kept(value), tuple(value.shape)) for name, value in self._state.items()]
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name, value in self._state.items():
+            yield name, value.to(self._kept(value)).contiguous()
+
+    def _kept(self, value: Tensor) -> torch.dtype:
+        return self._dtype if value.is_floating_point() else value.dtype
+
+
+class Calls:
+    """What a transfer engine of vLLM asks a server for, from threads of its own (``VLLMWeightSyncClient``).
+
+    Args:
+        client: of the server.
+        loop: that the client lives in.
+    """
+
+    def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
+        self._client, self._loop = client, loop
+        self.failed: asyncio.Future[BaseException] = loop.create_future()
+        """The first call that failed: the trainer's side may be waiting for a peer that will never come."""
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Have its workers meet the trainer."""
+        self._post("/init_weight_transfer_engine", {"init_info": init_info})
+
+    def start_weight_update(self) -> None:
+        """Have it expect weights."""
+        self._post("/start_weight_update", {})
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Have it receive some: returns when it has. Handles of GPU memory are no JSON and go as a pickle."""
+        plain = dict(update_info)
+        if (handles := plain.pop("ipc_handles", None)) is not None:
+            plain["ipc_handles_pickled"] = base64.b64encode(pickle.dumps(handles)).decode()
+        self._post("/update_weights", {"update_info": {k: v for k, v in plain.items() if v is not None}})
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Have it use them."""
+        self._post("/finish_weight_update", {} if weight_version is None else {"weight_version": weight_version})
+
+    def _post(self, path: str, body: dict[str, Any]) -> None:
+        future = asyncio.run_coroutine_threadsafe(self._client.post(path, body), self._loop)
+        try:
+            future.result(self._client.timeout_s + LATER_S)
+        except BaseException as error:
+            self._loop.call_soon_threadsafe(self._fail, error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.failed.done():
+            self.failed.set_result(error)
+
+
+Meeting = tuple[Any, CheckpointWeights, Calls]
+"""A transfer engine of vLLM, what it sends, and by what it calls its server."""
+
+
+class Sender:
+    """Sends weights to one server after the other; each has a transfer engine of its own.
+
+    So a server that was restarted is met again without the others.
+
+    Args:
+        way: ``ipc`` or ``nccl``.
+        timeout_s: seconds that one server may take.
+    """
+
+    def __init__(self, way: Way, timeout_s: float) -> None:
+        self.way, self.timeout_s = way, timeout_s
+        self._met: dict[Server, Meeting] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    async def send(self, server: Server, policy: Policy, dtype: torch.dtype, *, adapters: bool, known: bool) -> None:
+        """Give a server all weights of a policy.
+
+        Args:
+            server: answers.
+            policy: gathered on this rank.
+            dtype: of the weights on their way.
+            adapters: merged into them, or left out.
+            known: whether it is the server that was met before, not one that was started again.
+
+        Raises:
+            ServerError: it did not take them.
+        """
+        async with self._one_at_a_time:
+            if not known:
+                self._met.pop(server, None)
+            try:
+                state = in_checkpoint_format(policy, adapters=adapters)
+                if server not in self._met:
+                    source = CheckpointWeights()
+                    source.fill(state, dtype)
+                    self._met[server] = await self._meet(server, source, policy.device)
+                engine, source, calls = self._met[server]
+                source.fill(state, dtype)
+                try:
+                    await self._wait(calls, functools.partial(_on, policy.device, engine.send_weights))
+                finally:
+                    source.clear()
+            except Exception as error:
+                self._met.pop(server, None)
+                with suppress(Exception):
+                    await server.client.post("/finish_weight_update", {})  # it would refuse to begin another one
+                raise (
+                    error
+                    if isinstance(error, ServerError)
+                    else ServerError(f"weights did not arrive by {self.way}: {type(error).__name__}: {error}")
+                ) from error
+
+    async def _meet(self, server: Server, source: CheckpointWeights, device: torch.device) -> Meeting:
+        calls = Calls(server.client, asyncio.get_running_loop())
+        workers = await server.client.world_size() if self.way == "nccl" else 0
+        opening = functools.partial(_open, self.way, calls, source, address_for(server.client.url), workers)
+        return await self._wait(calls, functools.partial(_on, device, opening)), source, calls
+
+    async def _wait(self, calls: Calls, work: Callable[[], Any]) -> Any:
+        """Its result, unless a call to the server fails first.
+
+        Raises:
+            ServerError: it takes too long.
+        """
+        thread = _in_thread(work)
+        done, _ = await asyncio.wait(
+            [thread, calls.failed], timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if calls.failed in done:
+            raise calls.failed.result()
+        if thread not in done:
+            raise ServerError(f"weights did not arrive by {self.way} in {self.timeout_s:g} s")
+        return thread.result()
+
+
+def address_for(url: str) -> str:
+    """The address of this machine that a server reaches it by."""
+    if is_near(url):
+        return "127.0.0.1"
+    host = str(urlsplit(url).hostname)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing: the system only looks up the way
+        return str(probe.getsockname()[0])
+
+
+def _open(way: Way, calls: Calls, source: CheckpointWeights, address: str, workers: int) -> Any:
+    with undisturbed():
+        from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
+    if way == "ipc":
+        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+
+        return WeightTransferTrainerFactory.trainer_init(
+            IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=source.buffer), client=calls, source=source
+        )
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
+        listener.bind((address, 0))
+        port = int(listener.getsockname()[1])
+    info = NCCLTrainerInitInfo(
+        rank=0, master_address=address, master_port=port, world_size=1 + workers, packed_buffer_size_bytes=source.buffer
+    )
+    return WeightTransferTrainerFactory.trainer_init(info, client=calls, source=source)
+
+
+def _on(device: torch.device, work: Callable[[], Any]) -> Any:
+    """A thread begins on the first device, and may run ahead of what others wrote."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    with torch.no_grad(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        return work()
+
+
+def _in_thread(work: Callable[[], Any]) -> asyncio.Future[Any]:
+    """A thread that nobody waits for at the end: it may hang with a server that is gone."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(method: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            method(value)
+
+    def run() -> None:
+        try:
+            result = work()
+        except Exception as error:
+            outcome = functools.partial(settle, future.set_exception, error)
+        else:
+            outcome = functools.partial(settle, future.set_result, result)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(outcome)
+
+    threading.Thread(target=run, name="weights", daemon=True).start()
+    return future

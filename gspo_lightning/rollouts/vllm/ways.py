@@ -1,0 +1,145 @@
+"""Which way weights take to servers: files, CUDA IPC on one GPU, or NCCL between GPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import torch
+
+from gspo_lightning.addresses import UNIX, is_loopback
+from gspo_lightning.errors import UserError
+from gspo_lightning.rollouts.vllm.local import parallelism
+
+__all__ = ["Circumstances", "Way", "WayOrAuto", "choose", "devices", "is_near", "options_for"]
+
+Way = Literal["files", "ipc", "nccl"]
+WayOrAuto = Literal["auto", "files", "ipc", "nccl"]
+FIELD = "data.rollouts.transfer"
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What decides it."""
+
+    cuda: bool
+    """The policy is on a CUDA device."""
+    ranks: int = 1
+    """Of the trainer."""
+    trusted: bool = True
+    """No server is on another host, or nobody else can use the network (``plain_http``)."""
+    pictures: bool = False
+    """Servers that are started here read pictures: started without weights, their tower would keep random buffers."""
+    own: str = ""
+    """GPU of the first rank."""
+    theirs: Sequence[Sequence[str]] = ()
+    """GPUs of each server that is started here."""
+    configured: Sequence[str | None] = ()
+    """``weight_transfer_config.backend`` of each server that runs already; None: it has none, or does not tell."""
+
+    @property
+    def suited(self) -> Way:
+        """The fastest that these servers can take."""
+        if self.configured:
+            known = set(self.configured)
+            return "ipc" if known == {"ipc"} else "nccl" if known == {"nccl"} else "files"
+        if not self.own or not all(self.theirs) or any(not _alike(self.own, gpu) for s in self.theirs for gpu in s):
+            return "files"
+        if all(list(server) == [self.own] for server in self.theirs):
+            return "ipc"
+        return "files" if any(self.own in server for server in self.theirs) else "nccl"
+
+
+def choose(asked: WayOrAuto, found: Circumstances) -> Way:
+    """The way that is asked for; ``auto`` is the fastest that is possible.
+
+    Raises:
+        UserError: what is asked for is not possible.
+    """
+    if asked == "files":
+        return "files"
+    way = found.suited if asked == "auto" else asked
+    problem = None if way == "files" else _obstacle(way, found, asked)
+    if problem is None:
+        return way
+    if asked == "auto":
+        return "files"
+    raise UserError(FIELD, f"is {asked}, but {problem[0]}", fix=problem[1])
+
+
+def options_for(way: Way) -> tuple[dict[str, Any], dict[str, str]]:
+    """Options and environment variables of a server that is started for it."""
+    if way == "files":
+        return {}, {}
+    options = {"weight_transfer_config": json.dumps({"backend": way}), "load_format": "dummy"}
+    return options, {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} if way == "ipc" else {}
+
+
+def devices(
+    device: torch.device,
+    gpus: Sequence[str] | None,
+    count: int,
+    options: Mapping[str, Any],
+    environment: Mapping[str, str] = os.environ,
+) -> tuple[str, list[list[str]]]:
+    """The policy's GPU, and those of each server that is started here; '' on a CPU.
+
+    Args:
+        device: of the policy.
+        gpus: for each server its ``CUDA_VISIBLE_DEVICES``; None: this process's.
+        count: of servers.
+        options: of the servers, with their parallelism.
+        environment: of this process.
+    """
+    if device.type != "cuda":
+        return "", [[]] * count
+    listed = environment.get("CUDA_VISIBLE_DEVICES")
+    visible = _listed(listed) if listed else [str(i) for i in range(torch.cuda.device_count())]
+    size, index = parallelism(options), device.index or 0
+    own = visible[index] if index < len(visible) else ""
+    return own, [(_listed(gpus[i]) if gpus is not None else visible)[:size] for i in range(count)]
+
+
+def _obstacle(way: Way, found: Circumstances, asked: WayOrAuto) -> tuple[str, str] | None:
+    """Why it is not possible, and what to do."""
+    if not found.cuda:
+        return "the policy is not on a CUDA device", "use transfer: files"
+    if importlib.util.find_spec("vllm") is None:
+        return (
+            "vLLM, which sends the weights, is not installed for the trainer's Python",
+            "pip install 'gspo_lightning[vllm]', or use transfer: files",
+        )
+    if other := [backend for backend in found.configured if backend != way]:
+        return (
+            f"a server was started for {other[0] or 'files'}",
+            f"start it with --weight-transfer-config '{json.dumps({'backend': way})}'",
+        )
+    if found.pictures:
+        return "servers that read pictures need their weights to start", "use transfer: files, or start them yourself"
+    if way == "ipc" and found.ranks > 1:
+        return f"there are {found.ranks} ranks and only the first one sends", "use transfer: nccl or files"
+    if way == "nccl" and not found.trusted:
+        return (
+            "a server is on another host: weights would go there unencrypted, from a port that trusts everybody",
+            "plain_http: true if nobody else can use that network, or use transfer: files",
+        )
+    return None
+
+
+def is_near(url: str) -> bool:
+    """A server is on this machine."""
+    return url.startswith(UNIX) or is_loopback(urlsplit(url).hostname or "")
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _alike(one: str, other: str) -> bool:
+    """Both are numbers, or neither is: then different names are different GPUs."""
+    return one.isdigit() == other.isdigit()
