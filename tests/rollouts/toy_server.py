@@ -57,7 +57,7 @@ class ToyServer:
     draws: Draws | None = None
     """The randomness of all answers; None: the seed of each request, or its number."""
     prompts: dict[tuple[tuple[int, ...], bytes], Prompt] = field(default_factory=dict)
-    """Token ids and pixels of pictures -> prompts with their ids, for the draws; others have id 0."""
+    """Token ids and pixels of pictures (none: empty) -> prompts with their ids, for the draws; others have id 0."""
     fault: Fault | None = None
     tag: str = "default"
     loads: int = 0

@@ -236,7 +236,7 @@ def test_a_server_tells_the_experts_that_it_sampled_with(toy: ToyServer, mixture
     """The same as the sampler of this process, whose draws the toy has."""
     ids_of = [(3, 4, 5, 6), (7, 8, 9)]
     prompts = [Prompt(i, "", row) for i, row in enumerate(ids_of)]
-    toy.prompts, toy.draws = {p.token_ids: p for p in prompts}, DRAWS
+    toy.prompts, toy.draws = {(p.token_ids, b""): p for p in prompts}, DRAWS
     with closing(VLLMServer([toy.url], **FAST, routed_experts=True)) as source:
         assert source.records_routes
         source.sync_weights(mixture, 0)
@@ -528,5 +528,5 @@ def test_servers_compute_in_the_dtype_of_training(
 @pytest.mark.parametrize(("autocast", "dtype"), [(False, "float32"), (True, "bfloat16")])
 def test_an_engine_computes_in_the_dtype_of_training(policy: Policy, autocast: bool, dtype: str) -> None:
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        assert VLLMEngine()._arguments(policy)["dtype"] == dtype
-        assert VLLMEngine(dtype="float32")._arguments(policy)["dtype"] == "float32"
+        assert VLLMEngine()._arguments(policy, 8)["dtype"] == dtype
+        assert VLLMEngine(dtype="float32")._arguments(policy, 8)["dtype"] == "float32"

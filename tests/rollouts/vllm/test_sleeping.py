@@ -92,10 +92,10 @@ def test_an_engine_that_was_not_started_for_it_does_not_sleep(calls: Calls, poli
 
 
 def test_engines_on_a_gpu_sleep_unless_they_are_told_not_to(monkeypatch: pytest.MonkeyPatch, policy: Policy) -> None:
-    assert "enable_sleep_mode" not in VLLMEngine()._arguments(policy)
+    assert "enable_sleep_mode" not in VLLMEngine()._arguments(policy, 8)
     monkeypatch.setattr(Policy, "device", torch.device("cuda", 1))
-    assert VLLMEngine()._arguments(policy)["enable_sleep_mode"] is True
-    assert VLLMEngine(options={"enable_sleep_mode": False})._arguments(policy)["enable_sleep_mode"] is False
+    assert VLLMEngine()._arguments(policy, 8)["enable_sleep_mode"] is True
+    assert VLLMEngine(options={"enable_sleep_mode": False})._arguments(policy, 8)["enable_sleep_mode"] is False
 
 
 def test_the_same_weights_are_copied_again_after_a_rest(
