@@ -95,6 +95,7 @@ def test_a_spent_buffer_is_not_written() -> None:
         "examples": [],
         "rewards": {},
         "distributions": {},
+        "media": {"files": {}, "rows": []},
     }
     assert state["bytes"] < 2000
     assert stopped(2, 1, 3)["bytes"] > 4 * state["bytes"]

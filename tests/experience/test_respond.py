@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
-import torch
 
 from gspo_lightning.errors import InfrastructureError
 from gspo_lightning.experience.respond import respond
@@ -15,6 +15,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rewards import FormatReward, RewardRunner, Sample
 from gspo_lightning.rewards.workers.runner import Pending
 from gspo_lightning.rollouts import Draws, GroupedSampler
+from gspo_lightning.rollouts.sampler.wave import Wave
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 SAMPLING = SamplingParams(12, stop_token_ids=(1, 5, 9, 20))
@@ -40,14 +41,23 @@ class Waiting(GroupedSampler):
         self.runner = runner
         self.scored_early = 0
 
-    def _sample(self, *args: Any) -> torch.Tensor:
+    def generate(self, *args: Any, **options: Any) -> list[list[Rollout]]:
+        """See :meth:`GroupedSampler.generate`."""
+        own = Wave.sample
+
+        def sample(wave: Wave) -> None:
+            self._wait()
+            own(wave)
+
+        with mock.patch.object(Wave, "sample", sample):
+            return super().generate(*args, **options)
+
+    def _wait(self) -> None:
         deadline = time.monotonic() + PATIENCE_S
         begun = getattr(self.runner, "submitted", [])
         while not all(p.done() for p in begun) and time.monotonic() < deadline:
             time.sleep(0.01)
         self.scored_early = max(self.scored_early, sum(p.done() for p in begun))
-        chosen: torch.Tensor = GroupedSampler._sample(*args)
-        return chosen
 
 
 def ask(policy: Policy, prompts: list[Prompt], source: GroupedSampler, runner: RewardRunner) -> list[list[Rollout]]:

@@ -13,7 +13,6 @@ READ_ELSEWHERE = {
     "_precision_plugin": "Lightning's strategies'",
     "_data_parallel_size": "Lightning's ModelParallelStrategy",
     "_tensor_parallel_size": "Lightning's ModelParallelStrategy",
-    "_kept": "holds tensors, so that their numbers are not given to others",
     "cumulative_length": "transformers', of cache layers with a window",
     "pattern": "for readers of a reward",
 }

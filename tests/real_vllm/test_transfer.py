@@ -25,7 +25,6 @@ from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
 from gspo_lightning.rollouts.vllm import transfer
 from gspo_lightning.rollouts.vllm.in_process import InProcessEngine
 from gspo_lightning.rollouts.vllm.probe import Probe
-from gspo_lightning.rollouts.vllm.protocol import request
 from gspo_lightning.rollouts.vllm.transfer import Calls, CheckpointWeights, Sender
 from gspo_lightning.rollouts.vllm.ways import options_for
 from tests.real_vllm import served
@@ -193,7 +192,7 @@ def gap(engine: InProcessEngine, policy: Policy) -> float:
     """Nats between the engine's log-probabilities and the policy's."""
     engine._llm.reset_prefix_cache()
     probe = Probe(policy, None, "float32")
-    ((_, piece),) = engine.run([request("", probe.row, 1, probe.sampling, seed=1)])
+    ((_, piece),) = engine.run([probe.request], [probe.row.prompt.media])
     return probe.check(["vLLM"], [piece.answer])
 
 
