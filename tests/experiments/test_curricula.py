@@ -54,7 +54,7 @@ def test_an_interrupted_grid_goes_on_with_its_missing_runs_and_writes_its_page(
     monkeypatch.setattr(ExperienceLoader, "mark_trained", interrupt)
     assert main(argv) != 0
     assert not page.exists()
-    folders = [root / "runs" / "Uniform-seed1" / "version_0", root / "runs" / "Informative-seed1" / "version_1"]
+    folders = [root / "runs" / "Uniform-seed1" / "version_0", root / "runs" / "Informative-seed1" / "version_0"]
     done = (folders[0] / "summary.json").stat().st_mtime_ns
     assert main(argv) == 0
     assert len(updates) == 5 + 1  # only the cell that was interrupted goes on, from its checkpoint

@@ -19,7 +19,7 @@ OTHER_RUNS = {
     "val/pass@<k>", "reward/resampled_groups", "kl/policy_reference_k1", "kl/policy_reference_k3", "objective/<name>",
     "alarms", "reward/agreement/<name>", "suite/<name>/<metric>", "cold_start/held_out_loss",
     "reward/logged/<name>", "optim/loss_scale", "policy/positive_nll", "policy/positive_tokens",
-    "throughput/server_idle_share",
+    "throughput/server_idle_share", "sample_pictures", "held_out_pictures",
 }  # fmt: skip
 """Tags of options that the quickstart does not use: test_evaluation.py, test_options.py,
 test_cold_start_file.py and the judge's tests do.
