@@ -101,7 +101,8 @@ test-sandbox: install sandbox
 
 test-trl: bench-install
 	GSPO_TESTS_EXPECT=trl $(BIN)/python -m pytest tests/objectives/test_against_trl.py tests/benchmarks/test_benchmarks.py \
-	  tests/rewards/test_trl_functions.py tests/commands/fit/test_foreign.py
+	  tests/rewards/test_trl_functions.py tests/commands/fit/test_foreign.py \
+	  "tests/project/test_code_in_docs.py::test_python_runs[from_trl]"
 
 # vLLM pins versions of its own, so it has an environment of its own; VLLM_PYTHON=... takes one that is there
 test-vllm:

@@ -57,9 +57,11 @@ def test_blocks_name_a_language_that_is_tried() -> None:
 
 
 @pytest.mark.parametrize(("page", "texts"), of("python"))
-def test_python_runs(page: Path, texts: list[tuple[str, str]], folder: Path) -> None:
+def test_python_runs(page: Path, texts: list[tuple[str, str]], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if any("import trl" in text or "from trl" in text for _, text in texts):
         pytest.importorskip("trl")
+        # TRL's default is bf16, which its configuration refuses on a machine without a GPU
+        monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
     names: dict[str, Any] = {"__name__": page.stem}
     for name, text in texts:
         if not name:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import multiprocessing
 import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,19 +20,41 @@ from typing import Any
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.conftest", "gspo_lightning.commands.fit.command", "tests.runs.processes"])
+SECONDS = 120
 
 
 def in_processes(target: Callable[..., None], *arguments: object, count: int = 2) -> None:
     """Runs ``target(number, *arguments)`` in as many processes at once; it must be importable, and none may fail."""
-    processes = [SERVER.Process(target=target, args=(number, *arguments)) for number in range(count)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-        if process.is_alive():
-            process.kill()
-            process.join()
-    assert [process.exitcode for process in processes] == [0] * count
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder, str(number)) for number in range(count)]
+        processes = [
+            SERVER.Process(target=_logged, args=(str(log), target, number, *arguments))
+            for number, log in enumerate(logs)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(SECONDS)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        failed = [(p.exitcode, log) for p, log in zip(processes, logs, strict=True) if p.exitcode]
+        said = "\n".join(f"{code}: {log.read_text() if log.is_file() else 'never began'}" for code, log in failed)
+        assert [process.exitcode for process in processes] == [0] * count, said
+
+
+def _logged(log: str, target: Callable[..., None], *arguments: object) -> None:
+    _write_to(log)
+    faulthandler.dump_traceback_later(SECONDS - 10)  # where a process hangs
+    target(*arguments)
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _write_to(log: str) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
 
 
 @dataclass
@@ -93,10 +117,7 @@ def _child(
 ) -> None:
     os.environ.update(environment)
     os.setsid()  # a Ctrl-C at the test runner's terminal is not for this process
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    _write_to(log)
     from gspo_lightning.cli import main
 
     if kill_at:
