@@ -113,6 +113,27 @@ def test_rows_go_on_from_their_tokens(
         assert not caplog.records  # remembered
 
 
+def test_the_limit_recovers_by_an_eighth_with_every_call_that_it_has_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 rows with a prompt each: at first 8 are too many for a step, from the third call on no number is."""
+    policy, sampling = build("llama"), SamplingParams(8, stop_token_ids=())
+    policy.model.generation_config.eos_token_id = None
+    rows = [Beginning(p, 0, p.token_ids, 0, 8) for p in prompts_of(policy, 24)]
+
+    def ask(sampler: GroupedSampler, count: int) -> list[Rollout]:
+        return sampler.extend(policy, rows[:count], sampling=sampling, draws=DRAWS)
+
+    wanted, sampler, call = ask(GroupedSampler(), 24), GroupedSampler(decode="model"), 0
+    seen = failing(monkeypatch, SharedDecoder, "step", lambda n, rows: call < 2 and rows > 7)
+    most = []
+    for call in range(13):
+        seen.clear()
+        assert_equal(ask(sampler, 24), wanted)
+        most.append(max(seen))
+        if call == 4:
+            ask(sampler, 5)  # fewer than the limit: they do not show that more would fit
+    assert most == [24, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18]  # of the first call 24 fail, then 12
+
+
 def test_nothing_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """24 rows of 40 tokens; memory runs out at token 30: what is decoded after that is what was missing."""
     policy = build("llama")
