@@ -183,7 +183,7 @@ class GroupedSampler(RolloutSource):
         while len(queue):
             queue.fitting = self._fitting
             decoder = decoder_for(policy, self.decode)
-            costs = Costs(policy, decoder.may_grow, queue.widest)
+            costs = Costs.of(policy, decoder.may_grow, queue.widest)
             wave = Wave(
                 decoder if book is None else RecordingDecoder(decoder, book, policy),
                 buffer, sampling, draws, self.compact_at,

@@ -224,7 +224,7 @@ def test_waves_are_chosen_from_free_memory_and_change_nothing(
 ) -> None:
     policy = build(family)
     wanted = answers(policy, GroupedSampler())
-    costs = Costs(policy, policy.packed, max(len(p.token_ids) for p in prompts_of(policy)))
+    costs = Costs.of(policy, policy.packed, max(len(p.token_ids) for p in prompts_of(policy)))
     size = rows * (costs.row(40) + costs.context(8))
     monkeypatch.setattr(memory, "free_memory", lambda device: int(size / memory.SHARES["cpu"]) + 1)
     most: list[int] = []
@@ -247,9 +247,9 @@ def test_costs_by_hand() -> None:
     layer = 2 * config.num_key_value_heads * config.head_dim * 4
     token = layer * (config.num_hidden_layers + 1)  # and a copy of one layer that grows
     logits = 4 * 4 * config.vocab_size
-    shared = Costs(policy, True, 30)
+    shared = Costs.of(policy, True, 30)
     assert (shared.context(30), shared.row(100)) == (30 * token, 128 * token + logits)  # pages of 32 tokens
-    padded = Costs(policy, False, 30)
+    padded = Costs.of(policy, False, 30)
     assert (padded.context(30), padded.row(64)) == (0, (30 + 72) * layer * config.num_hidden_layers + logits)
 
 
