@@ -59,6 +59,7 @@ def settings_of(name: str, folder: Path) -> ModelSettings:
         "adapters": ModelSettings("tiny-qwen3", gradient_checkpointing=True, lora=LoRA(r=4)),
         "bfloat16": ModelSettings("tiny-qwen3", dtype="bfloat16"),
         "not sent": ModelSettings("tiny-qwen3"),
+        "pictures": ModelSettings("tiny-qwen3-vl", freeze=[]),
     }[name]
 
 
@@ -213,7 +214,7 @@ def replay(strategy: Sharding) -> None:
         assert off < 1e-5, f"gradient of {name} is off by {off:.2g}"
 
 
-SENT = ["tied", "not tied", "mixture", "adapters", "bfloat16"]
+SENT = ["tied", "not tied", "mixture", "adapters", "bfloat16", "pictures"]
 
 
 def sending(settings: ModelSettings, strategy: Sharding) -> None:
@@ -242,7 +243,7 @@ def rank_of(rank: int, world: int, folder: Path, answers: Any) -> None:
     for name, job in jobs.items():
         case = name.removeprefix("sent ").partition(" ")[2] if name.startswith("sent ") else name
         try:
-            job(settings_of(case if case in CASES else "tied", folder), strategy)
+            job(settings_of(case if case in (*CASES, *SENT) else "tied", folder), strategy)
             found[name] = ""
         except Exception as error:  # is what is reported; other ranks may be waiting for this one
             found[name] = f"{type(error).__name__}: {error}"
