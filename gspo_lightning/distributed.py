@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +21,7 @@ __all__ = [
     "all_max",
     "all_names",
     "all_sum",
+    "another_group",
     "fail_together",
     "from_first_rank",
     "gather_objects",
@@ -28,10 +30,14 @@ __all__ = [
     "leaves_no_group",
     "local",
     "rank_and_world",
+    "through",
 ]
 
 
 T = TypeVar("T")
+
+_group: ContextVar[dist.ProcessGroup | None] = ContextVar("group", default=None)
+"""The group of this thread's collectives; None is the default one."""
 
 _OF_RANKS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK")
 """What Lightning tells the processes it starts, and leaves in the one that has started them."""
@@ -72,6 +78,25 @@ def rank_and_world() -> tuple[int, int]:
     return 0, 1
 
 
+def another_group() -> dist.ProcessGroup | None:
+    """A second group of all ranks, on the CPU; None in a single process. A collective.
+
+    A thread beside the main one needs it: which of two threads is the first to call a collective differs from rank to
+    rank, and on one group the first call of each rank would meet.
+    """
+    return dist.new_group(backend="gloo") if rank_and_world()[1] > 1 else None
+
+
+@contextlib.contextmanager
+def through(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Collectives of this module that this thread calls in the block go through a group; None is the default one."""
+    token = _group.set(group)
+    try:
+        yield
+    finally:
+        _group.reset(token)
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor; the tensor itself where it is not sharded (or is a part already, as in FSDP1)."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -82,7 +107,7 @@ def all_sum(values: Tensor) -> Tensor:
     if rank_and_world()[1] == 1:
         return values
     total = values.clone()
-    dist.all_reduce(total)
+    dist.all_reduce(total, group=_group.get())
     return total
 
 
@@ -91,7 +116,7 @@ def all_max(values: Tensor) -> Tensor:
     if rank_and_world()[1] == 1:
         return values
     total = values.clone()
-    dist.all_reduce(total, op=dist.ReduceOp.MAX)
+    dist.all_reduce(total, op=dist.ReduceOp.MAX, group=_group.get())
     return total
 
 
@@ -100,7 +125,7 @@ def largest(value: int, device: torch.device) -> int:
     if rank_and_world()[1] == 1:
         return value
     found = torch.tensor(value, device=device)
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=_group.get())
     return int(found)
 
 
@@ -110,7 +135,7 @@ def all_gather_objects(value: Any) -> list[Any]:
     if world == 1:
         return [value]
     gathered: list[Any] = [None] * world
-    dist.all_gather_object(gathered, value)
+    dist.all_gather_object(gathered, value, group=_group.get())
     return gathered
 
 
@@ -120,7 +145,7 @@ def from_first_rank(make: Callable[[], T]) -> T:
     if world == 1:
         return make()
     found: list[Any] = [make() if rank == 0 else None]
-    dist.broadcast_object_list(found, src=0)
+    dist.broadcast_object_list(found, src=0, group=_group.get())
     value: T = found[0]
     return value
 
@@ -131,7 +156,7 @@ def gather_objects(value: Any) -> list[Any]:
     if world == 1:
         return [value]
     gathered: list[Any] = [None] * world if rank == 0 else []
-    dist.gather_object(value, gathered if rank == 0 else None)
+    dist.gather_object(value, gathered if rank == 0 else None, group=_group.get())
     return gathered
 
 
@@ -167,5 +192,5 @@ def gather_rows(values: Tensor) -> Tensor:
     if world == 1:
         return values.unsqueeze(0)
     gathered = [torch.empty_like(values) for _ in range(world)]
-    dist.all_gather(gathered, values.contiguous())
+    dist.all_gather(gathered, values.contiguous(), group=_group.get())
     return torch.stack(gathered)

@@ -158,7 +158,9 @@ class PolicyModule(LightningModule):
     # evaluation --------------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        """Start counting."""
+        """Start counting, once no rollout ahead of training uses the source."""
+        if self.data.iteration is not None and self.data.iteration.prefetcher is not None:
+            self.data.iteration.prefetcher.settle()
         test = self.trainer.state.fn == "test"
         self.evaluator.start(self.data.evaluation, self.device, self.data.sets.source_names("test" if test else "val"))
         self.on_predict_epoch_start()

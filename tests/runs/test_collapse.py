@@ -164,14 +164,14 @@ def test_a_rollback_goes_on_from_before_the_collapse(
     assert not [a for a in alarms(run) if a["update"] > recognised]
 
 
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss of the third update is not finite."""
+def poison(monkeypatch: pytest.MonkeyPatch, at: int = 3) -> None:
+    """The loss of one update is not finite."""
     original, calls = GSPO.__call__, []
 
     def poisoned(self: GSPO, *args: Any, **kwargs: Any) -> Any:
         out = original(self, *args, **kwargs)
         calls.append(1)
-        out.loss = out.loss * (float("nan") if len(calls) == 3 else 1.0)
+        out.loss = out.loss * (float("nan") if len(calls) == at else 1.0)
         return out
 
     monkeypatch.setattr(GSPO, "__call__", poisoned)
@@ -197,8 +197,19 @@ def test_rollbacks_are_bounded(
     poison(monkeypatch)
     arguments = collapse(action="rollback", max_rollbacks=0)
     run = runs.fit(tmp_path, *OPTIONS, "--model.on_nonfinite=skip", arguments, code=1)
-    assert "stopped after 0 rollbacks: collapse: non finite since update 3" in capsys.readouterr().err
-    assert [alarm["update"] for alarm in alarms(run)] == [3]
+    said = " ".join(capsys.readouterr().err.split())
+    assert "stopped: collapse: non finite since update 3, recognised at 3 (stopped)" in said
+    assert "rolled back" not in said
+    assert [(alarm["update"], alarm["action"]) for alarm in alarms(run)] == [(3, "stopped")]
+
+
+def test_without_a_checkpoint_from_before_it_a_rollback_is_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poison(monkeypatch, at=1)
+    run = runs.fit(tmp_path, *OPTIONS, "--model.on_nonfinite=skip", collapse(action="rollback"), code=1)
+    assert "stopped; no checkpoint is from before it: collapse: non finite since update 1" in capsys.readouterr().err
+    assert [(alarm["update"], alarm["action"]) for alarm in alarms(run)] == [(1, "stopped")]
 
 
 def test_a_nan_that_stops_the_run_by_itself_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

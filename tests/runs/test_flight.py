@@ -17,7 +17,9 @@ from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from gspo_lightning.prompts import ChainTask
 from gspo_lightning.rollouts import RolloutSource
 from gspo_lightning.types import FinishReason, Prompt, Rollout
+from tests.rollouts.toy_server import ToyServer
 from tests.runs import runs
+from tests.runs.processes import Command
 
 UNTAUGHT = [*runs.UNTAUGHT, "--data.val=null", "--trainer.num_sanity_val_steps=0", "--model.optimizer.lr=0.003"]
 PARTIAL = [*UNTAUGHT, "--data.prompts_in_flight=12", "--data.max_response_tokens=40", "--data.stop_token_ids=[5,9,20]"]
@@ -173,3 +175,24 @@ def test_what_cannot_be_joined_is_refused(
     shown = capsys.readouterr().err
     assert field in shown
     assert said in shown
+
+
+@pytest.mark.long
+def test_two_ranks_sample_ahead_from_a_server_and_evaluate_on_it(tmp_path: Path) -> None:
+    """One rank has finished a rollout, and begins the next one, while the other still samples from the same server."""
+    options = [
+        *runs.SMALL, *runs.UNTAUGHT, "--data.max_staleness=2", "--trainer.max_epochs=5",
+        "--trainer.check_val_every_n_epoch=1", "--model.optimizer.lr=0.003", "--data.rollout_retries=0",
+        "--trainer.accelerator=cpu", "--trainer.devices=2", "--trainer.strategy=ddp",
+        f"--trainer.default_root_dir={tmp_path}",
+    ]  # fmt: skip
+    log = tmp_path / "log"
+    with ToyServer() as toy:
+        source = f'--data.rollouts={{"class_path": "VLLMServer", "init_args": {{"urls": ["{toy.url}"]}}}}'
+        command = Command(["fit", f"--config={runs.QUICKSTART}", *options, source], 2, log=log).start()
+        assert command.wait(120) == [0, 0], log.read_text()
+        assert toy.loads == 11  # five rollouts, an evaluation before the first and one after each
+    (run,) = (tmp_path / "quickstart").glob("version_*")
+    scalars = runs.scalars(run)
+    assert [age for _, age in scalars["staleness/max_age"]] == [0.0, 0.0, 2.0, 2.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0]
+    assert [step for step, _ in scalars["val/accuracy"]] == [0, 2, 4, 6, 8, 10]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import threading
+import time
+import urllib.request
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -19,13 +25,21 @@ from gspo_lightning.advantages.shaping import (
     mask_truncated,
 )
 from gspo_lightning.advantages.within_groups import GroupNormalised
-from gspo_lightning.errors import UserError
+from gspo_lightning.distributed import all_gather_objects, fail_together
+from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.experience.collect import collect, measure_rewards
 from gspo_lightning.metrics.rollouts import measure_rollouts
 from gspo_lightning.packing.batches import batches_of, cut_groups, make_mini_batches, with_advantages
 from gspo_lightning.packing.deal import deal_rows
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
 from gspo_lightning.randomness import stream
+from gspo_lightning.rollouts import VLLMServer
+from gspo_lightning.rollouts.prefetcher import Job, RolloutPrefetcher
+from gspo_lightning.rollouts.retrying import RetryingSource
+from gspo_lightning.rollouts.serving.pool import Pool, Server, Weights
 from gspo_lightning.types import FinishReason, Prompt, Rollout
+from tests.rollouts.toy_server import ToyServer
 from tests.runs.processes import SERVER
 
 CPU = torch.device("cpu")
@@ -210,3 +224,141 @@ def test_steps_of_two_ranks_are_compared_as_by_one(tmp_path: Path, which: str) -
     assert two_ranks(tmp_path, _steps_here, which) == [([own], dead) for own in wanted]
     if which != "all masked":
         assert any(x != 0 for row in wanted[0] for x in row)
+
+
+def _beside_each_other(rank: int) -> list[Any]:
+    """On rank 0 the collective of the job is the first to be issued, on rank 1 that of the main thread."""
+    begun = threading.Event()
+
+    def make(iteration: int) -> Job[list[Any]]:
+        def job(_: Callable[[], None]) -> list[Any]:
+            if iteration == 0:
+                return []
+            if rank == 1:
+                begun.wait(10)
+                time.sleep(0.3)
+            begun.set()
+            with fail_together():
+                return all_gather_objects(("job", rank))
+
+        return job
+
+    line = RolloutPrefetcher[list[Any]](1)
+    line.take(0, 2, make)
+    if rank == 0:
+        begun.wait(10)
+        time.sleep(0.3)
+    begun.set()
+    found = all_gather_objects(("training", rank)), line.take(1, 2, make)
+    line.close()
+    return list(found)
+
+
+def test_collectives_of_rollouts_ahead_do_not_meet_those_of_training(tmp_path: Path) -> None:
+    expected = [[("training", 0), ("training", 1)], [("job", 0), ("job", 1)]]
+    assert two_ranks(tmp_path, _beside_each_other) == [expected, expected]
+
+
+def _closed_at_different_times(rank: int) -> list[Any]:
+    """Rank 0 stops while rank 1 is about to begin the job after the next."""
+    found: list[Any] = []
+
+    def make(iteration: int) -> Job[None]:
+        def job(check: Callable[[], None]) -> None:
+            if iteration == 0:
+                return
+            found.append(all_gather_objects((iteration, rank)))
+            if rank == 0 or iteration == 2:
+                while True:
+                    check()
+
+        return job
+
+    line = RolloutPrefetcher[None](2)
+    line.take(0, None, make)
+    if rank == 1:
+        time.sleep(1)
+    line.close()
+    return found
+
+
+def test_a_rank_that_stops_first_leaves_none_waiting_in_a_collective(tmp_path: Path) -> None:
+    expected = [[(1, 0), (1, 1)], [(2, 0), (2, 1)]]
+    assert two_ranks(tmp_path, _closed_at_different_times) == [expected, expected]
+
+
+def _failing_on_one(rank: int) -> list[Any]:
+    """The job of rank 1 fails after its collective; the others of this rank keep step all the same."""
+    found: list[Any] = []
+
+    def make(iteration: int) -> Job[None]:
+        def job(check: Callable[[], None]) -> None:
+            found.append(all_gather_objects((iteration, rank)))
+            if rank == 1 and iteration == 1:
+                raise InfrastructureError("the server is gone")
+
+        return job
+
+    line = RolloutPrefetcher[None](1)
+    line.take(0, None, make)
+    try:
+        line.take(1, None, make)
+        found.append("trained")
+    except InfrastructureError as error:
+        found.append(str(error))
+    line.close()
+    return found
+
+
+def test_a_job_that_fails_on_one_rank_leaves_none_waiting_in_a_collective(tmp_path: Path) -> None:
+    both = [[(iteration, 0), (iteration, 1)] for iteration in range(3)]
+    first, second = two_ranks(tmp_path, _failing_on_one)
+    assert sorted(map(str, first)) == sorted(map(str, [*both, "trained"]))
+    assert sorted(map(str, second)) == sorted(map(str, [*both, "the server is gone"]))
+
+
+def _handed_over(rank: int, url: str) -> tuple[int, bool]:
+    """The server does not answer rank 1 the first time; attempts of this rank, and whether the end was in step."""
+    attempts: list[int] = []
+    original = Pool.sync
+
+    async def sync(self: Pool, weights: Weights) -> list[Server]:
+        attempts.append(1)
+        if rank == 1 and len(attempts) == 1:
+            raise InfrastructureError("no server took the weights")
+        return await original(self, weights)
+
+    with mock.patch.object(Pool, "sync", sync), closing(VLLMServer([url])) as source:
+        RetryingSource(source, retries=1, wait_s=0.0).sync_weights(
+            Policy(build_tiny_model("tiny-qwen3", seed=3), character_tokenizer()), 4
+        )
+    return len(attempts), all_gather_objects(rank) == [0, 1]
+
+
+def test_weights_that_one_rank_does_not_find_on_a_server_are_sent_again_by_all(tmp_path: Path) -> None:
+    with ToyServer() as toy:
+        assert two_ranks(tmp_path, _handed_over, toy.url) == [(2, True), (2, True)]
+        assert toy.loads == 2
+
+
+def _still_sampling(rank: int, url: str) -> bool:
+    """Rank 0 is done with version 1 and asks for version 2, while rank 1 still asks the server for responses."""
+    policy = Policy(build_tiny_model("tiny-qwen3", seed=3), character_tokenizer())
+    with closing(VLLMServer([url])) as source:
+        source.sync_weights(policy, 1)
+        if rank == 1:
+            before = _tag(url)
+            time.sleep(1)
+            kept = _tag(url) == before
+        source.sync_weights(policy, 2)
+        return rank == 0 or (kept and _tag(url) != before)
+
+
+def _tag(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/weight_info") as reply:
+        return str(json.loads(reply.read())["weight_version"])
+
+
+def test_servers_keep_their_weights_until_the_last_rank_has_sampled_from_them(tmp_path: Path) -> None:
+    with ToyServer() as toy:
+        assert two_ranks(tmp_path, _still_sampling, toy.url) == [True, True]

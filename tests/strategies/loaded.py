@@ -39,6 +39,7 @@ from gspo_lightning.strategies import FSDPStrategy, Sharding, loading
 from gspo_lightning.strategies.sharding import full_weights, gathered
 from gspo_lightning.training import build
 from gspo_lightning.types import FinishReason, Prompt, Rollout, WeightsOn
+from tests.strategies.sent import compare_sent
 from tests.support.model_families import COMMON
 
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0],
@@ -58,6 +59,7 @@ def settings_of(name: str, folder: Path) -> ModelSettings:
         "adapters": ModelSettings("tiny-qwen3", gradient_checkpointing=True, lora=LoRA(r=4)),
         "bfloat16": ModelSettings("tiny-qwen3", dtype="bfloat16"),
         "not sent": ModelSettings("tiny-qwen3"),
+        "pictures": ModelSettings("tiny-qwen3-vl", freeze=[]),
     }[name]
 
 
@@ -212,6 +214,21 @@ def replay(strategy: Sharding) -> None:
         assert off < 1e-5, f"gradient of {name} is off by {off:.2g}"
 
 
+SENT = ["tied", "not tied", "mixture", "adapters", "bfloat16", "pictures"]
+
+
+def sending(settings: ModelSettings, strategy: Sharding) -> None:
+    """Of a policy that no longer is what it was when it was loaded."""
+    plain = made(settings, on_first_rank=False)
+    policy = made(settings, on_first_rank=strategy.loads_on_first_rank)
+    policy = strategy.shard(policy)
+    with torch.no_grad():
+        for one in (plain, policy):
+            for weight in one.parameters():
+                weight.mul_(1.5)
+    compare_sent(plain, policy)
+
+
 def rank_of(rank: int, world: int, folder: Path, answers: Any) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -220,9 +237,13 @@ def rank_of(rank: int, world: int, folder: Path, answers: Any) -> None:
     jobs: dict[str, Callable[[ModelSettings, WithoutTrainer], None]] = dict.fromkeys(CASES, compare)
     jobs |= {"not sent": cannot_be_sent, "refused": refused}
     jobs |= {"replay fsdp2": lambda *_: replay(strategy), "replay fsdp": lambda *_: replay(OldFSDP())}
+    for case in SENT:
+        jobs |= {f"sent fsdp2 {case}": lambda given, _: sending(given, strategy)}
+        jobs |= {f"sent fsdp {case}": lambda given, _: sending(given, OldFSDP())}
     for name, job in jobs.items():
+        case = name.removeprefix("sent ").partition(" ")[2] if name.startswith("sent ") else name
         try:
-            job(settings_of(name if name in CASES else "tied", folder), strategy)
+            job(settings_of(case if case in (*CASES, *SENT) else "tied", folder), strategy)
             found[name] = ""
         except Exception as error:  # is what is reported; other ranks may be waiting for this one
             found[name] = f"{type(error).__name__}: {error}"

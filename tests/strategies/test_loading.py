@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.strategies.loaded import CASES
+from tests.strategies.loaded import CASES, SENT
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,6 +40,12 @@ def test_gradients_of_replayed_routes_on_two_ranks_are_those_of_one_process(two:
     assert [found.get(f"replay {strategy}", found) for found in two["ranks"]] == ["", ""]
 
 
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
+@pytest.mark.parametrize("name", SENT)
+def test_servers_are_sent_the_bytes_of_whole_weights(two: dict[str, Any], strategy: str, name: str) -> None:
+    assert [found.get(f"sent {strategy} {name}", found) for found in two["ranks"]] == ["", ""]
+
+
 def check_traffic(traffic: dict[str, float], ranks: int) -> None:
     assert traffic["loaded"] == 1 / ranks  # one of them reads all
     assert traffic["gathered"] == (ranks - 1) / ranks / ranks  # one of them receives what the others have
@@ -54,5 +60,6 @@ def test_of_two_ranks_one_reads_and_one_receives(two: dict[str, Any]) -> None:
 @pytest.mark.long
 def test_four_ranks_do_the_same() -> None:
     found = report(4)
-    assert found["ranks"] == [dict.fromkeys([*CASES, "refused", "replay fsdp2", "replay fsdp"], "")] * 4
+    sent = [f"sent {strategy} {name}" for strategy in ("fsdp", "fsdp2") for name in SENT]
+    assert found["ranks"] == [dict.fromkeys([*CASES, "refused", "replay fsdp2", "replay fsdp", *sent], "")] * 4
     check_traffic(found["traffic"], 4)

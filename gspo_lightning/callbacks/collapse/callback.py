@@ -155,6 +155,8 @@ class Collapse(Callback):
         values["collapse/alarms"] = float(len(self.watch.present))
         values["collapse/rollbacks"] = float(self.rollbacks)
         verb = {"warn": "warned", "stop": "stopped", "rollback": "rolled back"}[self.action]
+        if self.action == "rollback" and self.rollbacks >= self.max_rollbacks:
+            verb = "stopped"  # at the end of the iteration
         for alarm in raised:
             self._record(trainer, replace(alarm, action=verb, dump=self._dump(module, values)))
         if raised and self.action == "stop":
@@ -184,10 +186,13 @@ class Collapse(Callback):
     def _go_back(self, trainer: Trainer, module: GSPOModule, alarm: Alarm) -> None:
         self._due = None
         if self.rollbacks >= self.max_rollbacks:
-            raise _stopped(alarm, self._folder, f" after {self.rollbacks} rollbacks")
+            times = "1 rollback" if self.rollbacks == 1 else f"{self.rollbacks} rollbacks"
+            raise _stopped(alarm, self._folder, f" after {times}" if self.rollbacks else "")
         path = good_checkpoint(self._folder / "checkpoints", self._quiet, alarm.since)
         if path is None:
-            raise _stopped(alarm, self._folder, "; no checkpoint is from before it")
+            self.alarms = [replace(a, action="stopped") if a.update >= alarm.update else a for a in self.alarms]
+            _write(trainer, self._folder, self.alarms)
+            raise _stopped(replace(alarm, action="stopped"), self._folder, "; no checkpoint is from before it")
         state = roll_back(trainer, module, path, self.lr_factor)["callbacks"].get(self.state_key)
         if state is not None:
             self.watch.load_state_dict(state["watch"])

@@ -127,6 +127,11 @@ class Job:
         return self.source in ("GroupedSampler", "TransformersGenerate")
 
     @property
+    def waves_fit(self) -> bool:
+        """Whether the source decodes only as many responses at a time as free memory has room for."""
+        return self.source == "GroupedSampler"
+
+    @property
     def rows(self) -> int:
         """Responses of a rank per mini-batch."""
         return max(1, self.prompts // self.minibatches // self.world) * self.group_size

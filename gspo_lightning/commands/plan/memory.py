@@ -19,6 +19,7 @@ from gspo_lightning.policy.attention import room
 from gspo_lightning.policy.footprint import footprint
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.rollouts.sampler.lean import LARGEST_COPY
+from gspo_lightning.rollouts.sampler.memory import LOGITS, SHARES, Costs
 from gspo_lightning.update.optimizers import FUSED
 
 __all__ = [
@@ -32,8 +33,8 @@ __all__ = [
     "kv_bytes",
     "memory_of",
     "optimizer_bytes",
-    "token_bytes",
     "trunk_counts",
+    "wave_rows",
 ]
 
 SAMPLING, TRAINING, STEPPING = "sampling", "backward pass", "optimizer step"
@@ -61,6 +62,8 @@ class Memory:
     """Item -> moment -> bytes."""
     host: dict[str, int] = field(default_factory=dict)
     """What lies in the memory of the machine instead."""
+    rows: int = 0
+    """Responses that are sampled at the same time; 0 where servers do that."""
 
     def add(self, item: str, size: float, *moments: str) -> None:
         """Count an item; in every moment, if none is named."""
@@ -94,12 +97,12 @@ def memory_of(job: Job, device: Device) -> Memory:
     _weights(memory, job, counts, shards)
     _states(memory, job, counts, shards, device)
     _training(memory, job, counts)
-    if job.in_process:
-        _sampling(memory, job, counts)
     if teacher is not None:
         _teacher(memory, teacher, TRAINING if job.teacher_exact else TEACHER)
     if critic is not None:
         _critic(memory, critic, shares_frozen=job.strategy != "fsdp" and not job.critic)
+    if job.in_process:
+        _sampling(memory, job, counts, device)
     if device.reserved:
         memory.add("context, libraries, fragments", device.reserved)
     memory.items = {item: row for item, row in memory.items.items() if any(row.values())}
@@ -136,7 +139,7 @@ def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
         cached = job.minibatches * job.rows * job.max_response * 4
         memory.add("old log-probabilities", cached, TRAINING, STEPPING)
     if job.reference and job.lora is None:
-        memory.add("reference policy", counts.total * size)
+        memory.add("reference policy", counts.total * size / kept)
 
 
 def _states(memory: Memory, job: Job, counts: Counts, shards: int, device: Device) -> None:
@@ -225,26 +228,53 @@ def _critic(memory: Memory, job: Job, shares_frozen: bool) -> None:
     memory.add("activations", found.activations, CRITIC)
 
 
-def _sampling(memory: Memory, job: Job, counts: Counts) -> None:
-    config = config_of(job.model).get_text_config()
-    rows = min(max(1, job.prompts // job.world) * job.group_size, max(job.group_size, job.max_rows))
-    memory.add("keys and values", kv_bytes(job, config, rows), SAMPLING)
+def _sampling(memory: Memory, job: Job, counts: Counts, device: Device) -> None:
+    """What a wave of responses takes beside all else that is there."""
     copies = counts.total * job.compute_bytes
     if job.packed and job.compute_bytes == 4 and job.lora is None and copies <= LARGEST_COPY:  # on a CPU
         memory.add("weights, transposed", copies, SAMPLING)
-    logits = 4 * rows * int(config.vocab_size) * 4  # logits, scores, probabilities, and blocks of them
-    prefill = step_memory(job, prefill=True).total()
-    memory.add("logits and temporaries", max(logits, prefill), SAMPLING)
+    free = device.memory - device.reserved - memory.total(SAMPLING)
+    memory.rows = wave_rows(job, device, free)
+    while memory.rows > 1 and job.waves_fit and sum(_wave(job, memory.rows).values()) > free:
+        memory.rows //= 2  # as the sampler does where a prefill does not fit
+    for item, size in _wave(job, memory.rows).items():
+        memory.add(item, size, SAMPLING)
+
+
+def _wave(job: Job, rows: int) -> dict[str, int]:
+    """Bytes by item while so many responses are sampled."""
+    config = config_of(job.model).get_text_config()
+    prompts = min(max(1, job.prompts // job.world), max(1, rows // job.group_size))
+    logits = 4 * LOGITS * rows * int(config.vocab_size)
+    found = {
+        "keys and values": kv_bytes(job, config, rows),
+        "logits and temporaries": max(logits, step_memory(job, prefilled=prompts).total()),
+    }
     if (tower := tower_of(job)) is not None:
-        size = tower.bytes(prefilled_prompts(job), job.compute_bytes, keeps=False, checkpointing=False)
-        memory.add("pictures in the vision tower", size, SAMPLING)
+        found["pictures in the vision tower"] = tower.bytes(
+            prompts, job.compute_bytes, keeps=False, checkpointing=False
+        )
+    return found
 
 
-def token_bytes(job: Job, config: PretrainedConfig) -> int:
-    """Keys and values of one token in one layer."""
-    heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-    head = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    return 2 * heads * head * job.compute_bytes
+def wave_rows(job: Job, device: Device, free: int) -> int:
+    """Responses that a device samples at the same time.
+
+    Args:
+        job: the run.
+        device: one.
+        free: bytes that nothing else takes while responses are sampled.
+    """
+    group, mine = job.group_size, max(1, job.prompts // job.world) * job.group_size
+    most = min(mine, max(group, job.max_rows // group * group))  # groups join whole
+    if not job.waves_fit:
+        return most
+    costs = Costs(config_of(job.model), job.compute_bytes, job.packed, job.max_prompt)
+    context, row = costs.context(job.max_prompt), costs.row(job.max_response)
+    budget = int(free * SHARES["cpu" if device.cpu else "cuda"])
+    whole = budget // (context + group * row)
+    fit = whole * group if whole >= 1 else (budget - context) // row
+    return max(1, min(most, fit))
 
 
 def kv_bytes(job: Job, config: PretrainedConfig, rows: int) -> int:
@@ -256,26 +286,21 @@ def kv_bytes(job: Job, config: PretrainedConfig, rows: int) -> int:
     return (found.token + found.largest_layer) * (prompts + rows * room(job.max_response))
 
 
-def prefilled_prompts(job: Job) -> int:
-    """Prompts of a device that go through the model together before their responses are sampled."""
-    return min(max(1, job.prompts // job.world), max(1, job.max_rows // job.group_size))
-
-
-def step_memory(job: Job, prefill: bool = False, backward: bool = True) -> StepMemory:
-    """What the fullest micro-batch keeps; with ``prefill``, what the prompts of a rollout need on their way in.
+def step_memory(job: Job, prefilled: int = 0, backward: bool = True) -> StepMemory:
+    """What the fullest micro-batch keeps; or what so many prompts of a rollout need on their way in.
 
     Args:
         job: the run.
-        prefill: of prompts, which is without a backward pass.
+        prefilled: prompts, which have no backward pass; 0: the micro-batch.
         backward: False: of a forward pass over the same micro-batch, without gradients.
     """
-    backward = backward and not prefill
+    backward = backward and not prefilled
     step = Step(
         dtype=job.weight_dtype, autocast=job.autocast, checkpointing=job.checkpointing and backward,
         packed=job.packed, lora=job.lora, accumulates=job.micro_batches > 1, backward=backward,
     )  # fmt: skip
-    if prefill:
-        batch = rectangle(prefilled_prompts(job), 1, job.max_prompt, 1)
+    if prefilled:
+        batch = rectangle(prefilled, 1, job.max_prompt, 1)
     else:
         batch = rectangle(job.rows_at_once, job.rows_of_prompt, job.max_prompt, job.max_response)
     key = (repr(job.model), step, tuple(batch.input_ids.shape), tuple(batch.response_mask.shape))

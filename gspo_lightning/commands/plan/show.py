@@ -23,7 +23,7 @@ def show(job: Job, device: Device, memory: Memory, options: list[tuple[str, int]
     for line in _head(job, device):
         console.print(line, markup=False)
     console.print(_table(memory))
-    for line in (*_verdict(device, memory, options), *_work(job, device)):
+    for line in (*_waves(job, memory), *_verdict(device, memory, options), *_work(job, device)):
         console.print(line, markup=False)
     if phases:
         console.print(_phases(job, device))
@@ -84,6 +84,14 @@ def _table(memory: Memory) -> Table:
     table.add_section()
     table.add_row("together", *(_size(memory.total(moment)) for moment in moments))
     return table
+
+
+def _waves(job: Job, memory: Memory) -> Iterator[str]:
+    """How responses are sampled where they are not all sampled together."""
+    mine = max(1, job.prompts // job.world) * job.group_size
+    if 0 < memory.rows < mine:
+        why = "what memory has room for, and at most max_rows" if job.waves_fit else "max_rows"
+        yield f"{mine:,} responses of a device are sampled {memory.rows:,} at a time: {why}"
 
 
 def _verdict(device: Device, memory: Memory, options: list[tuple[str, int]]) -> Iterator[str]:

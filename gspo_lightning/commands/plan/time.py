@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from gspo_lightning.commands.plan.devices import Device
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import counts_of, optimizer_bytes, token_bytes, trunk_counts
+from gspo_lightning.commands.plan.memory import counts_of, memory_of, optimizer_bytes, trunk_counts
 from gspo_lightning.commands.plan.models import config_of
 from gspo_lightning.commands.plan.skeleton import Counts
 from gspo_lightning.commands.plan.work import Work, work_of
+from gspo_lightning.policy.footprint import Footprint, footprint
 
-__all__ = ["ASSUMPTIONS", "DECODING", "SAMPLED", "Phase", "decoding_seconds", "phases_of"]
+__all__ = ["ASSUMPTIONS", "DECODING", "SAMPLED", "Phase", "cache_read", "decoding_seconds", "phases_of"]
 
 PREFILL, DECODING, FORWARD_BACKWARD = "prompts (prefill)", "decoding", "forward and backward"
 SAMPLED = (PREFILL, DECODING)
@@ -37,12 +37,14 @@ ASSUMPTIONS = (
     f"matrix products reach {EFFICIENCY:.0%} of the device's peak, decoding {READING:.0%} of its bandwidth",
     f"a decoding step costs at least {LAUNCHES['GroupedSampler'] * 1e3:g} ms a layer in this process, "
     f"{GRAPH * 1e3:g} ms in a server with CUDA graphs",
+    "the sampler in this process decodes one wave after another, each with as many responses as free memory has room "
+    "for; layers with a sliding window read no more than it, and recurrent states are read and written at every step",
     "every prompt and every response has its greatest length; with shorter ones all phases shrink in proportion, "
     "decoding in this process only as far as the longest response does",
     f"a server fills {SERVED_MEMORY:.0%} of its device with weights and cache, and stands on as many devices as train; "
     "a teacher behind a URL counts as a model of the policy's size that reads every row whole, in bfloat16",
     f"links carry {LINK_SHARE:.0%} of their rate: NVLink or PCIe within a machine, {ACROSS / 1e9:g} GB/s a device "
-    "between machines; communication overlaps with the backward pass",
+    "between machines; communication overlaps with computing",
     "rewards are scored while responses are sampled; evaluation, checkpoints and start-up are not counted",
 )
 """What :func:`phases_of` takes for granted, as sentences."""
@@ -70,27 +72,30 @@ def phases_of(job: Job, device: Device) -> list[Phase]:
     found = [*_sampling(job, device, work)]
     if (handed := _handing_over(job, device)) is not None:
         found.insert(0, handed)
-    passes = work.response_tokens + work.trained_prompt_tokens
+    passes, counts = work.response_tokens + work.trained_prompt_tokens, counts_of(job.model)
     if work.old_flops:
-        found.append(Phase("old log-probabilities", work.old_flops / _speed(job, device), passes, "compute"))
+        found.append(_forward("old log-probabilities", job, device, work.old_flops, passes, counts))
     if work.reference_flops:
-        found.append(Phase("reference", work.reference_flops / _speed(job, device), passes, "compute"))
+        found.append(_forward("reference", job, device, work.reference_flops, passes, counts))
     if work.teacher_flops:
         found.append(_teacher(job, device, work, passes))
     if work.value_flops:
-        found.append(Phase("critic's values", work.value_flops / _speed(job, device), passes, "compute"))
+        critic = job.of_critic or job
+        found.append(_forward("critic's values", critic, device, work.value_flops, passes, trunk_counts(critic.model)))
         found += _critic(job, device, work, passes * job.critic_epochs)
-    trained = _training(FORWARD_BACKWARD, job, device, work.training_flops, passes * job.epochs, counts_of(job.model))
-    return [*found, trained, _optimizer("optimizer", job, device, counts_of(job.model))]
+    trained = _training(FORWARD_BACKWARD, job, device, work.training_flops, passes * job.epochs, counts)
+    return [*found, trained, _optimizer("optimizer", job, device, counts)]
 
 
 def _teacher(job: Job, device: Device, work: Work, tokens: int) -> Phase:
     if job.teacher_served:
         seconds = work.teacher_flops / (device.flops * job.world * EFFICIENCY)
         return Phase("teacher (server)", seconds, job.prompts * job.group_size * job.longest, "compute")
-    assert job.of_teacher is not None
+    teacher = job.of_teacher
+    assert teacher is not None
     passes = job.epochs if job.teacher_exact else 1
-    return Phase("teacher", work.teacher_flops / _speed(job.of_teacher, device), tokens * passes, "compute")
+    counts = counts_of(teacher.model)
+    return _forward("teacher", teacher, device, work.teacher_flops, tokens * passes, counts, passes)
 
 
 def _critic(job: Job, device: Device, work: Work, tokens: int) -> list[Phase]:
@@ -106,7 +111,8 @@ def _critic(job: Job, device: Device, work: Work, tokens: int) -> list[Phase]:
 def decoding_seconds(job: Job, device: Device, rows: int, tokens: int) -> tuple[float, str]:
     """Seconds that ``rows`` responses of one device take for ``tokens`` tokens each, and what they wait for.
 
-    A step reads all weights and the cache so far, computes, and costs launches; the slowest of the three counts.
+    A step reads all weights and the cache so far, computes, and costs launches; the slowest of the three counts. In
+    this process one wave follows another; a server takes a response as soon as there is room.
 
     Args:
         job: model and precision; its lengths are those of a row of the cache.
@@ -114,28 +120,51 @@ def decoding_seconds(job: Job, device: Device, rows: int, tokens: int) -> tuple[
         rows: responses of this device.
         tokens: of each.
     """
-    counts, config = counts_of(job.model), config_of(job.model).get_text_config()
-    waves = -(-rows // _room(job, device, config))
-    at_once, steps = rows / waves, tokens * waves
-    layers = int(config.num_hidden_layers)
-    cache = at_once * layers * token_bytes(job, config) * (job.max_prompt + tokens / 2)  # as full as on average
+    found = footprint(config_of(job.model), job.compute_bytes)
+    room = min(rows, memory_of(job, device).rows if job.in_process else _served(job, device, found))
+    waves = [float(room)] * (rows // room) + [float(rows % room)] * bool(rows % room)
+    if not job.in_process:
+        waves = [rows / len(waves)] * len(waves)
+    steps = [_step(job, device, found, wave, tokens) for wave in waves]
+    return tokens * sum(seconds for seconds, _ in steps), steps[0][1]
+
+
+def _step(job: Job, device: Device, found: Footprint, rows: float, tokens: int) -> tuple[float, str]:
+    """Seconds of a decoding step of so many rows, and what they wait for."""
+    counts, layers = counts_of(job.model), int(config_of(job.model).get_text_config().num_hidden_layers)
+    shared = found.row(job.max_prompt) if job.waves_fit and job.packed else 0  # read once for a group
+    cache = rows * (cache_read(found, job.max_prompt, tokens) - shared) + rows / job.group_size * shared
     weights = (counts.total - counts.vision) * job.compute_bytes  # a step of many rows meets every expert
     costs = {
         "bandwidth": (weights + cache) / (device.bandwidth * READING),
-        "compute": at_once * 2.0 * counts.active / (_speed(job, device) / job.world),
+        "compute": rows * 2.0 * counts.active / (_speed(job, device) / job.world),
         "launches": LAUNCHES.get(job.source, GRAPH) * layers,
     }
     bound = max(costs, key=lambda name: costs[name])
-    return steps * costs[bound], bound
+    return costs[bound], bound
 
 
-def _room(job: Job, device: Device, config: Any) -> int:
-    """Responses that one device decodes at the same time."""
-    if job.in_process:
-        return max(job.group_size, job.max_rows)
+def cache_read(found: Footprint, start: int, tokens: int) -> float:
+    """Bytes of a row's past that a step reads (of states: and writes), on average over its response.
+
+    Args:
+        found: what the model keeps.
+        start: tokens of the prompt.
+        tokens: of the response.
+    """
+    total = 2.0 * found.state
+    for size, kept in found.layers:
+        growing = tokens if kept is None else min(max(0, kept - start), tokens)
+        full = tokens - growing  # steps that see a whole window
+        total += size * (growing * (start + growing / 2) + full * (kept or 0)) / tokens
+    return total
+
+
+def _served(job: Job, device: Device, found: Footprint) -> int:
+    """Responses that a server decodes at the same time: pages are taken as a row grows."""
     free = SERVED_MEMORY * device.memory - counts_of(job.model).total * job.compute_bytes
-    token = token_bytes(job, config) * int(config.num_hidden_layers)
-    return max(1, int(free / (token * (job.max_prompt + job.max_response / 2))))  # pages are taken as a row grows
+    own = cache_read(found, job.max_prompt, job.max_response) - found.state
+    return max(1, int(free / max(own, 1.0)))
 
 
 def _speed(job: Job, device: Device) -> float:
@@ -166,13 +195,25 @@ def _handing_over(job: Job, device: Device) -> Phase | None:
     return Phase("weights to the sampler", sent / _link(job, device), 0, "communication")
 
 
+def _forward(name: str, job: Job, device: Device, flops: float, tokens: int, counts: Counts, passes: int = 1) -> Phase:
+    """Forward passes over a rollout batch, for which shards are gathered once a micro-batch."""
+    sent = 0.0
+    if job.strategy == "fsdp":
+        gathers = passes * job.minibatches * job.micro_batches
+        sent = counts.total * job.compute_bytes * (job.world - 1) / job.world * gathers
+    return _longer(name, flops / _speed(job, device), sent / _link(job, device), tokens)
+
+
+def _longer(name: str, compute: float, wait: float, tokens: int) -> Phase:
+    return Phase(name, max(compute, wait), tokens, "compute" if compute >= wait else "communication")
+
+
 def _training(name: str, job: Job, device: Device, flops: float, tokens: int, counts: Counts) -> Phase:
     updates, others = job.minibatches * job.epochs, (job.world - 1) / job.world
     sent = 2.0 * counts.trainable * 4 * others * updates if job.world > 1 else 0.0  # an all-reduce of gradients
     if job.strategy == "fsdp":  # gathered twice and scattered once for every micro-batch
         sent = counts.total * (2 * job.compute_bytes + 4) * others * updates * job.micro_batches
-    compute, wait = flops / _speed(job, device), sent / _link(job, device)
-    return Phase(name, max(compute, wait), tokens, "compute" if compute >= wait else "communication")
+    return _longer(name, flops / _speed(job, device), sent / _link(job, device), tokens)
 
 
 def _optimizer(name: str, job: Job, device: Device, counts: Counts) -> Phase:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transformers import PretrainedConfig
+
 from gspo_lightning.commands.plan.job import Job
 from gspo_lightning.commands.plan.memory import counts_of, trunk_counts
 from gspo_lightning.commands.plan.models import config_of
@@ -87,8 +89,18 @@ def _token_flops(job: Job, active: int) -> float:
     """Of a forward pass of a model with so many active parameters, per token."""
     config = config_of(job.model).get_text_config()
     head = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-    attention = 2.0 * int(config.num_hidden_layers) * int(config.num_attention_heads) * head * job.longest
-    return 2.0 * active + attention  # on average half of the sequence is seen, by keys and by values
+    attention = 4.0 * int(config.num_attention_heads) * head * _attended(config, job.longest)
+    return 2.0 * active + attention
+
+
+def _attended(config: PretrainedConfig, length: int) -> float:
+    """Tokens that a token sees, on average over a sequence and added up over the layers; linear ones see none."""
+    limit = getattr(config, "sliding_window", None)
+    usual = "full_attention" if limit is None else "sliding_attention"  # as transformers' cache takes it
+    kinds = getattr(config, "layer_types", None) or [usual] * int(config.num_hidden_layers)
+    window = min(length, int(limit or length))
+    seen = {"sliding_attention": window * (1 - window / length / 2), "linear_attention": 0.0, "conv": 0.0}
+    return sum(seen.get(kind, length / 2) for kind in kinds)
 
 
 def _training_passes(job: Job) -> float:

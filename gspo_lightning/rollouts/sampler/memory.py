@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
 import torch
+from transformers import PretrainedConfig
 
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.policy.attention import room
@@ -12,7 +14,7 @@ from gspo_lightning.policy.footprint import footprint
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.precision import compute_dtype
 
-__all__ = ["SHARES", "Costs", "budget", "free_memory"]
+__all__ = ["LOGITS", "SHARES", "Costs", "budget", "free_memory"]
 
 SHARES = {"cuda": 0.85, "cpu": 0.7}
 """Of the memory that is free, by the type of a device. The rest is for prefills, and for what others take meanwhile."""
@@ -57,19 +59,25 @@ def _of_container() -> int | None:
 
 
 class Costs:
-    """Bytes of a policy's rows, here and now.
+    """Bytes of a model's rows.
 
     Args:
-        policy: its config and the dtype that it computes with.
+        config: of the model.
+        itemsize: bytes of a number that it computes with.
         shares: whether rows share the keys and values of their prompt.
         widest: tokens of the longest context; contexts that are not shared are padded to it.
     """
 
-    def __init__(self, policy: Policy, shares: bool, widest: int) -> None:
-        self._row = footprint(policy.model.config, compute_dtype(policy).itemsize)
+    def __init__(self, config: PretrainedConfig, itemsize: int, shares: bool, widest: int) -> None:
+        self._row = footprint(config, itemsize)
         self._shares, self._widest = shares, widest
         self._token = self._row.token + self._row.largest_layer  # while a layer grows there are two of it
-        self._logits = 4 * LOGITS * int(policy.model.config.get_text_config().vocab_size)
+        self._logits = 4 * LOGITS * int(config.get_text_config().vocab_size)
+
+    @classmethod
+    def of(cls, policy: Policy, shares: bool, widest: int) -> Self:
+        """Of a policy, in the dtype that it computes with now."""
+        return cls(policy.model.config, compute_dtype(policy).itemsize, shares, widest)
 
     @property
     def token(self) -> int:

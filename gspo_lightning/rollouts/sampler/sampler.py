@@ -179,23 +179,26 @@ class GroupedSampler(RolloutSource):
                 those that are not complete; True ends the call.
             book: where the experts of a mixture are written down.
         """
-        queue = Queue(buffer.beginnings, blocks, self.max_rows, self.compact_at)
+        queue, ran_out = Queue(buffer.beginnings, blocks, self.max_rows, self.compact_at), False
         while len(queue):
             queue.fitting = self._fitting
             decoder = decoder_for(policy, self.decode)
-            costs = Costs(policy, decoder.may_grow, queue.widest)
+            costs = Costs.of(policy, decoder.may_grow, queue.widest)
             wave = Wave(
                 decoder if book is None else RecordingDecoder(decoder, book, policy),
                 buffer, sampling, draws, self.compact_at,
             )  # fmt: skip
             over, why = self._run(wave, queue, costs, left)
             if over:
-                return
+                break
+            ran_out = True
             queue.back(unfinished := wave.unfinished())
             del decoder, wave  # what they hold is free now
             self._fit(len(unfinished), why)
             if left(queue.entered, queue.put_back):
-                return
+                break
+        if not ran_out:
+            self._relax(len(buffer.beginnings))
 
     def _fit(self, rows: int, why: str) -> None:
         """Decode half as many rows from now on.
@@ -212,6 +215,15 @@ class GroupedSampler(RolloutSource):
         )  # fmt: skip
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def _relax(self, rows: int) -> None:
+        """Decode an eighth more rows at a time after a call that the limit has bound, until memory runs out again.
+
+        What has filled memory may be gone, and running out costs a forward pass over the tokens that are there.
+        """
+        if self._fitting is not None and rows > self._fitting:
+            more = self._fitting + max(1, self._fitting // 8)
+            self._fitting = more if more < self.max_rows else None
 
     @staticmethod
     def _run(wave: Wave, queue: Queue, costs: Costs, left: Callable[[int, set[int]], bool]) -> tuple[bool, str]:

@@ -177,15 +177,17 @@ class VLLMServer(RolloutSource):
         if self._synced is not None and self._synced[0]() is policy and self._synced[1] == version:
             return
         self._synced = None
+        all_gather_objects(None)  # until here a rank may be sampling from the weights that servers have now
         shared: list[Any] = [None]
         with fail_together():
             if rank_and_world()[0] == 0:
                 shared = [self._give(policy, version)]
         endpoints, weights = all_gather_objects(shared[0])[0]
-        if rank_and_world()[0] != 0:
-            if self._pool is None:
-                self._connect(endpoints, deliver_elsewhere)
-            self._loop.run(self._checked_pool.sync(weights))
+        with fail_together():  # who tries again needs the first rank
+            if rank_and_world()[0] != 0:
+                if self._pool is None:
+                    self._connect(endpoints, deliver_elsewhere)
+                self._loop.run(self._checked_pool.sync(weights))
         self._synced = (weakref.ref(policy), version)
 
     def _give(self, policy: Policy, version: int) -> tuple[list[Endpoint], Weights]:

@@ -88,6 +88,32 @@ def test_packed_cache_keeps_prompts_once(job: Job) -> None:
     assert kv_bytes(packed, config_of(job.model), 32) == 3 * 512 * (8 * 20 + 32 * 128)  # 100 tokens take 128 places
 
 
+def test_fewer_rows_than_a_group_are_sampled_where_no_group_fits(
+    job: Job, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row takes 3 * 512 * 128 bytes and 4 float32 logits, its prompt 3 * 512 * 20; rows get 70% of 0.8 MB."""
+    packed = dataclasses.replace(job, packed=True)
+    roomy = memory_of(packed, CPU)
+    others = roomy.total(SAMPLING) - sum(
+        roomy.items[i][SAMPLING] for i in ("keys and values", "logits and temporaries")
+    )
+    found = memory_of(packed, Device("CPU", others + 800_000, cpu=True))
+    assert (roomy.rows, found.rows) == (32, (560_000 - 30_720) // (196_608 + 65_536))
+    assert found.items["keys and values"][SAMPLING] == 3 * 512 * (20 + 2 * 128)
+    slow = dataclasses.replace(packed, source="TransformersGenerate")
+    assert memory_of(slow, Device("CPU", others + 800_000, cpu=True)).rows == 32  # it does not look
+    assert memory_of(packed, Device("CPU", others // 2, cpu=True)).rows == 1
+    assert main(["plan", f"--config={QUICKSTART}", "--data.rollouts.max_rows=20"]) == 0
+    assert "256 responses of a device are sampled 16 at a time" in capsys.readouterr().out
+
+
+def test_a_reference_is_sharded(job: Job) -> None:
+    total = counts_of(job.model).total
+    for world, strategy in ((1, "single"), (4, "fsdp"), (4, "ddp")):
+        found = memory_of(dataclasses.replace(job, reference=True, world=world, strategy=strategy), CPU)
+        assert found.items["reference policy"][TRAINING] == 4 * total // (4 if strategy == "fsdp" else 1)
+
+
 def test_small_models_are_copied_to_decode(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = dataclasses.replace(job, packed=True)
     total = 4 * counts_of(job.model).total

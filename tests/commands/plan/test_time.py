@@ -9,8 +9,10 @@ import pytest
 from gspo_lightning.cli import main
 from gspo_lightning.commands.plan.devices import CARDS, Device
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import counts_of
-from gspo_lightning.commands.plan.time import ASSUMPTIONS, Phase, decoding_seconds, phases_of
+from gspo_lightning.commands.plan.memory import SAMPLING, counts_of, memory_of
+from gspo_lightning.commands.plan.time import ASSUMPTIONS, Phase, cache_read, decoding_seconds, phases_of
+from gspo_lightning.commands.plan.work import work_of
+from gspo_lightning.policy.footprint import Footprint
 from gspo_lightning.policy.settings import ModelSettings
 from tests import ROOT
 
@@ -134,6 +136,63 @@ def test_responses_that_do_not_fit_wait_for_their_turn() -> None:
     assert one < two < 2 * one + 1e-9
     tiny = dataclasses.replace(CARD, memory=round(1.13 * 2 * counts_of(job().model).total))
     assert decoding_seconds(job(), tiny, 4096, 100)[0] > decoding_seconds(job(), CARD, 4096, 100)[0]
+
+
+def test_waves_are_as_large_as_memory_has_room_for_and_follow_each_other() -> None:
+    """Llama in bfloat16, 16 groups of 4: room for 5 groups and a half, so waves of 20, 20, 20 and 4 rows."""
+    sampled = job(source="GroupedSampler")
+    token = 2 * 8 * 128 * 2
+    row = 33 * token * 128 + 16 * 128256  # 32 layers and the copy of one that grows, in pages of 32; 4 float32 logits
+    group = 33 * token * 100 + 4 * row
+    roomy = memory_of(sampled, dataclasses.replace(CARD, memory=1 << 50, cpu=True))
+    own = sum(roomy.items[item][SAMPLING] for item in ("keys and values", "logits and temporaries"))
+    free = round(5.5 * group / 0.7)  # of a CPU's free memory rows get 70%
+    card = dataclasses.replace(CARD, memory=roomy.total(SAMPLING) - own + free, cpu=True)
+    found = memory_of(sampled, card)
+    assert (roomy.rows, found.rows) == (64, 20)
+    assert found.items["keys and values"] == {SAMPLING: 33 * token * (5 * 100 + 20 * 128)}
+    assert found.total(SAMPLING) <= card.memory
+    weights = 2 * counts_of(sampled.model).total
+
+    def step(rows: int) -> float:
+        """A group reads its prompt once, a row half of its own tokens."""
+        return (weights + 32 * token * (rows // 4 * 100 + rows * 50)) / 0.6e12
+
+    assert decoding_seconds(sampled, card, 64, 100) == (pytest.approx(100 * (3 * step(20) + step(4))), "bandwidth")
+    assert memory_of(job(), card).rows == 0  # servers decode
+
+
+def test_layers_with_a_window_or_a_state_read_what_they_keep() -> None:
+    assert cache_read(Footprint(((10, None), (10, 64)), state=7), 100, 100) == 10 * 150 + 10 * 64 + 2 * 7
+    assert cache_read(Footprint(((10, 150),)), 100, 100) == 10 * (50 * 125 + 50 * 150) / 100  # full after 50 tokens
+    assert cache_read(Footprint(((10, 200),)), 100, 100) == cache_read(Footprint(((10, None),)), 100, 100)
+    window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}
+    settings = ModelSettings("Qwen/Qwen2.5-0.5B", "bfloat16", config_overrides=window)
+    counts, layer = counts_of(settings), 2 * 2 * 64 * 2
+    seconds, bound = decoding_seconds(job(model=settings), dataclasses.replace(CARD, flops=1e16), 64, 100)
+    assert (seconds, bound) == (pytest.approx(100 * (2 * counts.total + 64 * 24 * layer * 64) / 0.6e12), "bandwidth")
+    token = 2.0 * counts.active + 4 * 24 * 14 * 64 * (64 * 32 + 136 * 64) / 200  # the first 64 tokens see half of it
+    assert work_of(job(model=settings)).token_flops == pytest.approx(token)
+
+
+def test_forward_passes_of_shards_wait_for_their_weights() -> None:
+    """Gathered once for each of the micro-batches, in bfloat16: three quarters come from the other three ranks."""
+    critic = {"critic": "", "teacher": ModelSettings(SMALL, "bfloat16")}
+    sharded = job(strategy="fsdp", world=4, reference=True, **critic)
+    slow = {phase.name: phase for phase in phases_of(sharded, dataclasses.replace(CARD, link=1e9))}
+    gathers = 0.75 * 4 * sharded.micro_batches
+    whole = counts_of(sharded.model).total
+    sizes = {
+        "old log-probabilities": whole, "reference": whole, "critic's values": whole - 128256 * 4096,
+        "teacher": counts_of(ModelSettings(SMALL, "bfloat16")).total,
+    }  # fmt: skip
+    for name, size in sizes.items():
+        assert (slow[name].seconds, slow[name].bound) == (pytest.approx(2 * size * gathers / 0.7e9), "communication")
+    fast = {phase.name: phase for phase in phases_of(sharded, dataclasses.replace(CARD, link=1e15))}
+    assert {fast[name].bound for name in sizes} == {"compute"}
+    whole_copies = dataclasses.replace(sharded, strategy="ddp")
+    found = {phase.name: phase for phase in phases_of(whole_copies, dataclasses.replace(CARD, link=1e9))}
+    assert {found[name].bound for name in sizes} == {"compute"}
 
 
 def test_the_command_prints_phases_and_assumptions_where_it_is_asked_to(capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,6 +113,27 @@ def test_rows_go_on_from_their_tokens(
         assert not caplog.records  # remembered
 
 
+def test_the_limit_recovers_by_an_eighth_with_every_call_that_it_has_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 rows with a prompt each: at first 8 are too many for a step, from the third call on no number is."""
+    policy, sampling = build("llama"), SamplingParams(8, stop_token_ids=())
+    policy.model.generation_config.eos_token_id = None
+    rows = [Beginning(p, 0, p.token_ids, 0, 8) for p in prompts_of(policy, 24)]
+
+    def ask(sampler: GroupedSampler, count: int) -> list[Rollout]:
+        return sampler.extend(policy, rows[:count], sampling=sampling, draws=DRAWS)
+
+    wanted, sampler, call = ask(GroupedSampler(), 24), GroupedSampler(decode="model"), 0
+    seen = failing(monkeypatch, SharedDecoder, "step", lambda n, rows: call < 2 and rows > 7)
+    most = []
+    for call in range(13):
+        seen.clear()
+        assert_equal(ask(sampler, 24), wanted)
+        most.append(max(seen))
+        if call == 4:
+            ask(sampler, 5)  # fewer than the limit: they do not show that more would fit
+    assert most == [24, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18]  # of the first call 24 fail, then 12
+
+
 def test_nothing_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """24 rows of 40 tokens; memory runs out at token 30: what is decoded after that is what was missing."""
     policy = build("llama")
@@ -203,7 +224,7 @@ def test_waves_are_chosen_from_free_memory_and_change_nothing(
 ) -> None:
     policy = build(family)
     wanted = answers(policy, GroupedSampler())
-    costs = Costs(policy, policy.packed, max(len(p.token_ids) for p in prompts_of(policy)))
+    costs = Costs.of(policy, policy.packed, max(len(p.token_ids) for p in prompts_of(policy)))
     size = rows * (costs.row(40) + costs.context(8))
     monkeypatch.setattr(memory, "free_memory", lambda device: int(size / memory.SHARES["cpu"]) + 1)
     most: list[int] = []
@@ -226,9 +247,9 @@ def test_costs_by_hand() -> None:
     layer = 2 * config.num_key_value_heads * config.head_dim * 4
     token = layer * (config.num_hidden_layers + 1)  # and a copy of one layer that grows
     logits = 4 * 4 * config.vocab_size
-    shared = Costs(policy, True, 30)
+    shared = Costs.of(policy, True, 30)
     assert (shared.context(30), shared.row(100)) == (30 * token, 128 * token + logits)  # pages of 32 tokens
-    padded = Costs(policy, False, 30)
+    padded = Costs.of(policy, False, 30)
     assert (padded.context(30), padded.row(64)) == (0, (30 + 72) * layer * config.num_hidden_layers + logits)
 
 

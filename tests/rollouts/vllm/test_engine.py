@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.lora import LoRA, add_adapters
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.rollouts import VLLMEngine
 from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
 from gspo_lightning.rollouts.vllm import engine
@@ -38,9 +40,12 @@ def test_several_ranks_have_one_device_each(policy: Policy, monkeypatch: pytest.
         VLLMEngine(options={"tensor_parallel_size": 4}).sync_weights(policy, 0)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "llama", "adapters"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe", "llama", "adapters", "tiny-qwen3-vl", "tiny-qwen3-vl-moe"])
 def test_weights_are_handed_over_as_a_checkpoint_has_them(family: str, tmp_path: Path) -> None:
-    policy = model_families.build_policy("qwen3" if family == "adapters" else family, 0, 3.0)
+    if family.startswith("tiny-"):
+        policy = load_policy(ModelSettings(family))
+    else:
+        policy = model_families.build_policy("qwen3" if family == "adapters" else family, 0, 3.0)
     if family == "adapters":
         add_adapters(policy.model, LoRA(r=2), seed=0)
         for name, value in policy.model.named_parameters():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import VLLMServer
+from gspo_lightning.rollouts.serving.client import Client
 from gspo_lightning.rollouts.vllm.local import command
 from gspo_lightning.rollouts.vllm.transfer import address_for
 from gspo_lightning.rollouts.vllm.ways import Circumstances, choose, devices, options_for
@@ -81,6 +84,26 @@ def test_a_run_on_a_cpu_says_so_before_a_server_starts(policy: Policy) -> None:
     with pytest.raises(UserError, match="is nccl, but the policy is not on a CUDA device"):
         source.sync_weights(policy, 0)
     source.close()
+
+
+@pytest.mark.parametrize("backend", ["ipc", "nccl"])
+def test_servers_that_run_already_take_weights_of_a_model_with_pictures(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were started with their weights; those that are started here would begin without any."""
+
+    async def configured(_: Client) -> str:
+        return backend
+
+    monkeypatch.setattr(Client, "backend", configured)
+    seeing: Any = SimpleNamespace(device=torch.device("cuda", 0), sight=object())
+    found = {}
+    for urls in (["http://127.0.0.1:1"], None):
+        with closing(VLLMServer(urls, gpus=None if urls else ["0"])) as source:
+            source._connect(source._given or [], source.hand_over.deliver)
+            found[urls is None] = source._circumstances(seeing)
+    assert choose("auto", found[False]) == choose(backend, found[False]) == backend  # type: ignore[arg-type]
+    assert choose("auto", found[True]) == "files"
 
 
 def test_gpus_are_those_that_a_server_will_see(monkeypatch: pytest.MonkeyPatch) -> None:
