@@ -121,6 +121,9 @@ def character_tokenizer(name: str = "tiny-qwen3") -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     options: dict[str, Any] = {"additional_special_tokens": _placeholders(name)} if name in _VISION else {}
+    if name == "tiny-gemma3":  # its processor asks the tokenizer for them by these names
+        names = ("boi_token", "eoi_token", "image_token")
+        options["extra_special_tokens"] = dict(zip(names, GEMMA, strict=True))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",

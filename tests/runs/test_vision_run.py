@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
+from transformers import Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from gspo_lightning.cli import main
@@ -22,7 +21,7 @@ from gspo_lightning.policy.vision.sight import sight_of
 from tests.runs import runs
 from tests.runs.processes import Command
 from tests.runs.test_invariance import SGD
-from tests.support.pictures import png, seeing_prompt
+from tests.support.pictures import png
 
 CONFIG = runs.ROOT / "configs" / "vision.yaml"
 FEW = ["--data.train.size=64", "--data.val.size=20", *runs.UNTAUGHT, "--trainer.enable_progress_bar=false"]
@@ -81,22 +80,6 @@ def test_an_export_is_read_by_transformers_and_answers_the_same(tmp_path: Path, 
     assert torch.equal(found["pixel_values"], expected["pixel_values"])
     again = runs.fit(tmp_path / "again", *OPTIONS, f"--model.name_or_path={folder}", config=CONFIG)
     assert runs.summary(again)["updates"] == 4
-
-
-def test_an_export_is_read_by_auto_processor(tmp_path: Path) -> None:
-    """Both processor files at once; transformers builds a processor for videos with torchvision only."""
-    pytest.importorskip("torchvision", exc_type=ImportError)
-    policy = load_policy(ModelSettings("tiny-qwen3-vl"))
-    policy.tokenizer.chat_template = "{{ messages[0].content }}"
-    policy.save_pretrained(tmp_path)
-    processor = AutoProcessor.from_pretrained(tmp_path)
-    image = Image.open(io.BytesIO(png(0, 48, 32)))
-    text = "1<|vision_start|><|image_pad|><|vision_end|>?"
-    made = processor(text=[text], images=[image], return_tensors="pt")
-    expected = seeing_prompt(policy, 0, ["1", png(0, 48, 32), "?"])
-    assert tuple(made["input_ids"][0].tolist()) == expected.token_ids
-    assert policy.sight is not None
-    torch.testing.assert_close(made["pixel_values"], policy.sight.pixels(expected.media)[0], rtol=0, atol=0.02)
 
 
 def ranks(root: Path, name: str, *more: str, count: int = 2) -> Path:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
+from transformers import Idefics3Config, Idefics3ForConditionalGeneration
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
 from gspo_lightning.pictures import Media, Picture
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.tiny import character_tokenizer, tiny_config
 from gspo_lightning.types import Prompt
 
 SEEING = ["tiny-qwen3-vl", "tiny-qwen3-vl-moe", "tiny-qwen2.5-vl", "tiny-smolvlm", "tiny-gemma3"]
@@ -69,16 +74,25 @@ def plain_inputs(policy: Policy, media: Media, ids: Tensor) -> dict[str, Tensor]
     return made | {"gemma3": {"token_type_ids": kinds}, "smolvlm": {}}.get(sight.kind, {"mm_token_type_ids": kinds})
 
 
+def idefics3_folder(folder: Path) -> Path:
+    """A tiny Idefics3 as the hub has one, with the tokens of ``tiny-smolvlm``."""
+    fields = {k: v for k, v in tiny_config("tiny-smolvlm").to_dict().items() if k != "model_type"}
+    fields["vision_config"].pop("model_type")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = Idefics3ForConditionalGeneration(Idefics3Config(**fields))
+    model.save_pretrained(folder)
+    character_tokenizer("tiny-smolvlm").save_pretrained(folder)
+    Idefics3ImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}).save_pretrained(folder)
+    return folder
+
+
 def _by_transformers(policy: Policy, number: int, parts: Sequence[str | bytes]) -> Prompt:
     """By the whole processor of the family, which widens placeholders in the text."""
     sight, tokenizer = policy.sight, policy.tokenizer
     assert sight is not None
     images = [opened(part) for part in parts if isinstance(part, bytes)]
     if sight.kind == "gemma3":
-        names = {"boi": sight.start, "eoi": sight.end, "image": sight.image}
-        for name, token in names.items():
-            setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
-            setattr(tokenizer, f"{name}_token_id", token)
         processor: Any = Gemma3Processor(sight.processor, tokenizer, image_seq_length=4)
         mark, tiles = "<start_of_image>", [1] * len(images)
     else:

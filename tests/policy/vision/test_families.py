@@ -21,7 +21,7 @@ from gspo_lightning.policy.checks import choose_layout
 from gspo_lightning.policy.loading import load_policy, load_tokenizer
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.policy.tiny import character_tokenizer, tiny_config
+from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.policy.vision.gemma import GemmaSight
 from gspo_lightning.policy.vision.probe import PictureProbe
 from gspo_lightning.policy.vision.sight import sight_of
@@ -31,7 +31,7 @@ from gspo_lightning.rollouts import GroupedSampler
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.types import SamplingParams
 from tests.policy.vision.test_exact import alone, prompts_of, rollouts_of
-from tests.support.pictures import opened, png
+from tests.support.pictures import idefics3_folder, opened, png
 
 
 def tiles_of(policy: Policy) -> TileSight:
@@ -136,16 +136,7 @@ def _saved(folder: Path, name: str, processor: Any) -> str:
 
 
 def test_idefics3_is_read_from_a_folder_and_is_exact(tmp_path: Path) -> None:
-    config = tiny_config("tiny-smolvlm")
-    fields = {k: v for k, v in config.to_dict().items() if k != "model_type"}
-    fields["vision_config"].pop("model_type")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        model = transformers.Idefics3ForConditionalGeneration(transformers.Idefics3Config(**fields))
-    model.save_pretrained(tmp_path)
-    character_tokenizer("tiny-smolvlm").save_pretrained(tmp_path)
-    Idefics3ImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}).save_pretrained(tmp_path)
-    policy = load_policy(ModelSettings(str(tmp_path))).eval()
+    policy = load_policy(ModelSettings(str(idefics3_folder(tmp_path)))).eval()
     choose_layout(policy, "packed", 64)
     rollouts = rollouts_of(prompts_of(policy))
     with torch.no_grad():
