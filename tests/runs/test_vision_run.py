@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from transformers import Qwen3VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText, Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from gspo_lightning.cli import main
@@ -82,6 +82,26 @@ def test_an_export_is_read_by_transformers_and_answers_the_same(tmp_path: Path, 
     assert runs.summary(again)["updates"] == 4
 
 
+ONE_TILE = ["--data.pictures.max_pixels=1024"]
+"""Five tiles of SmolVLM do not fit into the prompts of the config."""
+
+
+@pytest.mark.parametrize(
+    "chosen", [["tiny-smolvlm", "--data.max_prompt_tokens=64"], ["tiny-gemma3"]], ids=["tiles", "both directions"]
+)
+def test_runs_of_other_families_resume_bit_for_bit_and_are_exported(tmp_path: Path, chosen: list[str]) -> None:
+    name, *more = chosen
+    more = [*OPTIONS, f"--model.name_or_path={name}", *more, "--data.max_tokens_per_micro_batch=200"]
+    whole = runs.fit(tmp_path / "whole", *more, config=CONFIG)
+    half = runs.fit(tmp_path / "half", *more, "--trainer.max_epochs=1", config=CONFIG)
+    half = runs.fit(tmp_path / "half", *more, "--ckpt_path=last", config=CONFIG)
+    assert runs.largest_difference(runs.weights(half), runs.weights(whole)) == 0.0
+    assert main(["export", str(whole / "checkpoints" / "last.ckpt"), str(tmp_path / "out")]) == 0
+    exported = AutoModelForImageTextToText.from_pretrained(tmp_path / "out").state_dict()
+    trained = {k.removeprefix("policy.model."): v for k, v in runs.weights(whole).items()}
+    assert all(torch.equal(exported[n], w) for n, w in trained.items())
+
+
 def ranks(root: Path, name: str, *more: str, count: int = 2) -> Path:
     argv = [
         "fit", f"--config={CONFIG}", f"--config={runs.ROOT / 'configs' / name}.yaml", *runs.SMALL[1:], *OPTIONS,
@@ -114,8 +134,10 @@ def test_two_ranks_train_as_one_also_where_only_some_prompts_have_pictures(tmp_p
         ["--model.name_or_path=tiny-qwen3-vl-moe", "--model.routing_replay=R2"],
         ["--model.freeze=null", "--model.lora={r: 2}"],
         ["--model.lora={r: 2}"],
+        ["--model.name_or_path=tiny-smolvlm", *ONE_TILE],
+        ["--model.name_or_path=tiny-gemma3"],
     ],
-    ids=["mixture", "adapters", "adapters in the tower, too"],
+    ids=["mixture", "adapters", "adapters in the tower, too", "tiles", "pictures in both directions"],
 )
 def test_two_sharded_ranks_train_mixtures_and_adapters_as_one(tmp_path: Path, chosen: list[str]) -> None:
     more = [*chosen, MIXED, *SGD, "--model.optimizer.momentum=0.9", "--data.prompts_per_rollout=4"]
