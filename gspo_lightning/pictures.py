@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Media", "Picture", "read_media", "written_media"]
+__all__ = ["Media", "Picture", "blocks_of", "read_media", "written_media"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,9 @@ class Picture:
     """One picture of a prompt. Pixels are read from ``data`` when a model needs them and are never kept.
 
     ``data`` is the file as it came, ``sha256`` its hash; ``start`` is the place of its first token in the prompt, and
-    ``rows`` x ``columns`` tokens stand for it, row by row.
+    ``rows`` x ``columns`` tokens stand for it, row by row. Where a model cuts a picture into tiles, those are the
+    tokens of one tile, and ``more`` are the places of the first tokens of the others, with text between them. Where
+    the tokens have no places in two dimensions, they are one row.
     """
 
     data: bytes = field(repr=False)
@@ -22,25 +24,46 @@ class Picture:
     start: int
     rows: int
     columns: int
+    more: tuple[int, ...] = ()
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Places of the first tokens of its tiles; one tile is the whole picture."""
+        return self.start, *self.more
+
+    @property
+    def tile(self) -> int:
+        """How many tokens stand for a tile, side by side."""
+        return self.rows * self.columns
 
     @property
     def tokens(self) -> int:
         """How many tokens stand for it."""
-        return self.rows * self.columns
+        return self.tile * len(self.starts)
 
     @property
-    def key(self) -> tuple[str, int, int]:
+    def key(self) -> tuple[str, int, int, int]:
         """Pictures with the same key have the same features, wherever they stand."""
-        return self.sha256, self.rows, self.columns
+        return self.sha256, self.rows, self.columns, len(self.more)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """``start``, ``rows`` and ``columns``: all that positions depend on."""
-        return self.start, self.rows, self.columns
+    def shape(self) -> tuple[int, ...]:
+        """``start``, ``rows``, ``columns`` and the places of further tiles: all that positions depend on."""
+        return self.start, self.rows, self.columns, *self.more
 
 
 Media = tuple[Picture, ...]
 """The pictures of a prompt, in the order of their tokens."""
+
+
+def blocks_of(rows: Sequence[Media], offsets: Sequence[int]) -> list[tuple[int, int]]:
+    """(start, length) of every tile of some prompts whose first tokens stand at ``offsets``."""
+    return [
+        (offset + start, picture.tile)
+        for media, offset in zip(rows, offsets, strict=True)
+        for picture in media
+        for start in picture.starts
+    ]
 
 
 def written_media(rows: Sequence[Media]) -> dict[str, Any]:
@@ -54,4 +77,7 @@ def read_media(written: Mapping[str, Any] | None) -> tuple[Media, ...] | None:
     if written is None:
         return None
     files = written["files"]
-    return tuple(tuple(Picture(files[sha], sha, *shape) for sha, *shape in row) for row in written["rows"])
+    return tuple(
+        tuple(Picture(files[sha], sha, start, rows, columns, tuple(more)) for sha, start, rows, columns, *more in row)
+        for row in written["rows"]
+    )

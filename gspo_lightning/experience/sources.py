@@ -29,6 +29,7 @@ __all__ = [
     "check_context",
     "check_reading",
     "check_rewards",
+    "check_shown",
     "check_sources",
     "partial_rollouts",
     "read_sets",
@@ -36,6 +37,9 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+_LOOKED_AT = 256
+"""Prompts that are looked at for pictures, from all over a set."""
 
 
 def check_sources(
@@ -94,6 +98,23 @@ def check_reading(tokenizer: PreTrainedTokenizerBase, sources: Iterable[RolloutS
                 fix="with a model that reads pictures use GroupedSampler, TransformersGenerate, VLLMServer, "
                 "VLLMEngine or Recorded",
             )
+
+
+def check_shown(tokenizer: PreTrainedTokenizerBase, sets: PromptSets, sources: Iterable[RolloutSource]) -> None:
+    """Prompts with pictures come from sources that can show them to this family.
+
+    Raises:
+        UserError: a source cannot.
+    """
+    if (sight := sight_of(tokenizer)) is None:
+        return
+    unable = [source for source in sources if sight.kind not in source.picture_families]
+    if unable and any(prompt.media for prompt in sets.examples(_LOOKED_AT)):
+        raise UserError(
+            "data.rollouts",
+            f"is {type(unable[0]).__name__}, which does not show pictures to models of the family {sight.kind!r}",
+            fix="use GroupedSampler or TransformersGenerate, or prompts without pictures",
+        )
 
 
 def check_rewards(runner: RewardRunner, sets: PromptSets, rollouts: RolloutSource) -> None:

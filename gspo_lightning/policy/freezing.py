@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.vision.families import tower_of
 
 __all__ = ["VISION", "freeze", "layers_left_out", "trains_vision", "vision_layers"]
 
@@ -45,16 +46,16 @@ def layers_left_out(model: nn.Module, patterns: Sequence[str] | None) -> list[st
 
 def vision_layers(model: nn.Module) -> list[str]:
     """Names of the linear layers of a vision tower."""
-    return [name for path, module in _towers(model).items() for name in _linear(path, module)]
+    return [name for path, module in tower_of(model).items() for name in _linear(path, module)]
 
 
 def trains_vision(model: nn.Module) -> bool:
     """Whether weights of a vision tower are trained."""
-    return any(p.requires_grad for tower in _towers(model).values() for p in tower.parameters())
+    return any(p.requires_grad for tower in tower_of(model).values() for p in tower.parameters())
 
 
 def _chosen(model: nn.Module, patterns: Sequence[str] | None) -> dict[str, nn.Module]:
-    towers, modules = _towers(model), dict(model.named_modules())
+    towers, modules = tower_of(model), dict(model.named_modules())
     found: dict[str, nn.Module] = {}
     for pattern in ([VISION] if towers else []) if patterns is None else patterns:
         named = towers if pattern == VISION else {n: m for n, m in modules.items() if n and fnmatchcase(n, pattern)}
@@ -71,9 +72,3 @@ def _chosen(model: nn.Module, patterns: Sequence[str] | None) -> dict[str, nn.Mo
 def _linear(path: str, module: nn.Module) -> list[str]:
     inside = [(".".join(part for part in (path, name) if part), layer) for name, layer in module.named_modules()]
     return [name for name, layer in inside if isinstance(layer, nn.Linear)]
-
-
-def _towers(model: nn.Module) -> dict[str, nn.Module]:
-    base = getattr(model, "base_model", model)
-    found = getattr(base, "visual", None)
-    return {n: m for n, m in model.named_modules() if m is found} if isinstance(found, nn.Module) else {}

@@ -25,7 +25,8 @@ from gspo_lightning.policy.routing import checkpoint_contexts
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import TINY_CONTEXT, TINY_MODELS, build_tiny_model, character_tokenizer, tiny_config
 from gspo_lightning.policy.vision.families import FAMILIES, reads_pictures, refuse_unknown
-from gspo_lightning.policy.vision.sight import give_sight, load_sight, tiny_sight
+from gspo_lightning.policy.vision.processors import load_sight, tiny_sight
+from gspo_lightning.policy.vision.sight import give_sight
 from gspo_lightning.resume.reading import fault_of
 
 __all__ = ["context_length", "load_config", "load_policy", "load_tokenizer"]
@@ -39,7 +40,7 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     """
     if settings.name_or_path in TINY_MODELS:
         tiny, config = character_tokenizer(settings.name_or_path), tiny_config(settings.name_or_path)
-        give_sight(tiny, tiny_sight(config) if reads_pictures(config) else None)
+        give_sight(tiny, tiny_sight(config, tiny) if reads_pictures(config) else None)
         return tiny
     _check_name(settings.name_or_path)
     try:
@@ -57,7 +58,7 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token  # only ever used as a filler; masks come from lengths
     if _reads_pictures(settings):
-        give_sight(tokenizer, load_sight(settings.name_or_path, load_config(settings), settings.revision))
+        give_sight(tokenizer, load_sight(settings.name_or_path, load_config(settings), tokenizer, settings.revision))
     return tokenizer
 
 

@@ -23,7 +23,7 @@ from gspo_lightning.policy.lora import has_adapters, merge_adapters, remove_adap
 from gspo_lightning.policy.routing import Routing, TokenPlaces, gather_routes, routed
 from gspo_lightning.policy.silence import Silenced, hold, silence
 from gspo_lightning.policy.states import Distribution, States, vocabulary_kl
-from gspo_lightning.policy.vision.families import SAID, reads_pictures
+from gspo_lightning.policy.vision.families import FAMILIES, SAID, reads_pictures
 from gspo_lightning.policy.vision.look import Look
 from gspo_lightning.policy.vision.sight import sight_of
 from gspo_lightning.types import Decoding, MicroBatch, WeightsOn
@@ -98,8 +98,8 @@ class Policy(nn.Module):
     def backbone(self) -> nn.Module:
         """The text model without its output head."""
         base: nn.Module = self.model.base_model
-        if reads_pictures(self.model.config):
-            return base.get_submodule("language_model")
+        if (family := FAMILIES.get(self.model.config.model_type)) is not None:
+            return base.get_submodule(family.text)
         if base is self.model:  # Llama 4's and Mllama's text classes name a part of the whole model that they lack
             base = getattr(self.model, "model", base)
         return base
@@ -165,7 +165,8 @@ class Policy(nn.Module):
         """Every distinct token once: a prompt serves all its responses."""
         layout = PackedLayout.of(batch)
         places = TokenPlaces(layout.sources, layout.positions, layout.predicts, layout.rows, layout.steps)
-        plan = attention_plan(layout.segments, layout.crossings, layout.longest, batch.input_ids.device)
+        blocks = layout.pictures if self.sight is not None and self.sight.mutual else ()
+        plan = attention_plan(layout.segments, layout.crossings, layout.longest, batch.input_ids.device, blocks)
         ids, positions = layout.token_ids.unsqueeze(0), layout.positions.unsqueeze(0)
         inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions}
         if (look := self._look(batch)) is not None:
@@ -192,11 +193,13 @@ class Policy(nn.Module):
         places = TokenPlaces(every // width, every % width, rows * width + before, rows, offsets)
         ids = batch.input_ids[:, :-1]
         inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions.masked_fill(~mask, 0)}
+        seen: Any = mask.long()
         if (look := self._look(batch)) is not None:
-            embed = self.model.get_input_embeddings()
-            inputs = look.inputs(embed, ids, look.places[:, :-1], look.positions[..., :-1].masked_fill(~mask, 0))
+            embed, where = self.model.get_input_embeddings(), look.places[:, :-1]
+            inputs = look.inputs(embed, ids, where, look.positions[..., :-1].masked_fill(~mask, 0))
+            seen = look.attention(self.backbone.config, inputs, seen, where)
         with routed(places, self._prescribed(batch, places)):
-            hidden: Tensor = self.backbone(**inputs, attention_mask=mask.long(), use_cache=False).last_hidden_state
+            hidden: Tensor = self.backbone(**inputs, attention_mask=seen, use_cache=False).last_hidden_state
         return States(hidden[rows, before], batch.input_ids[rows, before + 1], rows, offsets)
 
     def _look(self, batch: MicroBatch) -> Look | None:

@@ -23,7 +23,7 @@ class ModelSettings:
 
     name_or_path: str = "tiny-qwen3"
     """Hub id, local folder in transformers format, or a built-in tiny model (``tiny-qwen3``, ``tiny-qwen3-moe``,
-    ``tiny-qwen3-vl``, ``tiny-qwen3-vl-moe``, ``tiny-qwen2.5-vl``)."""
+    ``tiny-qwen3-vl``, ``tiny-qwen3-vl-moe``, ``tiny-qwen2.5-vl``, ``tiny-gemma3``, ``tiny-smolvlm``)."""
     dtype: DType = "float32"
     """Of the weights. float32 masters with ``trainer.precision: bf16-mixed`` is the rule; bf16 weights lose updates."""
     attn_implementation: str | None = None

@@ -21,7 +21,10 @@ __all__ = ["TINY_CONTEXT", "TINY_MODELS", "build_tiny_model", "character_tokeniz
 CHARACTERS = "0123456789+-*/=;:#().,<>?!ABCabcxyz "
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
 VISION = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-"""What the vocabulary of a model that reads pictures has behind the characters."""
+"""What the vocabulary of a Qwen that reads pictures has behind the characters."""
+GEMMA = ["<start_of_image>", "<end_of_image>", "<image_soft_token>"]
+TILES = ["<fake_token_around_image>", "<global-img>", "<image>"]
+TILES += [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
 
 TINY_CONTEXT = 512
 """Positions of every tiny model."""
@@ -64,6 +67,8 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
     "tiny-qwen2.5-vl": {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
     },
+    "tiny-gemma3": {"query_pre_attn_scalar": 16, "sliding_window": TINY_CONTEXT},
+    "tiny-smolvlm": {"model_type": "llama"},
 }  # fmt: skip
 """Name -> settings on top of the common ones. ``tiny-qwen3`` has about 87 thousand parameters; those of models that
 read pictures are settings of their text models."""
@@ -73,9 +78,15 @@ _QWEN3_VISION = {
     "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 64, "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0], "initializer_range": 0.05,
 }  # fmt: skip
+_SIGLIP = {
+    "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "patch_size": 8,
+    "image_size": 32,
+}  # fmt: skip
 _VISION: dict[str, dict[str, Any]] = {
     "tiny-qwen3-vl": _QWEN3_VISION,
     "tiny-qwen3-vl-moe": _QWEN3_VISION,
+    "tiny-gemma3": {**_SIGLIP, "vision_use_head": False},  # as published: its pooling would never be used
+    "tiny-smolvlm": _SIGLIP,
     "tiny-qwen2.5-vl": {
         "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "patch_size": 8,
         "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 64, "window_size": 32,
@@ -89,6 +100,8 @@ _CLASSES = {
     "tiny-qwen3-vl": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration"),
     "tiny-qwen3-vl-moe": ("Qwen3VLMoeConfig", "Qwen3VLMoeForConditionalGeneration"),
     "tiny-qwen2.5-vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration"),
+    "tiny-gemma3": ("Gemma3Config", "Gemma3ForConditionalGeneration"),
+    "tiny-smolvlm": ("SmolVLMConfig", "SmolVLMForConditionalGeneration"),
 }
 """Names in transformers, which imports a family when it is asked for."""
 
@@ -96,17 +109,21 @@ _CLASSES = {
 def character_tokenizer(name: str = "tiny-qwen3") -> PreTrainedTokenizerFast:
     """One token per character of a small alphabet, plus ``<pad>`` (0), ``<eos>`` (1) and ``<unk>`` (2).
 
-    That of a model that reads pictures also knows their placeholders, and writes no chat template.
+    That of a model that reads pictures also knows their placeholders (and line breaks where those stand beside
+    pictures), and writes no chat template.
 
     >>> tokenizer = character_tokenizer()
     >>> tokenizer.decode(tokenizer("7+5:").input_ids)
     '7+5:'
     """
-    vocabulary = {token: i for i, token in enumerate(SPECIAL + list(CHARACTERS))}
+    vocabulary = {token: i for i, token in enumerate(SPECIAL + list(_characters(name)))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    options: dict[str, Any] = {"additional_special_tokens": VISION} if name in _VISION else {}
+    options: dict[str, Any] = {"additional_special_tokens": _placeholders(name)} if name in _VISION else {}
+    if name == "tiny-gemma3":  # its processor asks the tokenizer for them by these names
+        names = ("boi_token", "eoi_token", "image_token")
+        options["extra_special_tokens"] = dict(zip(names, GEMMA, strict=True))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
@@ -124,10 +141,11 @@ def tiny_config(name: str, overrides: Mapping[str, Any] | None = None) -> Pretra
     Raises:
         UserError: an override that is no field of the model's config (of its text model's, where it reads pictures).
     """
-    size = len(SPECIAL) + len(CHARACTERS)
+    size = len(SPECIAL) + len(_characters(name))
     settings = {**_COMMON, **TINY_MODELS[name], "vocab_size": size}
     config_class: Any = getattr(transformers, _CLASSES[name][0])
     text_class = config_class.sub_configs["text_config"] if name in _VISION else config_class
+    text_class = transformers.LlamaConfig if name == "tiny-smolvlm" else text_class
     for key, value in (overrides or {}).items():
         if not hasattr(text_class(), key):
             raise UserError("model.config_overrides", f"{key!r} is not a field of {text_class.__name__}")
@@ -135,12 +153,30 @@ def tiny_config(name: str, overrides: Mapping[str, Any] | None = None) -> Pretra
     if name not in _VISION:
         return config_class(**settings)
     tied = settings.pop("tie_word_embeddings")
-    vision = {**_VISION[name], "out_hidden_size": settings["hidden_size"]}
-    start, end, image, video = range(size, size + len(VISION))
+    placeholders = _placeholders(name)
+    ids = {token: size + i for i, token in enumerate(placeholders)}
+    text = {**settings, "vocab_size": size + len(placeholders)}
+    more: dict[str, Any] = {"text_config": text, "vision_config": dict(_VISION[name]), "tie_word_embeddings": tied}
+    if name == "tiny-gemma3":
+        return config_class(
+            **more, mm_tokens_per_image=4, boi_token_index=ids[GEMMA[0]], eoi_token_index=ids[GEMMA[1]],
+            image_token_index=ids[GEMMA[2]],
+        )  # fmt: skip
+    if name == "tiny-smolvlm":
+        return config_class(**more, image_token_id=ids["<image>"], scale_factor=2, pad_token_id=0)
+    more["vision_config"]["out_hidden_size"] = settings["hidden_size"]
+    start, end, image, video = ids.values()
     return config_class(
-        text_config={**settings, "vocab_size": size + len(VISION)}, vision_config=vision, tie_word_embeddings=tied,
-        vision_start_token_id=start, vision_end_token_id=end, image_token_id=image, video_token_id=video,
-    )  # fmt: skip
+        **more, vision_start_token_id=start, vision_end_token_id=end, image_token_id=image, video_token_id=video
+    )
+
+
+def _characters(name: str) -> str:
+    return CHARACTERS + "\n" if _placeholders(name) in (GEMMA, TILES) else CHARACTERS
+
+
+def _placeholders(name: str) -> list[str]:
+    return {"tiny-gemma3": GEMMA, "tiny-smolvlm": TILES}.get(name, VISION)
 
 
 def build_tiny_model(
@@ -155,4 +191,7 @@ def build_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(seed, Purpose.INITIALISATION) % (1 << 63))
         model: PreTrainedModel = getattr(transformers, _CLASSES[name][1])(config)
+        for weight_name, weight in model.named_parameters():
+            if weight_name.endswith("mm_input_projection_weight"):  # Gemma 3's begins at 0, which shows no picture
+                torch.nn.init.normal_(weight, std=_COMMON["initializer_range"])
     return model.to(dtype)

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Media
+from gspo_lightning.policy.vision.sight import sight_of
 from gspo_lightning.prompts.base import Demonstration, Prompted, Record
 from gspo_lightning.prompts.dialogue import Dialogue
 from gspo_lightning.prompts.encode import Encoder, unknown_token
@@ -95,6 +96,7 @@ def teach(
                 "the tokenizer does not know every character of the demonstration",
                 fix="use a tokenizer that covers the demonstrations, or drop the record",
             )
+        _check_placeholders(tokenizer, row, where(number))
         if len(row.prompt) <= asking.max_prompt_tokens and len(row.response) <= asking.max_response_tokens:
             kept.append(row)
     _say_dropped(len(pairs), len(kept), asking, field)
@@ -125,6 +127,22 @@ def _as_rollouts(
         begun_and_ended.count(seen.ids)
         yield mine[i], Taught(seen.ids, *dialogue.demonstration(pairs[mine[i]][1]), media=seen.media)
     begun_and_ended.check(field)
+
+
+def _check_placeholders(tokenizer: PreTrainedTokenizerBase, row: Taught, where: str) -> None:
+    """Nothing is behind the placeholder of a picture or a video in a completion, and no policy says one.
+
+    Raises:
+        UserError: there is one, or one of a prompt without a picture of its own.
+    """
+    if (sight := sight_of(tokenizer)) is None:
+        return
+    own = () if not row.media else (sight.image, sight.mark)
+    parts = (("completion", row.response, set(sight.unsaid)), ("prompt", row.prompt, set(sight.unsaid).difference(own)))
+    for name, ids, wrong in parts:
+        if token := next((token for token in ids if token in wrong), None):
+            what = f"the {name} holds {tokenizer.convert_ids_to_tokens(token)}, which stands for a picture or a video"
+            raise UserError(where, what, fix="take it out of the text; a record's picture is in the column image")
 
 
 def _rendered(

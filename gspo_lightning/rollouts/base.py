@@ -9,6 +9,7 @@ from typing import Protocol
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.vision.families import FAMILIES
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.types import Prompt, Rollout, SamplingParams, WeightsOn
 
@@ -97,6 +98,9 @@ class RolloutSource(ABC):
 
     reads_pictures: bool = False
     """Whether it shows the pictures of a prompt to the policy, and never samples their placeholders."""
+
+    picture_families: Collection[str] = tuple(FAMILIES)
+    """Kinds of policies (``model_type``) that it shows pictures to."""
 
     @property
     def weights_on(self) -> WeightsOn:

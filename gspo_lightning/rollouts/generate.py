@@ -16,12 +16,12 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
-from transformers.utils import ModelOutput
 
 from gspo_lightning.policy.compute_copy import in_compute_dtype
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rope import never_switching
 from gspo_lightning.policy.vision.look import features_of
+from gspo_lightning.policy.vision.sight import Features
 from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
 from gspo_lightning.rollouts.drawing import Draws, sample_tokens
 from gspo_lightning.rollouts.ending import cut, finish, has_ended
@@ -132,22 +132,10 @@ def _pictures(policy: Policy, rows: Sequence[Beginning], ids: Tensor) -> dict[st
     distinct = {picture.key: picture for picture in every}
     found = features_of(policy.model.base_model, policy.sight, list(distinct.values()))
     sizes = [picture.tokens for picture in distinct.values()]
-    places = {key: number for number, key in enumerate(distinct)}
-
-    def of_all(features: Tensor) -> tuple[Tensor, ...]:
-        parts = features.split(sizes)
-        return tuple(parts[places[picture.key]] for picture in every)
-
-    merge = policy.sight.processor.merge_size
-    grids = torch.tensor([[1, picture.rows * merge, picture.columns * merge] for picture in every])
-    outputs: dict[str, Any] = {"pooler_output": of_all(found.embeddings)}
-    if found.layers:
-        outputs["deepstack_features"] = tuple(of_all(layer) for layer in found.layers)
-    return {
-        "mm_encoder_outputs": {"image": ModelOutput(**outputs)},
-        "mm_token_type_ids": (ids == policy.sight.image).int().to(policy.device),
-        "image_grid_thw": grids.to(policy.device),
-    }
+    parts = zip(found.embeddings.split(sizes), *(layer.split(sizes) for layer in found.layers), strict=True)
+    features = {key: Features(own, tuple(layers)) for key, (own, *layers) in zip(distinct, parts, strict=True)}
+    given = policy.sight.generated(every, [features[picture.key] for picture in every], ids)
+    return {name: x.to(policy.device) if isinstance(x, Tensor) else x for name, x in given.items()}
 
 
 @contextlib.contextmanager

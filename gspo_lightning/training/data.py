@@ -227,6 +227,7 @@ class PromptDataModule(LightningDataModule):
         check_stop_strings(self.settings.stop_strings, tokenizer)
         sources.check_reading(tokenizer, (self.rollouts, self.rollouts.for_evaluation()))
         sources.read_sets(self.sets, stage, tokenizer, self.evaluation.limit, world, judged=bool(self.rewards))
+        sources.check_shown(tokenizer, self.sets, (self.rollouts, self.rollouts.for_evaluation()))
         sources.check_context(self.longest, context)
         self.suites.prepare()
         if stage == "fit":

@@ -20,7 +20,7 @@ from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer, tiny_config
-from gspo_lightning.policy.vision.sight import tiny_sight
+from gspo_lightning.policy.vision.processors import tiny_sight
 from gspo_lightning.rollouts import Beginning, RolloutSource, VLLMEngine, VLLMServer
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.real_vllm import served
@@ -47,8 +47,9 @@ def policy_of(name: str, folder: Path) -> Policy:
     with torch.no_grad():  # answers that depend on the picture
         model.lm_head.weight.mul_(4)
     model.save_pretrained(folder)
-    character_tokenizer(name).save_pretrained(folder)
-    tiny_sight(config).save(folder)
+    tokenizer = character_tokenizer(name)
+    tokenizer.save_pretrained(folder)
+    tiny_sight(config, tokenizer).save(folder)
     return load_policy(ModelSettings(str(folder))).eval()
 
 

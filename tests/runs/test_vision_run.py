@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText, Qwen3VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from gspo_lightning.cli import main
@@ -22,7 +21,7 @@ from gspo_lightning.policy.vision.sight import sight_of
 from tests.runs import runs
 from tests.runs.processes import Command
 from tests.runs.test_invariance import SGD
-from tests.support.pictures import png, seeing_prompt
+from tests.support.pictures import png
 
 CONFIG = runs.ROOT / "configs" / "vision.yaml"
 FEW = ["--data.train.size=64", "--data.val.size=20", *runs.UNTAUGHT, "--trainer.enable_progress_bar=false"]
@@ -83,20 +82,24 @@ def test_an_export_is_read_by_transformers_and_answers_the_same(tmp_path: Path, 
     assert runs.summary(again)["updates"] == 4
 
 
-def test_an_export_is_read_by_auto_processor(tmp_path: Path) -> None:
-    """Both processor files at once; transformers builds a processor for videos with torchvision only."""
-    pytest.importorskip("torchvision", exc_type=ImportError)
-    policy = load_policy(ModelSettings("tiny-qwen3-vl"))
-    policy.tokenizer.chat_template = "{{ messages[0].content }}"
-    policy.save_pretrained(tmp_path)
-    processor = AutoProcessor.from_pretrained(tmp_path)
-    image = Image.open(io.BytesIO(png(0, 48, 32)))
-    text = "1<|vision_start|><|image_pad|><|vision_end|>?"
-    made = processor(text=[text], images=[image], return_tensors="pt")
-    expected = seeing_prompt(policy, 0, ["1", png(0, 48, 32), "?"])
-    assert tuple(made["input_ids"][0].tolist()) == expected.token_ids
-    assert policy.sight is not None
-    torch.testing.assert_close(made["pixel_values"], policy.sight.pixels(expected.media)[0], rtol=0, atol=0.02)
+ONE_TILE = ["--data.pictures.max_pixels=1024"]
+"""Five tiles of SmolVLM do not fit into the prompts of the config."""
+
+
+@pytest.mark.parametrize(
+    "chosen", [["tiny-smolvlm", "--data.max_prompt_tokens=64"], ["tiny-gemma3"]], ids=["tiles", "both directions"]
+)
+def test_runs_of_other_families_resume_bit_for_bit_and_are_exported(tmp_path: Path, chosen: list[str]) -> None:
+    name, *more = chosen
+    more = [*OPTIONS, f"--model.name_or_path={name}", *more, "--data.max_tokens_per_micro_batch=200"]
+    whole = runs.fit(tmp_path / "whole", *more, config=CONFIG)
+    half = runs.fit(tmp_path / "half", *more, "--trainer.max_epochs=1", config=CONFIG)
+    half = runs.fit(tmp_path / "half", *more, "--ckpt_path=last", config=CONFIG)
+    assert runs.largest_difference(runs.weights(half), runs.weights(whole)) == 0.0
+    assert main(["export", str(whole / "checkpoints" / "last.ckpt"), str(tmp_path / "out")]) == 0
+    exported = AutoModelForImageTextToText.from_pretrained(tmp_path / "out").state_dict()
+    trained = {k.removeprefix("policy.model."): v for k, v in runs.weights(whole).items()}
+    assert all(torch.equal(exported[n], w) for n, w in trained.items())
 
 
 def ranks(root: Path, name: str, *more: str, count: int = 2) -> Path:
@@ -138,6 +141,17 @@ def test_two_sharded_ranks_train_mixtures_and_adapters_as_one(tmp_path: Path, ch
     more = [*chosen, MIXED, *SGD, "--model.optimizer.momentum=0.9", "--data.prompts_per_rollout=4"]
     two = ranks(tmp_path / "two", "fsdp2", *more)
     one = runs.fit(tmp_path / "one", *OPTIONS, *more, config=CONFIG)
+    assert runs.largest_difference(runs.weights(two), runs.weights(one)) < 1e-6
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("chosen", [["tiny-smolvlm", *ONE_TILE], ["tiny-gemma3"]], ids=["tiles", "both directions"])
+def test_two_ranks_train_other_families_as_one(tmp_path: Path, chosen: list[str], strategy: str) -> None:
+    name, *limit = chosen
+    more = [f"--model.name_or_path={name}", *limit, MIXED, *SGD, "--model.optimizer.momentum=0.9"]
+    two = ranks(tmp_path / "two", strategy, *more, "--data.prompts_per_rollout=4")
+    one = runs.fit(tmp_path / "one", *OPTIONS, *more, "--data.prompts_per_rollout=4", config=CONFIG)
     assert runs.largest_difference(runs.weights(two), runs.weights(one)) < 1e-6
 
 

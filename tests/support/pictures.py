@@ -5,13 +5,25 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
+from transformers import Idefics3Config, Idefics3ForConditionalGeneration
+from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
 
-from gspo_lightning.pictures import Picture
+from gspo_lightning.pictures import Media, Picture
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.tiny import character_tokenizer, tiny_config
 from gspo_lightning.types import Prompt
+
+SEEING = ["tiny-qwen3-vl", "tiny-qwen3-vl-moe", "tiny-qwen2.5-vl", "tiny-smolvlm", "tiny-gemma3"]
+QWEN, TILES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), ("smolvlm", "idefics3")
 
 
 def png(seed: int, width: int = 32, height: int = 32) -> bytes:
@@ -26,16 +38,72 @@ def seeing_prompt(policy: Policy, number: int, parts: Sequence[str | bytes]) -> 
     """A prompt of texts and pictures in this order, put together here without the package's own encoder."""
     sight = policy.sight
     assert sight is not None
+    if sight.kind not in QWEN:
+        return _by_transformers(policy, number, parts)
     ids: list[int] = []
     media = []
     for part in parts:
         if isinstance(part, str):
             ids += policy.tokenizer(part)["input_ids"]
             continue
-        with Image.open(io.BytesIO(part)) as image:
-            made = sight.processor(images=[image.convert("RGB")], return_tensors="pt")
+        made = sight.processor(images=[opened(part)], return_tensors="pt")
         _, rows, columns = (int(n) for n in made["image_grid_thw"][0])
         rows, columns = rows // 2, columns // 2
         media.append(Picture(part, hashlib.sha256(part).hexdigest(), len(ids) + 1, rows, columns))
         ids += [sight.start, *[sight.image] * (rows * columns), sight.end]
+    return Prompt(number, "", tuple(ids), media=tuple(media))
+
+
+def opened(data: bytes) -> Image.Image:
+    """A file as three colours."""
+    with Image.open(io.BytesIO(data)) as image:
+        return image.convert("RGB")
+
+
+def plain_inputs(policy: Policy, media: Media, ids: Tensor) -> dict[str, Tensor]:
+    """What transformers' own model takes beside token ids [1, S], made of whole files by its own processor."""
+    sight = policy.sight
+    assert sight is not None
+    if not media:
+        return {}
+    images = [opened(p.data) for p in media]
+    made = dict(sight.processor(images=[images] if sight.kind in TILES else images, return_tensors="pt"))
+    made.pop("num_crops", None)
+    made["pixel_values"] = made["pixel_values"].to(next(policy.parameters()).dtype)
+    kinds = (ids == sight.image).int()
+    return made | {"gemma3": {"token_type_ids": kinds}, "smolvlm": {}}.get(sight.kind, {"mm_token_type_ids": kinds})
+
+
+def idefics3_folder(folder: Path) -> Path:
+    """A tiny Idefics3 as the hub has one, with the tokens of ``tiny-smolvlm``."""
+    fields = {k: v for k, v in tiny_config("tiny-smolvlm").to_dict().items() if k != "model_type"}
+    fields["vision_config"].pop("model_type")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = Idefics3ForConditionalGeneration(Idefics3Config(**fields))
+    model.save_pretrained(folder)
+    character_tokenizer("tiny-smolvlm").save_pretrained(folder)
+    Idefics3ImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}).save_pretrained(folder)
+    return folder
+
+
+def _by_transformers(policy: Policy, number: int, parts: Sequence[str | bytes]) -> Prompt:
+    """By the whole processor of the family, which widens placeholders in the text."""
+    sight, tokenizer = policy.sight, policy.tokenizer
+    assert sight is not None
+    images = [opened(part) for part in parts if isinstance(part, bytes)]
+    if sight.kind == "gemma3":
+        processor: Any = Gemma3Processor(sight.processor, tokenizer, image_seq_length=4)
+        mark, tiles = "<start_of_image>", [1] * len(images)
+    else:
+        processor, mark = Idefics3Processor(sight.processor, tokenizer, image_seq_len=4), "<image>"
+        tiles = [sight.processor(images=[image], return_tensors="pt")["pixel_values"].shape[1] for image in images]
+    text = "".join(part if isinstance(part, str) else mark for part in parts)
+    made = processor(text=[text], images=[images]) if images else tokenizer([text])
+    ids = [int(token) for token in made["input_ids"][0]]
+    starts = [i for i, token in enumerate(ids) if token == sight.image and (i == 0 or ids[i - 1] != sight.image)]
+    media = []
+    for data, count in zip((p for p in parts if isinstance(p, bytes)), tiles, strict=True):
+        (first, *more), starts = starts[:count], starts[count:]
+        media.append(Picture(data, hashlib.sha256(data).hexdigest(), first, 1, 4, tuple(more)))
     return Prompt(number, "", tuple(ids), media=tuple(media))

@@ -185,11 +185,17 @@ def _training(memory: Memory, job: Job, counts: Counts) -> None:
         memory.add("weights in bfloat16 (autocast)", found.copies, TRAINING, SAMPLING)
     memory.add("activations", found.activations, TRAINING)
     memory.add("logits and temporaries", found.temporaries, TRAINING)
-    if (tower := tower_of(job)) is not None:
-        size = tower.bytes(job.prompts_at_once, job.compute_bytes, keeps=tower.trained, checkpointing=job.checkpointing)
-        memory.add("pictures in the vision tower", size, TRAINING)
+    _pictures(memory, job, TRAINING)
     if job.lora is not None and job.lora.base == "4bit":
         memory.add("dequantised weights of a layer", counts.largest_layer * job.compute_bytes, TRAINING, SAMPLING)
+
+
+def _pictures(memory: Memory, job: Job, moment: str, keeps: bool = True) -> None:
+    """Of a micro-batch; with what a trained tower ``keeps`` for its backward pass."""
+    if (tower := tower_of(job)) is not None:
+        kept = keeps and tower.trained
+        size = tower.bytes(job.prompts_at_once, job.compute_bytes, keeps=kept, checkpointing=job.checkpointing)
+        memory.add("pictures in the vision tower", size, moment)
 
 
 def _teacher(memory: Memory, job: Job, moment: str) -> None:
@@ -199,6 +205,7 @@ def _teacher(memory: Memory, job: Job, moment: str) -> None:
     memory.add("teacher", counts.total * job.weight_dtype.itemsize / kept)
     found = step_memory(job, backward=False)
     memory.add("teacher's forward pass", found.activations + found.temporaries, moment)
+    _pictures(memory, job, moment, keeps=False)
     if job.strategy == "fsdp":
         memory.add("gathered weights", (2 * counts.largest_layer + counts.outside) * job.compute_bytes, moment)
 
@@ -226,6 +233,7 @@ def _critic(memory: Memory, job: Job, shares_frozen: bool) -> None:
     else:
         memory.add("weights in bfloat16 (autocast)", found.copies, CRITIC)
     memory.add("activations", found.activations, CRITIC)
+    _pictures(memory, job, CRITIC)
 
 
 def _sampling(memory: Memory, job: Job, counts: Counts, device: Device) -> None:
@@ -319,9 +327,10 @@ def counts_of(settings: ModelSettings) -> Counts:
 
 def trunk_counts(settings: ModelSettings) -> Counts:
     """The same without the output head, which a critic does not have."""
-    counts, config = counts_of(settings), config_of(settings).get_text_config()
+    counts, whole = counts_of(settings), config_of(settings)  # a text model beside a tower may not say what is tied
+    config = whole.get_text_config()
     head = int(config.vocab_size) * int(config.hidden_size)
-    own = 0 if config.tie_word_embeddings else head  # else it is the embedding, which stays
+    own = 0 if whole.tie_word_embeddings else head  # else it is the embedding, which stays
     return dataclasses.replace(
         counts, total=counts.total - own, trainable=counts.trainable - (own if settings.lora is None else 0),
         outside=max(0, counts.outside - own), active=counts.active - head,

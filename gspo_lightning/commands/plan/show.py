@@ -66,7 +66,12 @@ def _pictures(job: Job, tower: Tower) -> Iterator[str]:
         f"{tower.side} x {tower.side} a token); counted here: one of {tower.tokens:,} tokens in every prompt, "
         f"{tower.flops:.2g} FLOP in the tower"
     )
-    if tower.largest > job.max_prompt:
+    if tower.largest > job.max_prompt and tower.fixed:
+        yield (
+            f"a picture is always of {tower.largest:,} tokens, and drops its prompt: "
+            f"raise data.max_prompt_tokens ({job.max_prompt:,})"
+        )
+    elif tower.largest > job.max_prompt:
         yield (
             f"a picture of more than {job.max_prompt:,} tokens drops its prompt (data.max_prompt_tokens): "
             f"data.pictures.max_pixels: {job.max_prompt // 2 * tower.side**2} leaves half of a prompt for text"

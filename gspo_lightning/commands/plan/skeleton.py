@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Pret
 
 from gspo_lightning.policy.freezing import freeze
 from gspo_lightning.policy.lora import LoRA, add_adapters
-from gspo_lightning.policy.vision.families import reads_pictures
+from gspo_lightning.policy.vision.families import FAMILIES, reads_pictures, tower_of
 
 __all__ = ["Counts", "count", "shadow", "skeleton"]
 
@@ -73,7 +73,8 @@ def count(model: PreTrainedModel) -> Counts:
     """Count a (meta) model."""
     config = model.config.get_text_config()
     weights = dict(model.named_parameters())  # tied ones once
-    layers = getattr(model.base_model, "language_model", model.base_model).layers
+    family = FAMILIES.get(model.config.model_type)
+    layers = (getattr(model.base_model, family.text) if family else model.base_model).layers
     per_layer = [sum(p.numel() for p in layer.parameters()) for layer in layers]
     total = sum(p.numel() for p in weights.values())
     trained = [p.numel() for p in weights.values() if p.requires_grad]
@@ -82,8 +83,7 @@ def count(model: PreTrainedModel) -> Counts:
     experts = sum(p.numel() for n, p in weights.items() if ".experts." in n)
     share = getattr(config, "num_experts_per_tok", 0) / max(getattr(config, "num_experts", 1) or 1, 1)
     head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
-    tower = getattr(model.base_model, "visual", None)
-    vision = sum(p.numel() for p in tower.parameters()) if isinstance(tower, nn.Module) else 0
+    vision = sum(p.numel() for part in tower_of(model).values() for p in part.parameters())
     return Counts(
         total=total,
         trainable=sum(trained),

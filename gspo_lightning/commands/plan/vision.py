@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,12 @@ from transformers import PretrainedConfig
 from gspo_lightning.commands.plan.models import PICTURE_PIXELS, config_of
 from gspo_lightning.commands.plan.skeleton import skeleton
 from gspo_lightning.policy.freezing import trains_vision
+from gspo_lightning.policy.loading import load_tokenizer
 from gspo_lightning.policy.tiny import TINY_MODELS
 from gspo_lightning.policy.vision.families import reads_pictures
-from gspo_lightning.policy.vision.sight import load_sight, tiny_sight
+from gspo_lightning.policy.vision.families import tower_of as family_tower
+from gspo_lightning.policy.vision.qwen import QWEN
+from gspo_lightning.policy.vision.sight import sight_of
 
 if TYPE_CHECKING:
     from gspo_lightning.commands.plan.job import Job
@@ -52,6 +56,8 @@ class Tower:
     """Numbers of a token: what stands in the place of its embedding, and what is added in some layers."""
     spans: tuple[int, ...]
     """Patches that a patch attends to, for each layer; 0: all."""
+    fixed: bool = False
+    """Whether every picture has as many tokens, whatever ``data.pictures.max_pixels`` says."""
 
     @property
     def largest(self) -> int:
@@ -105,29 +111,52 @@ def tower_of(job: Job) -> Tower | None:
 
 def _tower(job: Job, config: Any) -> Tower:
     model: Any = skeleton(config, job.model.lora, job.model.freeze)
-    tower, vision = model.base_model.visual, config.vision_config
-    mergers = _weights(tower.merger) + _weights(getattr(tower, "deepstack_merger_list", None))
-    embedded = sum(p.numel() for p in tower.patch_embed.parameters() if p.dim() > 1)
-    side = int(vision.patch_size * vision.spatial_merge_size)
-    width, inner = int(vision.hidden_size), int(vision.intermediate_size)
-    channels = int(getattr(vision, "in_channels", 3))
-    whole = set(getattr(vision, "fullatt_block_indexes", range(int(vision.depth))))
-    window = (int(getattr(vision, "window_size", 0)) // int(vision.patch_size)) ** 2
+    parts, vision = family_tower(model), config.vision_config
+    seen = _of_qwen(model.base_model.visual, config) if config.model_type in QWEN else _of_siglip(parts, config)
     return Tower(
-        parameters=sum(p.numel() for n, p in tower.named_parameters() if ".lora_" not in n),
+        parameters=sum(p.numel() for part in parts.values() for n, p in part.named_parameters() if ".lora_" not in n),
         trained=trains_vision(model),
-        pixels=job.max_pixels or _limit(job, config),
-        side=side,
+        pixels=_pixels(job, config),
         longest=job.max_prompt,
-        merge=int(vision.spatial_merge_size),
-        per_patch=_weights(tower.blocks) + embedded,
-        per_token=mergers,
-        patch=channels * int(vision.temporal_patch_size) * int(vision.patch_size) ** 2,
-        hidden=width,
-        kept=14 * width + 4 * inner if _gated(tower) else 10 * width + 2 * inner,
-        features=int(vision.out_hidden_size) * (1 + len(getattr(vision, "deepstack_visual_indexes", ()))),
-        spans=tuple(0 if layer in whole else window for layer in range(int(vision.depth))),
+        hidden=int(vision.hidden_size),
+        fixed=config.model_type == "gemma3",
+        **seen,
     )
+
+
+def _of_qwen(tower: Any, config: Any) -> dict[str, Any]:
+    vision = config.vision_config
+    width, inner, patch = int(vision.hidden_size), int(vision.intermediate_size), int(vision.patch_size)
+    whole = set(getattr(vision, "fullatt_block_indexes", range(int(vision.depth))))
+    window = (int(getattr(vision, "window_size", 0)) // patch) ** 2
+    return {
+        "side": patch * int(vision.spatial_merge_size),
+        "merge": int(vision.spatial_merge_size),
+        "per_patch": _weights(tower.blocks) + _weights(tower.patch_embed),
+        "per_token": _weights(tower.merger) + _weights(getattr(tower, "deepstack_merger_list", None)),
+        "patch": int(getattr(vision, "in_channels", 3)) * int(vision.temporal_patch_size) * patch**2,
+        "kept": 14 * width + 4 * inner if _gated(tower) else 10 * width + 2 * inner,
+        "features": int(vision.out_hidden_size) * (1 + len(getattr(vision, "deepstack_visual_indexes", ()))),
+        "spans": tuple(0 if layer in whole else window for layer in range(int(vision.depth))),
+    }
+
+
+def _of_siglip(parts: dict[str, Any], config: Any) -> dict[str, Any]:
+    """A SigLIP tower and what follows it: patches of a tile, or of a picture of fixed size, see each other."""
+    vision, (tower, mapping) = config.vision_config, parts.values()
+    width, inner, patch = int(vision.hidden_size), int(vision.intermediate_size), int(vision.patch_size)
+    across = int(vision.image_size) // patch
+    merge = across // math.isqrt(config.mm_tokens_per_image) if config.model_type == "gemma3" else config.scale_factor
+    return {
+        "side": patch * merge,
+        "merge": merge,
+        "per_patch": _weights(tower.encoder) + _weights(tower.embeddings.patch_embedding),
+        "per_token": _weights(mapping),
+        "patch": int(vision.num_channels) * patch**2,
+        "kept": 10 * width + 2 * inner,
+        "features": int(config.get_text_config().hidden_size),
+        "spans": (across**2,) * int(vision.num_hidden_layers),
+    }
 
 
 def _weights(module: Any) -> int:
@@ -139,14 +168,15 @@ def _gated(tower: Any) -> bool:
     return any(name.endswith("gate_proj") for name, _ in tower.named_modules())
 
 
-def _limit(job: Job, config: PretrainedConfig) -> int:
-    """Pixels above which the model's own processor scales a picture down."""
+def _pixels(job: Job, config: PretrainedConfig) -> int:
+    """Of the largest picture as the model reads it."""
     name = job.model.name_or_path
-    if name in TINY_MODELS:
-        return int(tiny_sight(config).processor.size["longest_edge"])
-    if (known := PICTURE_PIXELS.get(config.model_type)) is not None and not Path(name).is_dir():
-        return known
-    return int(load_sight(name, config, job.model.revision).processor.size["longest_edge"])
+    known = PICTURE_PIXELS.get(config.model_type)
+    if known is not None and name not in TINY_MODELS and not Path(name).is_dir():
+        return job.max_pixels or known
+    sight = sight_of(load_tokenizer(job.model))
+    assert sight is not None
+    return sight.limited(job.max_pixels).most_pixels
 
 
 _towers: dict[str, Tower] = {}

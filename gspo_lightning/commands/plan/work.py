@@ -71,11 +71,10 @@ def work_of(job: Job) -> Work:
     token = _token_flops(job, counts_of(job.model).active)
     tower = tower_of(job)
     prefill, seen = (0.0, 0.0) if tower is None else (tower.flops * job.prompts, tower.flops * job.prompts_seen)
-    tower_passes = _training_passes(job) if tower is not None and tower.trained else 1.0
     sampling = token * (job.prompts * job.max_prompt + response) + prefill
     forward = token * (prompt + response) + seen
     old = forward if job.old_policy != "ResidentSnapshot" else 0.0
-    training = job.epochs * (_training_passes(job) * token * (prompt + response) + tower_passes * seen)
+    training = job.epochs * (_training_passes(job) * token * (prompt + response) + _tower_flops(job, trained=True))
     values, critic = _critic(job, prompt + response)
     return Work(
         job.prompts * job.max_prompt, response, sampling, training, old, token, prompt,
@@ -109,6 +108,13 @@ def _training_passes(job: Job) -> float:
     return 1.0 + frozen + (1.0 if job.checkpointing else 0.0)
 
 
+def _tower_flops(job: Job, *, trained: bool = False) -> float:
+    """Of the vision tower of a job's model over a rollout batch; with its backward pass where it is ``trained``."""
+    if (tower := tower_of(job)) is None:
+        return 0.0
+    return (_training_passes(job) if trained and tower.trained else 1.0) * tower.flops * job.prompts_seen
+
+
 def _teacher(job: Job, token: float, tokens: int) -> float:
     """One forward pass over a rollout batch; for whole distributions, one in every pass of training.
 
@@ -119,15 +125,16 @@ def _teacher(job: Job, token: float, tokens: int) -> float:
     if (teacher := job.of_teacher) is None:
         return 0.0
     passes = job.epochs if job.teacher_exact else 1
-    return passes * _token_flops(teacher, counts_of(teacher.model).active) * tokens
+    return passes * (_token_flops(teacher, counts_of(teacher.model).active) * tokens + _tower_flops(teacher))
 
 
 def _critic(job: Job, tokens: int) -> tuple[float, float]:
     """Of values and of updates; a critic that shares the policy's model trains its head only."""
     if job.critic_shared:
-        token = _token_flops(job, trunk_counts(job.model).active)
-        return token * tokens, job.critic_epochs * token * tokens
+        forward = _token_flops(job, trunk_counts(job.model).active) * tokens + _tower_flops(job)
+        return forward, job.critic_epochs * forward
     if (critic := job.of_critic) is None:
         return 0.0, 0.0
     token = _token_flops(critic, trunk_counts(critic.model).active)
-    return token * tokens, critic.epochs * _training_passes(critic) * token * tokens
+    updates = _training_passes(critic) * token * tokens + _tower_flops(critic, trained=True)
+    return token * tokens + _tower_flops(critic), critic.epochs * updates

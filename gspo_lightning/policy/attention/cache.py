@@ -67,11 +67,14 @@ class GroupCache:
 
     # what the decoder says ---------------------------------------------------------------------------------------
 
-    def enter(self, widths: Sequence[int], rows: Sequence[int]) -> None:
-        """The next forward pass holds new prompts of these widths, packed one after another, for so many rows each."""
+    def enter(self, widths: Sequence[int], rows: Sequence[int], blocks: Sequence[tuple[int, int]] = ()) -> None:
+        """The next forward pass holds new prompts of these widths, packed one after another, for so many rows each.
+
+        ``blocks`` are (start, length) of tokens that see each other.
+        """
         self._settle()
         starts = [sum(widths[:i]) for i in range(len(widths))]
-        plan = attention_plan(list(zip(starts, widths, strict=True)), [], max(widths), self.device)
+        plan = attention_plan(list(zip(starts, widths, strict=True)), [], max(widths), self.device, blocks)
         first = torch.tensor([0, *rows]).cumsum(0) + len(self)
         parts = []
         for some in self._apart(widths):

@@ -42,6 +42,7 @@ class FlexPlan:
         crossings: (start and length of the responses to a prompt, start and length of the prompt).
         longest: tokens of the longest row.
         device: of the tensors that attend.
+        blocks: (start, length) of tokens that see each other, each inside a segment.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class FlexPlan:
         crossings: Sequence[tuple[int, int, int, int]],
         longest: int,
         device: torch.device,
+        blocks: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.longest = longest
         self.tokens = sum(length for _, length in segments)
@@ -60,7 +62,10 @@ class FlexPlan:
         first, end = (torch.zeros(len(own), dtype=torch.int64) for _ in range(2))
         for start, length, prompt, width in crossings:
             first[start : start + length], end[start : start + length] = prompt, prompt + width
-        self.mask = _block_mask(own, first, end, device)
+        last = torch.arange(len(own))
+        for start, length in blocks:
+            last[start : start + length] = start + length - 1
+        self.mask = _block_mask(own, last, first, end, device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """[M, H, d] over [M, K, d] to [M, H, d]."""
@@ -89,8 +94,8 @@ def compiled(**options: Any) -> Callable[..., Any]:
     return torch.compile(cast("Callable[..., Any]", flex_attention), dynamic=True, fullgraph=True, **options)
 
 
-def _block_mask(own: Tensor, first: Tensor, end: Tensor, device: torch.device) -> BlockMask:
-    """A token sees its segment from its start ``own`` up to itself, and its prompt from ``first`` to before ``end``.
+def _block_mask(own: Tensor, last: Tensor, first: Tensor, end: Tensor, device: torch.device) -> BlockMask:
+    """A token sees its segment from its start ``own`` up to ``last``, and its prompt from ``first`` to before ``end``.
 
     A block of tokens lists the blocks from the first to the last that any of its tokens sees, in its segments and in
     its prompts; what lies between is left to the mask itself. Blocks that all of its tokens see as a whole, all in
@@ -99,10 +104,11 @@ def _block_mask(own: Tensor, first: Tensor, end: Tensor, device: torch.device) -
     blocks = len(own) // BLOCK
     own_block, other = torch.arange(blocks).unsqueeze(1), torch.arange(blocks)
     lowest = own.view(blocks, BLOCK).amin(1, keepdim=True) // BLOCK
+    highest = last.view(blocks, BLOCK).amax(1, keepdim=True) // BLOCK
     empty = end == 0
     low = first.masked_fill(empty, len(own)).view(blocks, BLOCK).amin(1, keepdim=True) // BLOCK
     high = (end - 1).view(blocks, BLOCK).amax(1, keepdim=True) // BLOCK
-    listed = ((other >= lowest) & (other <= own_block)) | ((other >= low) & (other <= high))
+    listed = ((other >= lowest) & (other <= highest)) | ((other >= low) & (other <= high))
     start, stop = other * BLOCK, other * BLOCK + BLOCK
     within = (own.view(blocks, BLOCK).amax(1, keepdim=True) <= start) & (other < own_block)
     prompt = (first.view(blocks, BLOCK).amax(1, keepdim=True) <= start) & (
@@ -118,10 +124,10 @@ def _block_mask(own: Tensor, first: Tensor, end: Tensor, device: torch.device) -
         order = chosen.int().argsort(dim=1, descending=True, stable=True)
         return there(chosen.sum(1))[None, None], there(order)[None, None]
 
-    starts, firsts, ends = there(own), there(first), there(end)
+    starts, lasts, firsts, ends = there(own), there(last), there(first), there(end)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        within = (key <= query) & (key >= starts[query])
+        within = (key <= lasts[query]) & (key >= starts[query])
         return within | ((key >= firsts[query]) & (key < ends[query]))
 
     mask: BlockMask = BlockMask.from_kv_blocks(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +27,7 @@ class _Bucket:
     keys: Tensor  # [B * S] packed tokens
     size: int  # B
     inside: Tensor | None  # [B, L, 1, 1] 0 on padded queries; None where there are none
-    mask: Tensor | None  # [B, 1, 1, S] -inf on padded keys; None where no query sees one
+    mask: Tensor | None  # [B, 1, 1 or L, S] -inf on keys that are not seen; None where padding or the kernel says so
 
 
 class Pass:
@@ -38,13 +38,18 @@ class Pass:
     Args:
         spans: queries and the keys that they see: all of them, or with ``causal`` those up to themselves.
         causal: queries and keys of a span are the same tokens.
+        blocks: (start, length) of tokens inside a causal span that see each other.
     """
 
-    def __init__(self, spans: Sequence[Span], *, causal: bool) -> None:
+    def __init__(self, spans: Sequence[Span], *, causal: bool, blocks: Sequence[tuple[int, int]] = ()) -> None:
         self.causal = causal
         self.first = min(span[0] for span in spans)
-        parts = _similar(spans)
+        inside = {span: [b for b in blocks if span[0] <= b[0] < span[0] + span[1]] for span in spans} if blocks else {}
+        parts = _similar([span for span in spans if not inside.get(span)])
         self.buckets = [_bucket(part, causal) for part in parts]
+        for part in _similar([span for span in spans if inside.get(span)]):
+            parts.append(part)
+            self.buckets.append(_seeing_blocks(part, inside))
         tokens, places = _real(parts, 0)
         self.query_back = torch.empty_like(places)
         self.query_back[tokens - self.first] = places
@@ -55,7 +60,7 @@ class Pass:
         outs, sums = [], []
         for bucket in self.buckets:
             q, k, v = self._heads(bucket, query, key, value)
-            out, lse = _flash(q, k, v, 0.0, self.causal, attn_mask=_as(bucket.mask, q), scale=scaling)
+            out, lse = _flash(q, k, v, 0.0, self._causal(bucket), attn_mask=_as(bucket.mask, q), scale=scaling)
             outs.append(self._flat(out, query))
             sums.append(self._flat(lse.unsqueeze(-1), query).squeeze(-1))
         return _joined(outs).index_select(0, self.query_back), _joined(sums).index_select(0, self.query_back)
@@ -78,7 +83,7 @@ class Pass:
             g, o, s = (self._folded(x, key.shape[1]) for x in (g, o, s))
             mask = _as(bucket.mask, q)
             d_q, d_k, d_v = _flash_backward(
-                g, q, k, v, o, s.squeeze(-1), 0.0, self.causal, attn_mask=mask, scale=scaling
+                g, q, k, v, o, s.squeeze(-1), 0.0, self._causal(bucket), attn_mask=mask, scale=scaling
             )
             found[0].append(self._flat(d_q, query))
             for parts, part in zip(found[1:], (d_k, d_v), strict=True):
@@ -89,6 +94,10 @@ class Pass:
             d_key.index_select(0, self.key_back),
             d_value.index_select(0, self.key_back),
         )
+
+    def _causal(self, bucket: _Bucket) -> bool:
+        """Whether the kernel masks by itself."""
+        return self.causal and bucket.mask is None
 
     def _heads(self, bucket: _Bucket, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q = self._folded(_rows(query, bucket.queries, bucket.size), key.shape[1])
@@ -141,6 +150,19 @@ def _bucket(spans: Sequence[Span], causal: bool) -> _Bucket:
         inside=None if bool(inside.all()) else inside[:, :, None, None],
         mask=mask,
     )
+
+
+def _seeing_blocks(spans: Sequence[Span], blocks: Mapping[Span, Sequence[tuple[int, int]]]) -> _Bucket:
+    """Causal spans in which the tokens of a block see each other: what a token sees is written out."""
+    found = _bucket(spans, causal=True)
+    longest = max(span[1] for span in spans)
+    seen = torch.ones(len(spans), longest, longest, dtype=torch.bool).tril()
+    for i, span in enumerate(spans):
+        for start, length in blocks[span]:
+            inside = slice(start - span[0], start - span[0] + length)
+            seen[i, inside, inside] = True
+    found.mask = torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf).unsqueeze(1)
+    return found
 
 
 def _real(parts: Sequence[Sequence[Span]], field: int) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gspo_lightning.pictures import blocks_of
 from gspo_lightning.types import MicroBatch
 
 __all__ = ["PackedLayout"]
@@ -20,7 +21,7 @@ class PackedLayout:
     that a token is read from) are [M]. The other tensors have one element per response token: ``predicts``, the packed
     token that predicts it; ``targets``, its id; ``rows`` and ``steps``, its place in a [N, T] tensor. ``segments`` are
     (start, length) of prompts and responses, ``crossings`` (start and length of the responses to a prompt, start and
-    length of the prompt).
+    length of the prompt), ``pictures`` those of the pictures in prompts, tile by tile.
     """
 
     token_ids: Tensor
@@ -33,6 +34,7 @@ class PackedLayout:
     segments: list[tuple[int, int]]
     crossings: list[tuple[int, int, int, int]]
     longest: int
+    pictures: list[tuple[int, int]]
 
     @classmethod
     def of(cls, batch: MicroBatch) -> PackedLayout:
@@ -77,6 +79,7 @@ class PackedLayout:
             ],
             crossings=_crossings(prompt_of, kept, size, prompt_starts, widths[heads]),
             longest=int((widths + counts).max()),
+            pictures=blocks_of([batch.media[i] for i in heads.tolist()], prompt_starts.tolist()) if batch.media else [],
         )
 
 

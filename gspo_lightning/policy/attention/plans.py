@@ -24,16 +24,25 @@ _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Largest difference, relative to the largest element, that is rounding; 0.05 in half precision."""
 
 
-def attention_plan(segments: Segments, crossings: Crossings, longest: int, device: torch.device) -> Plan:
+def attention_plan(
+    segments: Segments, crossings: Crossings, longest: int, device: torch.device, blocks: Segments = ()
+) -> Plan:
     """The attention of packed tokens on a device; see :class:`gspo_lightning.policy.attention.PackedLayout`.
+
+    Args:
+        segments: (start, length) of prompts and responses.
+        crossings: (start and length of the responses to a prompt, start and length of the prompt).
+        longest: tokens of the longest row.
+        device: of the tensors that attend.
+        blocks: (start, length) of tokens that see each other, each inside a segment.
 
     Raises:
         UnsupportedAttentionError: there is none for this device.
     """
     if has_flex(device):
-        return FlexPlan(segments, crossings, longest, device)
+        return FlexPlan(segments, crossings, longest, device, blocks)
     if device.type == "cpu":
-        return PrefixPlan(segments, crossings, longest)
+        return PrefixPlan(segments, crossings, longest, blocks)
     why = "no Triton to compile one with" if device.type == "cuda" else "no kernel for it yet"
     raise UnsupportedAttentionError(f"a device of type {device.type!r}, which has {why}")
 
@@ -73,7 +82,13 @@ def check_attention(device: torch.device, heads: tuple[int, int], size: int, dty
 
 
 def dense_attention(
-    segments: Segments, crossings: Crossings, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    segments: Segments,
+    crossings: Crossings,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float,
+    blocks: Segments = (),
 ) -> Tensor:
     """By the definition: [M, H, d] over [M, K, d] to [M, H, d], a softmax over the tokens that each token sees."""
     seen = torch.zeros(len(query), len(query), dtype=torch.bool)
@@ -81,6 +96,8 @@ def dense_attention(
         seen[start : start + length, start : start + length] = torch.ones(length, length).tril().bool()
     for start, length, begin, width in crossings:
         seen[start : start + length, begin : begin + width] = True
+    for start, length in blocks:
+        seen[start : start + length, start : start + length] = True
     repeats = query.shape[1] // key.shape[1]
     k, v = (x.repeat_interleave(repeats, dim=1) for x in (key, value))
     scores = torch.einsum("mhd,nhd->hmn", query, k) * scaling

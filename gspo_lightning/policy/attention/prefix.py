@@ -22,12 +22,19 @@ __all__ = ["PrefixPlan"]
 class PrefixPlan:
     """The attention of M packed tokens on a CPU; see :class:`gspo_lightning.policy.attention.PackedLayout`.
 
-    Segments cover all tokens; the responses that cross to a prompt are the last of them.
+    Segments cover all tokens; the responses that cross to a prompt are the last of them. Tokens of one of ``blocks``
+    see each other.
     """
 
-    def __init__(self, segments: Sequence[tuple[int, int]], crossings: Sequence[Span], longest: int) -> None:
+    def __init__(
+        self,
+        segments: Sequence[tuple[int, int]],
+        crossings: Sequence[Span],
+        longest: int,
+        blocks: Sequence[tuple[int, int]] = (),
+    ) -> None:
         self.longest = longest
-        own = Pass([(s, n, s, n) for s, n in segments], causal=True)
+        own = Pass([(s, n, s, n) for s, n in segments], causal=True, blocks=blocks)
         self.passes = own, Pass(crossings, causal=False) if crossings else None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:

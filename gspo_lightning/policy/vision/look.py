@@ -10,24 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from gspo_lightning.pictures import Media, Picture
+from gspo_lightning.policy.vision.gemma import masks
 from gspo_lightning.policy.vision.positions import position_table
-from gspo_lightning.policy.vision.sight import Sight
+from gspo_lightning.policy.vision.sight import Features, Sight
 
 __all__ = ["Features", "Look", "features_of"]
-
-BLANK = Picture(b"P6 1 1 255 \x00\x00\x00", "", 0, 1, 1)
-"""One black pixel, as one token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Features:
-    """Of F picture tokens: what stands in the place of their embeddings [F, D], and what some layers add, each [F, D].
-
-    The latter is DeepStack (arXiv 2406.04334), which Qwen3-VL has and Qwen2.5-VL lacks.
-    """
-
-    embeddings: Tensor
-    layers: tuple[Tensor, ...]
 
 
 def features_of(base: Any, sight: Sight, pictures: Sequence[Picture]) -> Features:
@@ -38,24 +25,20 @@ def features_of(base: Any, sight: Sight, pictures: Sequence[Picture]) -> Feature
         sight: makes pixels of pictures.
         pictures: each once.
     """
-    tower = next(base.visual.parameters())
-    pixels, grids = sight.pixels(pictures)
-    found = base.get_image_features(
-        pixels.to(tower.device, non_blocking=True), image_grid_thw=grids.to(tower.device), return_dict=True
-    )
-    layers = getattr(found, "deepstack_features", None) or ()
-    return Features(torch.cat(list(found.pooler_output)), tuple(torch.cat(list(layer)) for layer in layers))
+    return sight.features(base, pictures)
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
     """Of N rows of up to S tokens: ``features`` of all their pictures, each once; ``places`` [N, S] int64, the feature
-    that stands in the place of a token, -1 where none does; ``positions`` [3, N, S] int64.
+    that stands in the place of a token, -1 where none does; ``positions`` [axes, N, S] int64. ``mutual`` says whether
+    the tokens of a picture see each other.
     """
 
     features: Features
     places: Tensor
     positions: Tensor
+    mutual: bool = False
 
     @classmethod
     def at(cls, base: Any, sight: Sight, rows: Sequence[Media], width: int, offsets: Sequence[int] = ()) -> Look:
@@ -68,21 +51,25 @@ class Look:
             width: S.
             offsets: tokens of padding in front of each row; none by default.
         """
-        pictures = {p.key: p for media in rows for p in media} or {BLANK.key: BLANK}
+        pictures = {p.key: p for media in rows for p in media}
+        if not pictures:
+            pictures = {(blank := sight.blank()).key: blank}
         starts, count = {}, 0
         for key, picture in pictures.items():
             starts[key], count = count, count + picture.tokens
-        table = position_table(rows, width)
+        table = position_table(rows, width) if sight.axes == 3 else torch.arange(width).expand(1, len(rows), width)
         places, positions = torch.full((len(rows), width), -1), torch.zeros_like(table)
         for i, media in enumerate(rows):
             before = offsets[i] if offsets else 0
             positions[:, i, before:] = table[:, i, : width - before]
             for p in media:
-                place = before + p.start
-                places[i, place : place + p.tokens] = torch.arange(p.tokens) + starts[p.key]
+                for number, start in enumerate(p.starts):
+                    first = starts[p.key] + number * p.tile
+                    places[i, before + start : before + start + p.tile] = torch.arange(p.tile) + first
         features = features_of(base, sight, list(pictures.values()))
         device = features.embeddings.device
-        return cls(features, places.to(device, non_blocking=True), positions.to(device, non_blocking=True))
+        places, positions = (x.to(device, non_blocking=True) for x in (places, positions))
+        return cls(features, places, positions, sight.mutual)
 
     def inputs(self, embed: nn.Module, ids: Tensor, places: Tensor, positions: Tensor) -> dict[str, Any]:
         """What the text model is called with for some of the tokens.
@@ -91,12 +78,13 @@ class Look:
             embed: its input embedding.
             ids: [R, M] token ids.
             places: [R, M] of them.
-            positions: [3, R, M] of them.
+            positions: [axes, R, M] of them.
         """
         seen = places >= 0
         text = embed(ids)
         pictures = self.features.embeddings.to(text.dtype)[places.clamp(min=0)]
-        found = {"inputs_embeds": torch.where(seen.unsqueeze(-1), pictures, text), "position_ids": positions}
+        where = positions if len(positions) > 1 else positions[0]
+        found = {"inputs_embeds": torch.where(seen.unsqueeze(-1), pictures, text), "position_ids": where}
         if not self.features.layers:
             return found
         which = places[seen]
@@ -104,3 +92,15 @@ class Look:
             "visual_pos_masks": seen,
             "deepstack_visual_embeds": [layer[which] for layer in self.features.layers],
         }
+
+    def attention(self, config: Any, inputs: dict[str, Any], mask: Tensor, places: Tensor, cache: Any = None) -> Any:
+        """What the text model takes as ``attention_mask`` for rows side by side.
+
+        Args:
+            config: of the text model.
+            inputs: by :meth:`inputs`.
+            mask: [R, M] 1 where a token is.
+            places: [R, M] of the tokens.
+            cache: that keys and values are written to, empty; None: nothing is kept.
+        """
+        return masks(config, inputs, mask, places >= 0, cache) if self.mutual else mask

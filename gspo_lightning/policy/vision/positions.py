@@ -16,12 +16,12 @@ from gspo_lightning.pictures import Media
 
 __all__ = ["position_table", "shift"]
 
-Shapes = tuple[tuple[int, int, int], ...]
+Shapes = tuple[tuple[int, ...], ...]
 
 
 def shift(media: Media) -> int:
     """What a position behind the last picture differs by from the number of tokens before it; never above 0."""
-    return sum(max(p.rows, p.columns) - p.tokens for p in media)
+    return sum((max(p.rows, p.columns) - p.tile) * len(p.starts) for p in media)
 
 
 def position_table(rows: Sequence[Media], width: int) -> Tensor:

@@ -13,7 +13,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.vision.sight import Sight
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["PictureProbe", "noise_picture"]
+__all__ = ["PictureProbe"]
 
 _RESPONSE = 4
 _TEXT = 3
@@ -29,7 +29,7 @@ class PictureProbe:
 
     def __init__(self, policy: Policy, sight: Sight) -> None:
         self.policy, self.sight = policy, sight
-        first, second, other = (noise_picture(sight, seed) for seed in (1, 2, 3))
+        first, second, other = (sight.noise(seed) for seed in (1, 2, 3))
         self.rows, self.others = self._batch(first, second), self._batch(first, other)
         self.padded = answers(self.policy, self.rows, packed=False)
 
@@ -76,21 +76,10 @@ class PictureProbe:
         assert rows.media is not None
         width = int(rows.prompt_lengths[row])
         ids = rows.input_ids[row, : width + _RESPONSE]
-        pixels, grids = self.sight.pixels(rows.media[row])
         model = self.policy.model
-        logits = model(
-            input_ids=ids[None], pixel_values=pixels.to(ids.device, model.dtype), image_grid_thw=grids.to(ids.device),
-            mm_token_type_ids=(ids[None] == self.sight.image).int(), use_cache=False,
-        ).logits[0, width - 1 : -1]  # fmt: skip
+        asked = {name: x.to(ids.device) for name, x in self.sight.asked(rows.media[row], ids[None]).items()}
+        asked["pixel_values"] = asked["pixel_values"].to(model.dtype)
+        logits = model(input_ids=ids[None], use_cache=False, **asked).logits[0, width - 1 : -1]
         model.base_model.rope_deltas = None
         scores = self.policy.sayable(logits).to(self.padded.dtype).log_softmax(-1)
         return scores.gather(-1, ids[width:, None])[:, 0]
-
-
-def noise_picture(sight: Sight, seed: int) -> Picture:
-    """Behind one token of a prompt: two tokens wide and one high, or as small as the processor makes them."""
-    side = sight.token_pixels
-    values = torch.randint(0, 256, (6 * side * side,), generator=torch.Generator().manual_seed(seed))
-    data = f"P6 {2 * side} {side} 255 ".encode() + bytes(values.tolist())
-    rows, columns = sight.grid(2 * side, side)
-    return Picture(data, f"noise {seed}", 1, rows, columns)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from gspo_lightning.errors import UserError, first_line
 from gspo_lightning.pictures import Media, Picture
 from gspo_lightning.policy.vision.families import SAID
-from gspo_lightning.policy.vision.sight import Sight, sight_of
+from gspo_lightning.policy.vision.sight import Shown, Sight, sight_of
 from gspo_lightning.prompts.base import Record
 from gspo_lightning.prompts.pictures.columns import Part, parts_of, shown_messages
 from gspo_lightning.prompts.pictures.reading import BadPictureError, picture_file, picture_size
@@ -64,11 +64,18 @@ class SeeingEncoder:
         texts = [str(p["text"]) for m in messages for p in m["content"] if p["type"] == "text"]
         check_said(self.tokenizer, sight, texts, self.field, where)
         files = [self._file(p, sight, where) for m in messages for p in m["content"] if p["type"] == "image"]
-        ids = self.tokenizer(self._rendered(messages, sight, where), add_special_tokens=self._plain)["input_ids"]
-        if ids.count(sight.image) != len(files) or sight.video in ids:
-            what = f"{where}: the chat template writes {ids.count(sight.image)} placeholders for {len(files)} pictures"
+        mark = str(self.tokenizer.convert_ids_to_tokens(sight.mark))
+        first, *rest = self._rendered(messages, sight, where).split(mark)
+        ids: list[int] = []
+        if len(rest) == len(files):
+            text = first + "".join(shown.text + after for (_, shown), after in zip(files, rest, strict=True))
+            ids = self.tokenizer(text, add_special_tokens=self._plain)["input_ids"]
+        tiles = [shown.text.count(self.tokenizer.convert_ids_to_tokens(sight.image)) for _, shown in files]
+        others = set(sight.unsaid) - {sight.image, sight.mark}
+        if len(rest) != len(files) or ids.count(sight.image) != sum(tiles) or others & set(ids):
+            what = f"{where}: the chat template writes {len(rest)} placeholders for {len(files)} pictures"
             raise UserError(self.field, what, fix="use the chat template that belongs to the model")
-        found, media = _widened(ids, files, sight.image)
+        found, media = _widened(ids, files, tiles, sight.image)
         prompt = record["prompt"]
         shown = shown_messages(messages)
         text = prompt if isinstance(prompt, str) else "\n".join(m["content"] for m in shown)
@@ -78,25 +85,25 @@ class SeeingEncoder:
     def _plain(self) -> bool:
         return self.tokenizer.chat_template is None
 
-    def _file(self, part: Part, sight: Sight, where: str) -> tuple[bytes, tuple[int, int]]:
-        """A picture's file, and the rows and columns of tokens that stand for it."""
+    def _file(self, part: Part, sight: Sight, where: str) -> tuple[bytes, Shown]:
+        """A picture's file, and what stands for it."""
         try:
             data = picture_file(part["image"], urls=self.how.urls)
             size = picture_size(data)
-            grid = sight.grid(*size)
+            shown = sight.shown(*size, self.tokenizer)
         except ValueError as error:
             bad = error if isinstance(error, BadPictureError) else f"of {size[0]} x {size[1]} pixels is too long"
             raise BadPictureError(f"{where}: a picture {bad}") from error
         self.counted["pictures"] += 1
         self.counted["scaled"] += sight.shrinks(*size)
-        return data, grid
+        return data, shown
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]], sight: Sight, where: str) -> str:
         """With the template's own placeholders; without a template, what stands around a picture is written here."""
         if self._plain:
             if len(messages) > 1 or self.system_prompt is not None:
                 raise UserError(self.field, "chat messages need a chat template, and this tokenizer has none")
-            around = self.tokenizer.convert_ids_to_tokens([sight.start, sight.image, sight.end])
+            around = self.tokenizer.convert_ids_to_tokens(list(sight.around))
             parts = messages[0]["content"]
             return "".join("".join(around) if p["type"] == "image" else str(p["text"]) for p in parts)
         said = [{**m, "content": [_bare(p) for p in m["content"]]} for m in messages]
@@ -111,21 +118,24 @@ class SeeingEncoder:
 
 
 def _widened(
-    ids: Sequence[int], files: Sequence[tuple[bytes, tuple[int, int]]], placeholder: int
+    ids: Sequence[int], files: Sequence[tuple[bytes, Shown]], tiles: Sequence[int], placeholder: int
 ) -> tuple[list[int], Media]:
-    """Token ids in which every placeholder stands once for each token of its picture."""
+    """Token ids in which every placeholder stands once for each token of its tile."""
     found: list[int] = []
-    media: list[Picture] = []
-    rest = iter(files)
+    starts: list[list[int]] = [[] for _ in files]
+    owners = iter([number for number, count in enumerate(tiles) for _ in range(count)])
     for token in ids:
         if token != placeholder:
             found.append(token)
             continue
-        data, (rows, columns) = next(rest)
-        picture = Picture(data, hashlib.sha256(data).hexdigest(), len(found), rows, columns)
-        media.append(picture)
-        found += [token] * picture.tokens
-    return found, tuple(media)
+        shown = files[owner := next(owners)][1]
+        starts[owner].append(len(found))
+        found += [token] * (shown.rows * shown.columns)
+    media = tuple(
+        Picture(data, hashlib.sha256(data).hexdigest(), first, shown.rows, shown.columns, tuple(more))
+        for (data, shown), (first, *more) in zip(files, starts, strict=True)
+    )
+    return found, media
 
 
 def check_said(tokenizer: PreTrainedTokenizerBase, sight: Sight, texts: Sequence[str], field: str, where: str) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from gspo_lightning.errors import first_line
-from gspo_lightning.pictures import Media
+from gspo_lightning.pictures import Media, blocks_of
 from gspo_lightning.policy.attention import GroupCache, with_plan
 from gspo_lightning.policy.footprint import footprint
 from gspo_lightning.policy.policy import Policy
@@ -94,7 +94,10 @@ class SharedDecoder(Decoder):
         device = self.policy.device
         packed = torch.tensor([token for ids in contexts for token in ids]).to(device, non_blocking=True)
         positions = torch.cat([torch.arange(w) for w in widths]).to(device, non_blocking=True)
-        self.cache.enter(widths, rows)
+        sight = self.policy.sight
+        starts = [sum(widths[:i]) for i in range(len(widths))]
+        mutual = any(media) and sight is not None and sight.mutual
+        self.cache.enter(widths, rows, blocks_of(media, starts) if mutual else ())
         last = (torch.tensor(widths).cumsum(0) - 1).to(device, non_blocking=True)
         inputs: dict[str, Any] | None = None
         if any(media):
@@ -200,10 +203,12 @@ class PaddedDecoder(Decoder):
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)  # from the mask: padding never shifts a position
         self.cache = self.new_cache()
         inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions}
+        seen: Any = mask.long()
         if any(media):
             look = self.policy.look(media, width, [width - len(context) for context in contexts])
             inputs = look.inputs(self.policy.model.get_input_embeddings(), ids, look.places, look.positions)
-        hidden = self._forward(inputs, mask)
+            seen = look.attention(self.policy.backbone.config, inputs, seen, look.places, self.cache)
+        hidden = self._forward(inputs, seen)
         self._select(_for_rows(torch.arange(len(contexts), device=device), rows))
         self.mask = _for_rows(mask, rows)
         return _for_rows(self.policy.head(hidden), rows)
@@ -225,16 +230,14 @@ class PaddedDecoder(Decoder):
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """See :meth:`Decoder.step`."""
         self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], dim=1)
-        mask = None if self._recurrent else self.mask
+        mask = None if self._recurrent else self.mask.long()
         return self.policy.head(
             self._forward({"input_ids": tokens.unsqueeze(1), "position_ids": positions.unsqueeze(1)}, mask)
         )
 
-    def _forward(self, inputs: dict[str, Any], mask: Tensor | None) -> Tensor:
+    def _forward(self, inputs: dict[str, Any], mask: Any) -> Tensor:
         cache = {"cache_params" if self._recurrent else "past_key_values": self.cache}
-        out = self.policy.backbone(
-            **inputs, attention_mask=None if mask is None else mask.long(), use_cache=True, **cache
-        )
+        out = self.policy.backbone(**inputs, attention_mask=mask, use_cache=True, **cache)
         hidden: Tensor = out.last_hidden_state[:, -1]
         return hidden
 

@@ -13,6 +13,7 @@ from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.errors import GSPOError, InfrastructureError, UserError
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.precision import compute_dtype
+from gspo_lightning.policy.vision.qwen import QWEN
 from gspo_lightning.randomness import stream
 from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
 from gspo_lightning.rollouts.drawing import Draws
@@ -20,7 +21,7 @@ from gspo_lightning.rollouts.ending import finish
 from gspo_lightning.rollouts.serving.answers import Answer, BadReplyError, checked
 from gspo_lightning.rollouts.vllm.in_process import InProcessEngine, Piece
 from gspo_lightning.rollouts.vllm.local import parallelism
-from gspo_lightning.rollouts.vllm.pictures import check_read, unsaid_of
+from gspo_lightning.rollouts.vllm.pictures import check_read, shown_to, unsaid_of
 from gspo_lightning.rollouts.vllm.probe import Probe
 from gspo_lightning.rollouts.vllm.protocol import request, seed_of, to_rollouts
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
@@ -49,6 +50,7 @@ class VLLMEngine(RolloutSource):
     """
 
     reads_pictures = True
+    picture_families = QWEN
 
     def __init__(
         self,
@@ -234,8 +236,8 @@ def _rollout(
 def _checked(piece: Piece, asked: Mapping[str, Any], row: Beginning, policy: Policy) -> Answer:
     vocabulary = int(policy.model.config.get_text_config().vocab_size)
     try:
-        if policy.sight is not None:
-            check_read("vLLM", piece.read, row.context, row.prompt.media, policy.sight)
+        if (sight := shown_to(policy)) is not None:
+            check_read("vLLM", piece.read, row.context, row.prompt.media, sight)
         return checked(piece.answer, piece.reason, asked, vocabulary)
     except BadReplyError as error:
         raise InfrastructureError(f"vLLM failed: {error}") from error

@@ -17,6 +17,7 @@ from gspo_lightning.rollouts.serving.client import ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.pool import Server, Weights, deliver_files
 from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.vllm.local import PICTURES, Defaults, lora_rank
+from gspo_lightning.rollouts.vllm.pictures import shown_to
 from gspo_lightning.rollouts.vllm.transfer import Sender
 from gspo_lightning.rollouts.vllm.ways import Way, options_for
 
@@ -69,7 +70,7 @@ class HandOver:
         """
         self._policy, self._dtype = weakref.ref(policy), dtype
         self._count += 1
-        tag, pictures = f"{self.run}-{version}-{self._count}", policy.sight is not None
+        tag, pictures = f"{self.run}-{version}-{self._count}", shown_to(policy) is not None
         if not (self.adapters and has_adapters(policy.model)):
             folder = self._folder(policy, adapters=True)
             return Weights(folder, tag, in_files=self._in_files, pictures=pictures)
@@ -98,7 +99,7 @@ class HandOver:
             given: options of the user; ``enable_lora`` has them take adapters as such.
         """
         options, environment = options_for(self.way or "files")
-        if policy.sight is not None:
+        if shown_to(policy) is not None:
             options |= PICTURES
         if not has_adapters(policy.model):
             return options, environment

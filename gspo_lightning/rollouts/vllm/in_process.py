@@ -23,7 +23,7 @@ from gspo_lightning.policy.precision import compute_dtype
 from gspo_lightning.rollouts.serving.answers import Answer
 from gspo_lightning.rollouts.serving.weights import WeightFolders, in_checkpoint_format, save_without_weights
 from gspo_lightning.rollouts.vllm.local import lora_rank, parallelism
-from gspo_lightning.rollouts.vllm.pictures import NOT_SAMPLING, engine_prompt
+from gspo_lightning.rollouts.vllm.pictures import NOT_SAMPLING, engine_prompt, shown_to
 from gspo_lightning.rollouts.vllm.random_state import RandomState
 from gspo_lightning.rollouts.vllm.surroundings import others_groups_kept, undisturbed
 
@@ -89,14 +89,14 @@ class InProcessEngine:
             policy.save_pretrained(self._folder, compute_dtype(policy), adapters=not self._lora)
         else:
             save_without_weights(policy, self._folder)
-        self._sight = policy.sight
+        self._sight = shown_to(policy)
         self._owns_group = not torch.distributed.is_initialized()
         try:
             with undisturbed():
                 import vllm
 
                 self._vllm = vllm
-                seeing = {} if policy.sight is None else PICTURES
+                seeing = {} if self._sight is None else PICTURES
                 os.environ |= {"RANK": "0", "LOCAL_RANK": str(policy.device.index or 0)}  # of an external launcher
                 self._llm = vllm.LLM(model=self._folder, **ARGUMENTS | seeing | own | dict(arguments))
         except BaseException:

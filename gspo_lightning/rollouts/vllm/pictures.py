@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Media, Picture
 from gspo_lightning.policy.policy import Policy
-from gspo_lightning.policy.vision.sight import Sight
+from gspo_lightning.policy.vision.qwen import QwenSight
 from gspo_lightning.rollouts.serving.answers import BadReplyError, shown
 from gspo_lightning.rollouts.serving.client import Client
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["NOT_SAMPLING", "check_read", "completed", "engine_prompt", "unsaid_of"]
+__all__ = ["NOT_SAMPLING", "check_read", "completed", "engine_prompt", "shown_to", "unsaid_of"]
 
 NOT_SAMPLING = ("model", "prompt", "return_token_ids")
 """Words of a request to ``/v1/completions`` that are no sampling parameters."""
@@ -37,11 +37,16 @@ def unsaid_of(policy: Policy) -> tuple[int, ...]:
     return () if policy.sight is None else policy.sight.unsaid
 
 
+def shown_to(policy: Policy) -> QwenSight | None:
+    """How pictures of a policy are sent to vLLM; None: it reads text only, or is of a family whose pictures are not."""
+    return policy.sight if isinstance(policy.sight, QwenSight) else None
+
+
 async def completed(
     client: Client,
     body: Mapping[str, Any],
     media: Media,
-    sight: Sight | None,
+    sight: QwenSight | None,
     *,
     patiently: bool = False,
     name: str | None = None,
@@ -55,7 +60,7 @@ async def completed(
         client: of the server.
         body: of ``POST /v1/completions``, as :func:`~gspo_lightning.rollouts.vllm.protocol.request` makes it.
         media: the pictures of its prompt.
-        sight: of the policy; None: it reads text only.
+        sight: by :func:`shown_to`.
         patiently: see :meth:`Client.complete`.
         name: see :meth:`Client.complete`.
 
@@ -64,6 +69,7 @@ async def completed(
         BadReplyError: the reply is not one.
     """
     if sight is None:
+        _refuse(media)
         return await client.complete(dict(body), patiently=patiently, name=name)
     asked = await asyncio.to_thread(_seeing, body, media, sight)  # pictures are decoded and encoded there
     reply = await client.generate(asked, patiently=patiently, name=name)
@@ -74,15 +80,17 @@ async def completed(
     return {"choices": [_completion(choice) for choice in reply["choices"]]}
 
 
-def engine_prompt(body: Mapping[str, Any], media: Media, sight: Sight | None) -> dict[str, Any]:
+def engine_prompt(body: Mapping[str, Any], media: Media, sight: QwenSight | None) -> dict[str, Any]:
     """The same prompt as an engine in this process takes it."""
+    if sight is None:
+        _refuse(media)
     if sight is None or not media:
         return {"prompt_token_ids": body["prompt"]}
     images = [_image(picture, sight) for picture in media]
     return {"prompt_token_ids": _narrowed(body["prompt"], media), "multi_modal_data": {"image": images}}
 
 
-def check_read(who: str, read: Any, sent: Sequence[int], media: Media, sight: Sight) -> None:
+def check_read(who: str, read: Any, sent: Sequence[int], media: Media, sight: QwenSight) -> None:
     """The prompt that vLLM has read is the trainer's.
 
     Args:
@@ -115,7 +123,13 @@ def check_read(who: str, read: Any, sent: Sequence[int], media: Media, sight: Si
     )
 
 
-def _seeing(body: Mapping[str, Any], media: Media, sight: Sight) -> dict[str, Any]:
+def _refuse(media: Media) -> None:
+    if media:
+        what = "vLLM would be asked about a picture, and pictures are sent to it for Qwen2.5-VL and Qwen3-VL only"
+        raise UserError("data.rollouts", what, fix="use GroupedSampler, or prompts without pictures")
+
+
+def _seeing(body: Mapping[str, Any], media: Media, sight: QwenSight) -> dict[str, Any]:
     """The body of ``POST /inference/v1/generate`` that asks for the same."""
     parts = [{"type": "image_url", "url": _address(picture, sight)} for picture in media]
     return {
@@ -138,13 +152,13 @@ def _narrowed(ids: Sequence[int], media: Media) -> list[int]:
 
 
 @lru_cache(maxsize=8)
-def _image(picture: Picture, sight: Sight) -> Image:
+def _image(picture: Picture, sight: QwenSight) -> Image:
     """Of one prompt after another: a picture is decoded once for its responses."""
     return sight.scaled(picture)
 
 
 @lru_cache(maxsize=_KEPT)
-def _address(picture: Picture, sight: Sight) -> str:
+def _address(picture: Picture, sight: QwenSight) -> str:
     """As a data address, without loss."""
     with io.BytesIO() as file:
         sight.scaled(picture).save(file, "PNG", compress_level=1)

@@ -11,12 +11,11 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.precision import compute_dtype
-from gspo_lightning.policy.vision.probe import noise_picture
-from gspo_lightning.policy.vision.sight import Sight
+from gspo_lightning.policy.vision.qwen import QwenSight
 from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.rollouts.serving.answers import Answer
 from gspo_lightning.rollouts.serving.pool import Server
-from gspo_lightning.rollouts.vllm.pictures import completed, unsaid_of
+from gspo_lightning.rollouts.vllm.pictures import completed, shown_to, unsaid_of
 from gspo_lightning.rollouts.vllm.protocol import parse, request
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 
@@ -41,7 +40,7 @@ class Probe:
     def __init__(self, policy: Policy, tolerance: float | None, dtype: str | None) -> None:
         self.policy = policy
         self._vocabulary = int(policy.model.config.get_text_config().vocab_size)
-        prompt = _prompt(self._vocabulary, policy.sight)
+        prompt = _prompt(self._vocabulary, shown_to(policy), unsaid_of(policy))
         self.row = Beginning(prompt, 0, prompt.token_ids, drawn=0, room=TOKENS)
         """What is asked."""
         self.sampling = SamplingParams(TOKENS, temperature=TEMPERATURE)
@@ -66,7 +65,7 @@ class Probe:
             UserError: it reads pictures in another way than the trainer.
         """
         body = self.request | {"model": server.model}
-        reply = await completed(server.client, body, self.row.prompt.media, self.policy.sight)
+        reply = await completed(server.client, body, self.row.prompt.media, shown_to(self.policy))
         return parse(reply, body, self._vocabulary)[0]
 
     @torch.no_grad()
@@ -86,7 +85,7 @@ class Probe:
                 "data.rollouts",
                 f"{urls[gaps.index(worst)]} gives log-probabilities that differ from the trainer's by {worst:.2g} nats "
                 f"on average (at most {self.tolerance:g}): another model, or log-probabilities without the temperature"
-                + (", or an image processor with other settings" if self.policy.sight is not None else ""),
+                + (", or an image processor with other settings" if shown_to(self.policy) is not None else ""),
                 fix="serve the trainer's model with --logprobs-mode processed_logprobs; in another dtype than the "
                 "trainer's, raise data.rollouts.tolerance",
             )
@@ -99,12 +98,12 @@ class Probe:
         return Rollout(self.row.prompt, sample, ids, logprobs, mask, FinishReason.LENGTH, 0, reward=0.0)
 
 
-def _prompt(vocabulary: int, sight: Sight | None) -> Prompt:
+def _prompt(vocabulary: int, sight: QwenSight | None, unsaid: Sequence[int]) -> Prompt:
     """Tokens from everywhere in the vocabulary, behind a picture where the policy reads them."""
     step = max(1, vocabulary // TOKENS)
     ids = tuple(i % vocabulary for i in range(step // 2, step * TOKENS, step))
     if sight is None:
-        return Prompt(0, "", ids)
-    text = [token for token in ids if token not in (*sight.unsaid, sight.start, sight.end)]
-    picture = noise_picture(sight, 1)
+        return Prompt(0, "", tuple(token for token in ids if token not in unsaid))
+    text = [token for token in ids if token not in (*unsaid, sight.start, sight.end)]
+    picture = sight.noise(1)
     return Prompt(0, "", (sight.start, *[sight.image] * picture.tokens, sight.end, *text), media=(picture,))

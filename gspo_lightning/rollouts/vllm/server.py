@@ -19,6 +19,7 @@ from gspo_lightning.distributed import all_gather_objects, fail_together, rank_a
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.precision import compute_dtype
+from gspo_lightning.policy.vision.qwen import QWEN
 from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import cut
@@ -32,7 +33,7 @@ from gspo_lightning.rollouts.serving.process import LocalServer
 from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.vllm.handover import HandOver, NoAdaptersError, deliver_elsewhere
 from gspo_lightning.rollouts.vllm.local import Defaults, LocalVLLM, check_installed, check_options
-from gspo_lightning.rollouts.vllm.pictures import completed, unsaid_of
+from gspo_lightning.rollouts.vllm.pictures import completed, shown_to, unsaid_of
 from gspo_lightning.rollouts.vllm.probe import Probe
 from gspo_lightning.rollouts.vllm.protocol import parse, request, seed_of, to_rollouts
 from gspo_lightning.rollouts.vllm.ways import Circumstances, WayOrAuto, choose, devices, is_near
@@ -86,6 +87,7 @@ class VLLMServer(RolloutSource):
     """
 
     reads_pictures = True
+    picture_families = QWEN
 
     def __init__(
         self,
@@ -311,7 +313,7 @@ class VLLMServer(RolloutSource):
             body = request(server.model, row, len(numbers), sampling, seed, unsaid_of(policy))
             with known.named(server.client) as name:
                 media = row.prompt.media
-                reply = await completed(server.client, body, media, policy.sight, patiently=True, name=name)
+                reply = await completed(server.client, body, media, shown_to(policy), patiently=True, name=name)
             answers = parse(reply, body, vocabulary, routing)
             return to_rollouts(answers, row, numbers, sampling, version, policy)
 
@@ -359,7 +361,7 @@ class VLLMServer(RolloutSource):
         if self.urls is None:
             trusted = self._host is None or is_loopback(self._host) or self._plain_http
             own, theirs = devices(policy.device, self.local_servers.gpus, self.count, self.local_servers.options)
-            return Circumstances(cuda, ranks, trusted, policy.sight is not None, own, theirs)
+            return Circumstances(cuda, ranks, trusted, shown_to(policy) is not None, own, theirs)
         clients = [server.client for server in self._checked_pool.servers]
         backends = [self._loop.run(client.backend()) for client in clients] if cuda else []
         return Circumstances(cuda, ranks, self._plain_http or all(map(is_near, self.urls)), configured=backends)

@@ -9,7 +9,7 @@ import torch
 
 from gspo_lightning.cli import main
 from gspo_lightning.commands.plan.job import Job
-from gspo_lightning.commands.plan.memory import SAMPLING, TRAINING, counts_of, memory_of
+from gspo_lightning.commands.plan.memory import CRITIC, SAMPLING, TEACHER, TRAINING, counts_of, memory_of
 from gspo_lightning.commands.plan.vision import tower_of
 from gspo_lightning.commands.plan.work import work_of
 from gspo_lightning.pictures import Picture
@@ -19,7 +19,7 @@ from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.vision.look import features_of
 from tests.commands.plan.test_plan import CPU
 from tests.runs import runs
-from tests.support.pictures import png
+from tests.support.pictures import SEEING, png
 
 WIDE, INNER, LAYERS, OUT = 1024, 4096, 24, 2560
 """Qwen3-VL-4B's tower: 24 layers of width 1,024, patches of 2 x 3 x 16 x 16, 2 x 2 of them a token, 4 mergers."""
@@ -92,7 +92,7 @@ def test_windows_limit_what_a_patch_attends_to() -> None:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-qwen2.5-vl"])
+@pytest.mark.parametrize("name", SEEING[:1] + SEEING[2:])
 def test_a_trained_tower_keeps_about_what_is_planned(name: str, checkpointing: bool) -> None:
     policy = load_policy(ModelSettings(name, freeze=[], gradient_checkpointing=checkpointing)).train()
     assert policy.sight is not None
@@ -104,17 +104,67 @@ def test_a_trained_tower_keeps_about_what_is_planned(name: str, checkpointing: b
             kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
-    seen = [Picture(png(i, 128, 128), str(i), 0, 8, 8) for i in range(2)]
+    shape = {"tiny-smolvlm": (1, 4, (6, 12, 18, 24)), "tiny-gemma3": (1, 4)}.get(name, (8, 8))
+    seen = [Picture(png(i, 128, 128), str(i), 0, *shape) for i in range(2)]
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         features = features_of(policy.model.base_model, policy.sight, seen)
     assert features.embeddings.requires_grad
     tower = tower_of(job_of(name, max_prompt=64).with_model(freeze=[]))
     assert tower is not None
+    assert tower.tokens == len(features.embeddings) / 2
     planned = tower.bytes(2, 4, keeps=True, checkpointing=checkpointing)
     if checkpointing:  # beside it, one layer that is recomputed
         assert sum(kept.values()) < planned
     else:
         assert sum(kept.values()) == pytest.approx(planned, rel=0.3)
+
+
+@pytest.mark.parametrize("frozen", [None, []], ids=["frozen", "trained"])
+def test_the_tower_of_a_critic_and_of_a_teacher_is_counted(frozen: list[str] | None) -> None:
+    """A critic's copy of the policy sees the same pictures: in its values, and in each of its epochs."""
+    job = job_of().with_model(freeze=frozen)
+    tower = tower_of(job)
+    assert tower is not None
+    tokens = 16 * 80 + 6400
+    beside = dataclasses.replace(job, critic="", critic_epochs=3)
+    work = work_of(beside)
+    token = work.value_flops - 16 * tower.flops
+    head = 2 * 43 * 64 * tokens  # 39 characters and special tokens, 4 placeholders: a critic has no output head
+    assert token == pytest.approx(work.token_flops * tokens - head)
+    assert work.critic_flops == pytest.approx(3 * (3 * token + (1 if frozen is None else 3) * 16 * tower.flops))
+    shared = work_of(dataclasses.replace(job, critic_shared=True, critic_epochs=3))
+    assert shared.value_flops == pytest.approx(token + 16 * tower.flops)
+    assert shared.critic_flops == 3 * shared.value_flops
+    items = memory_of(beside, CPU).items["pictures in the vision tower"]
+    assert items[CRITIC] == items[TRAINING] == tower.bytes(1, 4, keeps=frozen is not None, checkpointing=False)
+    taught = dataclasses.replace(job, teacher=ModelSettings("tiny-qwen3-vl"))
+    assert work_of(taught).teacher_flops == pytest.approx(work.token_flops * tokens + 16 * tower.flops)
+    assert memory_of(taught, CPU).items["pictures in the vision tower"][TEACHER] == tower.bytes(
+        1, 4, keeps=False, checkpointing=False
+    )
+
+
+@pytest.mark.parametrize(("name", "tokens", "pixels"), [("tiny-smolvlm", 20, 5120), ("tiny-gemma3", 4, 1024)])
+def test_towers_of_other_families_by_hand(
+    name: str, tokens: int, pixels: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """16 patches of 8 x 8 a tile, 4 tokens of 2 x 2 patches; two layers of width 64 with 128 inside."""
+    tower = tower_of(job_of(name))
+    assert tower is not None
+    assert (tower.largest, tower.pixels, tower.side, tower.patches, tower.spans) == (
+        tokens, pixels, 16, 4 * tokens, (16, 16),
+    )  # fmt: skip
+    layer, patch = 4 * 64 * 64 + 2 * 64 * 128, 3 * 8 * 8 * 64
+    mapped = 4 * 64 * 64 if name == "tiny-smolvlm" else 64 * 64
+    assert tower.per_patch == 2 * layer + patch
+    assert tower.flops == 2 * (4 * tokens * tower.per_patch + tokens * mapped) + 4 * 64 * 4 * tokens * 2 * 16
+    counts = counts_of(ModelSettings(name))
+    assert counts.vision == tower.parameters
+    assert counts.trainable == counts.total - counts.vision
+    config = f"--config={runs.ROOT / 'configs' / 'vision.yaml'}"
+    assert main(["plan", config, f"--model.name_or_path={name}", "--data.max_prompt_tokens=3", "--device=24GiB"]) == 0
+    out = capsys.readouterr().out
+    assert ("a picture is always of 4 tokens, and drops its prompt" in out) == (name == "tiny-gemma3")
 
 
 def test_memory_and_adapters() -> None:

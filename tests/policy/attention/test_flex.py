@@ -31,6 +31,10 @@ CASES: dict[str, Places] = {
 }
 
 
+PICTURES = [(2, 9), (100, 64), (230, 110)]
+"""Tokens of "many" that see each other: within a block of the kernel, and over its edges."""
+
+
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
 @pytest.mark.parametrize("places", CASES.values(), ids=CASES)
 def test_values_are_those_of_dense_attention(places: Places, heads: tuple[int, int]) -> None:
@@ -44,10 +48,24 @@ def test_values_are_those_of_dense_attention(places: Places, heads: tuple[int, i
     torch.testing.assert_close(ours, dense_attention(*places, query, key, value, 0.3), rtol=0, atol=1e-5)
 
 
+def test_tokens_of_a_picture_see_each_other() -> None:
+    draws = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(641, h, 16, generator=draws) for h in (4, 2, 2))
+    plan = FlexPlan(*CASES["many"], 641, torch.device("cpu"), PICTURES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = plan.attend(0, query, key, value, 0.3)
+    expected = dense_attention(*CASES["many"], query, key, value, 0.3, PICTURES)
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
+    assert (expected - dense_attention(*CASES["many"], query, key, value, 0.3)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("pictures", [[], PICTURES], ids=["text", "pictures"])
 @pytest.mark.parametrize("places", CASES.values(), ids=CASES)
-def test_every_block_that_a_token_sees_is_listed(places: Places) -> None:
+def test_every_block_that_a_token_sees_is_listed(places: Places, pictures: list[tuple[int, int]]) -> None:
     """Compiled kernels visit listed blocks only; the uncompiled form does not look at the list."""
-    mask = FlexPlan(*places, 1000, torch.device("cpu")).mask
+    inside = [p for p in pictures if any(s <= p[0] and sum(p) <= s + n for s, n in places[0])]
+    mask = FlexPlan(*places, 1000, torch.device("cpu"), inside).mask
     size = mask.seq_lengths[0]
     seen: Tensor = create_mask(mask.mask_mod, 1, 1, size, size, device="cpu")[0, 0]
     blocks = seen.view(size // BLOCK, BLOCK, -1, BLOCK).transpose(1, 2).flatten(2).any(-1)
@@ -67,9 +85,13 @@ def test_blocks_that_nobody_sees_are_left_out() -> None:
     assert whole / (whole + 9 * 4) > 0.8
 
 
+@pytest.mark.parametrize("pictures", [[], PICTURES], ids=["text", "pictures"])
 @pytest.mark.parametrize("places", CASES.values(), ids=CASES)
-def test_a_block_without_a_mask_is_seen_as_a_whole_and_listed_once(places: Places) -> None:
-    mask = FlexPlan(*places, 1000, torch.device("cpu")).mask
+def test_a_block_without_a_mask_is_seen_as_a_whole_and_listed_once(
+    places: Places, pictures: list[tuple[int, int]]
+) -> None:
+    inside = [p for p in pictures if any(s <= p[0] and sum(p) <= s + n for s, n in places[0])]
+    mask = FlexPlan(*places, 1000, torch.device("cpu"), inside).mask
     size = mask.seq_lengths[0]
     seen: Tensor = create_mask(mask.mask_mod, 1, 1, size, size, device="cpu")[0, 0]
     whole = seen.view(size // BLOCK, BLOCK, -1, BLOCK).transpose(1, 2).flatten(2).all(-1)
@@ -90,8 +112,8 @@ def test_a_kernel_that_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     class Causal(PrefixPlan):
         """Forgets the prompts."""
 
-        def __init__(self, segments: list[tuple[int, int]], crossings: object, longest: int) -> None:
-            super().__init__(segments, [], longest)
+        def __init__(self, segments: list[tuple[int, int]], crossings: object, *rest: object) -> None:
+            super().__init__(segments, [], *rest)
 
     monkeypatch.setattr(plans, "PrefixPlan", Causal)
     with pytest.raises(UnsupportedAttentionError, match="an attention kernel whose values are off by"):

@@ -63,6 +63,24 @@ def test_values_and_gradients_are_those_of_dense_attention(
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("heads", [(4, 4), (6, 1)])
+def test_tokens_of_a_picture_see_each_other(heads: tuple[int, int]) -> None:
+    layout = layout_of({0: (9, [3, 1]), 1: (4, [2]), 2: (12, [5]), 3: (6, [2])})
+    pictures = [(1, 4), (6, 3), (13, 8)]  # two of the first prompt, the beginning of the third
+    torch.manual_seed(0)
+    size = len(layout.token_ids)
+    inputs = [torch.randn(size, h, 8, dtype=torch.float64, requires_grad=True) for h in (heads[0], heads[1], heads[1])]
+    places = layout.segments, layout.crossings
+    plan = attention_plan(*places, layout.longest, torch.device("cpu"), pictures)
+    ours, theirs = plan.attend(0, *inputs, 0.3), dense_attention(*places, *inputs, 0.3, pictures)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    assert (theirs - dense_attention(*places, *inputs, 0.3)).abs().max() > 0.1
+    weights = torch.randn_like(ours)
+    mine, expected = (torch.autograd.grad((out * weights).sum(), inputs) for out in (ours, theirs))
+    for gradient, other in zip(mine, expected, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=0, atol=1e-11)
+
+
 def test_the_order_of_rows_changes_nothing_but_their_place() -> None:
     case = CASES["ragged"]
     plain, shuffled = layout_of(case), layout_of(case, shuffled=True)

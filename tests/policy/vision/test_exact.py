@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -19,11 +20,14 @@ from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.vision import look
+from gspo_lightning.policy.vision.families import tower_of
 from gspo_lightning.policy.vision.positions import position_table, shift
+from gspo_lightning.policy.vision.qwen import QwenSight
 from gspo_lightning.types import FinishReason, MicroBatch, Prompt, Rollout
-from tests.support.pictures import png, seeing_prompt
+from tests.support.pictures import SEEING, plain_inputs, png, seeing_prompt
 
-TINY = ["tiny-qwen3-vl", "tiny-qwen3-vl-moe", "tiny-qwen2.5-vl"]
+TINY = SEEING
+QWENS = SEEING[:3]
 
 
 def policy_of(name: str) -> Policy:
@@ -58,12 +62,7 @@ def alone(policy: Policy, rollout: Rollout) -> Tensor:
     sight = policy.sight
     assert sight is not None
     ids = torch.cat([torch.tensor(rollout.prompt.token_ids), rollout.token_ids]).unsqueeze(0)
-    options = {}
-    if rollout.prompt.media:
-        images = [Image.open(io.BytesIO(p.data)).convert("RGB") for p in rollout.prompt.media]
-        options = dict(sight.processor(images=images, return_tensors="pt"))
-        options["pixel_values"] = options["pixel_values"].to(next(policy.parameters()).dtype)
-        options["mm_token_type_ids"] = (ids == sight.image).int()
+    options = plain_inputs(policy, rollout.prompt.media, ids)
     width = len(rollout.prompt.token_ids)
     logits = policy.model(input_ids=ids, use_cache=False, **options).logits[0, width - 1 : -1]
     logits = logits.index_fill(-1, torch.tensor(sight.unsaid), -torch.inf)
@@ -99,7 +98,8 @@ def test_gradients_equal_those_of_rows_alone_and_reach_the_vision_tower(name: st
     sum((alone(policy, r) * w[: r.length]).sum() for r, w in zip(rollouts, weights, strict=True)).backward()
     expected = {n: p.grad for n, p in policy.model.named_parameters() if p.grad is not None}
     assert found.keys() == expected.keys()
-    tower = [g for n, g in found.items() if ".visual." in n]
+    parts = tower_of(policy.model)
+    tower = [g for n, g in found.items() if any(n.startswith(part) for part in parts)]
     assert len(tower) > 20
     assert any(g.abs().max() > 1e-3 for g in tower)
     for n, gradient in expected.items():
@@ -107,8 +107,9 @@ def test_gradients_equal_those_of_rows_alone_and_reach_the_vision_tower(name: st
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-def test_a_row_does_not_see_the_pictures_of_others(packed: bool) -> None:
-    policy = policy_of("tiny-qwen3-vl")
+@pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-smolvlm", "tiny-gemma3"])
+def test_a_row_does_not_see_the_pictures_of_others(name: str, packed: bool) -> None:
+    policy = policy_of(name)
     policy.packed = packed
     first, _, _, other = prompts_of(policy)
     changed = seeing_prompt(policy, 3, ["1+", png(77), "=?"])
@@ -120,12 +121,19 @@ def test_a_row_does_not_see_the_pictures_of_others(packed: bool) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-def test_a_picture_is_seen_once_for_all_responses(packed: bool) -> None:
-    policy = policy_of("tiny-qwen3-vl")
+@pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-smolvlm", "tiny-gemma3"])
+def test_a_picture_is_seen_once_for_all_responses(name: str, packed: bool) -> None:
+    policy = policy_of(name)
     policy.packed = packed
     batch = make_micro_batch(rollouts_of(prompts_of(policy), counts=(2, 3, 4, 5)))
     seen: list[int] = []
-    hook = policy.model.model.visual.register_forward_hook(lambda m, args, out: seen.append(len(out.pooler_output)))
+    last = list(tower_of(policy.model).values())[-1]  # what makes tokens: the tower itself, or what follows it
+
+    def count(module: torch.nn.Module, inputs: object, out: Any) -> None:
+        features = getattr(out, "pooler_output", out)
+        seen.append(features.numel() // features.shape[-1])
+
+    hook = last.register_forward_hook(count)
     with torch.no_grad(), patch.object(look, "features_of", wraps=look.features_of) as called:
         policy(batch)
     hook.remove()
@@ -136,7 +144,7 @@ def test_a_picture_is_seen_once_for_all_responses(packed: bool) -> None:
 
 
 def test_positions_are_those_of_transformers() -> None:
-    for name in TINY:
+    for name in QWENS:
         policy = policy_of(name)
         for rollout in rollouts_of(prompts_of(policy)):
             if not rollout.prompt.media:
@@ -151,8 +159,9 @@ def test_positions_are_those_of_transformers() -> None:
             assert int(delta) == shift(rollout.prompt.media)
 
 
-def test_pieces_and_fillers_keep_their_pictures_and_a_checkpoint_does() -> None:
-    policy = policy_of("tiny-qwen3-vl")
+@pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-smolvlm"])
+def test_pieces_and_fillers_keep_their_pictures_and_a_checkpoint_does(name: str) -> None:
+    policy = policy_of(name)
     batch = make_micro_batch(rollouts_of(prompts_of(policy)))
     with torch.no_grad():
         whole = policy(batch)[0]
@@ -170,7 +179,7 @@ def test_pieces_and_fillers_keep_their_pictures_and_a_checkpoint_does() -> None:
 
 def test_pixels_are_those_of_the_processor_also_beyond_its_limit() -> None:
     sight = policy_of("tiny-qwen3-vl").sight
-    assert sight is not None
+    assert isinstance(sight, QwenSight)
     for width, height in [(32, 32), (300, 500), (37, 90)]:
         image = Image.open(io.BytesIO(png(5, width, height)))
         expected = sight.processor(images=[image], return_tensors="pt")

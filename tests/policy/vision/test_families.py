@@ -1,29 +1,49 @@
-"""Vision-language families that are not known are refused by name, with the reason, before anything is sampled."""
+"""Which vision-language families are known, and that others are refused by name before anything is sampled."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import Gemma3Config, SmolVLMConfig
+import torch
+import transformers
+from transformers import LlavaConfig
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy.loading import load_policy
+from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.pictures import Picture
+from gspo_lightning.policy.checks import choose_layout
+from gspo_lightning.policy.loading import load_policy, load_tokenizer
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer
-from gspo_lightning.policy.vision.families import FAMILIES, REASONS, refuse_unknown
-from tests.policy.vision.test_exact import prompts_of
+from gspo_lightning.policy.vision.gemma import GemmaSight
+from gspo_lightning.policy.vision.probe import PictureProbe
+from gspo_lightning.policy.vision.sight import sight_of
+from gspo_lightning.policy.vision.tiles import TileSight
+from gspo_lightning.randomness import Purpose
+from gspo_lightning.rollouts import GroupedSampler
+from gspo_lightning.rollouts.drawing import Draws
+from gspo_lightning.types import SamplingParams
+from tests.policy.vision.test_exact import alone, prompts_of, rollouts_of
+from tests.support.pictures import idefics3_folder, opened, png
 
 
-def test_an_unknown_family_is_refused_with_its_reason(tmp_path: Path) -> None:
-    SmolVLMConfig().save_pretrained(tmp_path)
+def tiles_of(policy: Policy) -> TileSight:
+    assert isinstance(policy.sight, TileSight)
+    return policy.sight
+
+
+def test_an_unknown_family_is_refused_by_name(tmp_path: Path) -> None:
+    LlavaConfig().save_pretrained(tmp_path)
     character_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"(?s)'smolvlm', which cuts a picture into parts.*Qwen3-VL-MoE"):
+    with pytest.raises(UserError, match=r"(?s)'llava', which is not known here.*Qwen3-VL-MoE, SmolVLM, Idefics3"):
         load_policy(ModelSettings(str(tmp_path)))
-    with pytest.raises(UserError, match=r"'gemma3', which lets the tokens of a picture see those behind them"):
-        refuse_unknown(Gemma3Config())
-    assert not set(REASONS) & set(FAMILIES)
 
 
 def test_a_text_model_names_the_families_that_read_pictures() -> None:
@@ -31,3 +51,120 @@ def test_a_text_model_names_the_families_that_read_pictures() -> None:
     media = prompts_of(load_policy(ModelSettings("tiny-qwen3-vl")))[0].media
     with pytest.raises(UserError, match=r"(?s)reads text only.*Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE"):
         policy.look([media], 8)
+
+
+def test_gemma_reads_pictures_in_both_directions_and_a_causal_mask_would_be_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policy = load_policy(ModelSettings("tiny-gemma3", seed=3)).eval()
+    choose_layout(policy, "auto", 64)
+    assert policy.packed
+    assert policy.sight is not None
+    assert PictureProbe(policy, policy.sight).why_not_exact(1e-6) is None
+    monkeypatch.setattr(GemmaSight, "mutual", False)
+    found = PictureProbe(policy, policy.sight).why_not_exact(1e-4)
+    assert found is not None
+    assert "nats off those of the row alone" in found
+    with pytest.raises(UserError, match="nats off those of the row alone"):
+        choose_layout(policy, "auto", 64)
+
+
+def test_rows_beyond_gemmas_window_are_padded_and_exact() -> None:
+    settings = ModelSettings("tiny-gemma3", seed=3, config_overrides={"sliding_window": 8, "num_hidden_layers": 6})
+    policy = load_policy(settings).eval()
+    kinds = set(policy.model.config.get_text_config().layer_types)
+    assert kinds == {"sliding_attention", "full_attention"}
+    choose_layout(policy, "auto", 64)
+    assert not policy.packed
+    rollouts = rollouts_of(prompts_of(policy), (3, 7))
+    with torch.no_grad():
+        rows = policy(make_micro_batch(rollouts))[0]
+        for row, rollout in zip(rows, rollouts, strict=True):
+            torch.testing.assert_close(row[: rollout.length], alone(policy, rollout), rtol=1e-5, atol=1e-5)
+        sampling, draws = SamplingParams(12, 1.0), Draws.of(0, Purpose.TRAIN_SAMPLING, 0)
+        groups = GroupedSampler().generate(policy, prompts_of(policy), group_size=2, sampling=sampling, draws=draws)
+        for rollout in (r for group in groups for r in group):
+            assert rollout.logprobs is not None
+            torch.testing.assert_close(rollout.logprobs, alone(policy, rollout), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (64, 64), (100, 30), (30, 100), (7, 300), (500, 401)])
+@pytest.mark.parametrize("max_pixels", [None, 1024, 5000])
+def test_tiles_are_those_of_the_processor_also_under_another_limit(
+    size: tuple[int, int], max_pixels: int | None
+) -> None:
+    policy = load_policy(ModelSettings("tiny-smolvlm"))
+    larger = dataclasses.replace(tiles_of(policy), processor=_processor(128))
+    sight = larger.limited(max_pixels)
+    edge = {None: 128, 1024: 32, 5000: 64}[max_pixels]
+    expected = _processor(edge)(images=[opened(png(5, *size))], return_tensors="pt")["pixel_values"][0]
+    shown = sight.shown(*size, policy.tokenizer)
+    assert shown.text.count("<image>") == len(expected)
+    assert sight.most_pixels == {None: 17, 1024: 1, 5000: 5}[max_pixels] * 1024
+    assert sight.shrinks(*size) == (max(size) > edge)
+    picture = Picture(png(5, *size), "", 1, 1, 4, tuple(range(9, 9 + 8 * (len(expected) - 1), 8)))
+    for other in (sight, larger, larger.limited(1024)):  # a prompt decides, whatever the limit has become
+        assert torch.equal(other.pixels([picture]), expected)
+
+
+def _processor(longest: int) -> Any:
+    size, tile = {"longest_edge": longest}, {"longest_edge": 32}
+    return transformers.models.smolvlm.image_processing_pil_smolvlm.SmolVLMImageProcessorPil(
+        size=size, max_image_size=tile
+    )
+
+
+def test_limits_that_a_family_cannot_keep_are_refused() -> None:
+    for name, limit, message in (
+        ("tiny-smolvlm", 1000, "32 x 32 pixels of every picture, at least"),
+        ("tiny-gemma3", 1000, "32 x 32 pixels of every picture"),
+    ):
+        sight = sight_of(load_tokenizer(ModelSettings(name)))
+        assert sight is not None
+        with pytest.raises(UserError, match=rf"data\.pictures\.max_pixels.*{message}"):
+            sight.limited(limit)
+        assert sight.limited(32 * 32 * 4).most_pixels == sight.most_pixels
+
+
+def _saved(folder: Path, name: str, processor: Any) -> str:
+    """A folder as the hub has it."""
+    policy = load_policy(ModelSettings(name))
+    policy.save_pretrained(folder)
+    if processor is not None:
+        processor.save_pretrained(folder)
+    return str(folder)
+
+
+def test_idefics3_is_read_from_a_folder_and_is_exact(tmp_path: Path) -> None:
+    policy = load_policy(ModelSettings(str(idefics3_folder(tmp_path)))).eval()
+    choose_layout(policy, "packed", 64)
+    rollouts = rollouts_of(prompts_of(policy))
+    with torch.no_grad():
+        for row, rollout in zip(policy(make_micro_batch(rollouts))[0], rollouts, strict=True):
+            torch.testing.assert_close(row[: rollout.length], alone(policy, rollout), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["tiny-smolvlm", "tiny-gemma3"])
+def test_an_export_is_read_again_with_its_processor(tmp_path: Path, name: str) -> None:
+    folder = _saved(tmp_path, name, None)
+    said = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    assert not said["image_processor_type"].endswith("Pil")
+    before, after = (load_policy(ModelSettings(n)) for n in (name, folder))
+    picture = prompts_of(before)[1].media[0]
+    for policy in (before, after):
+        assert isinstance(policy.sight, TileSight | GemmaSight)
+    assert torch.equal(before.sight.pixels([picture]), after.sight.pixels([picture]))
+    assert before.sight.smallest == after.sight.smallest
+
+
+def test_processors_that_are_not_the_models_are_refused(tmp_path: Path) -> None:
+    crops = Gemma3ImageProcessorPil(size={"height": 32, "width": 32}, do_pan_and_scan=True)
+    with pytest.raises(UserError, match=r"(?s)do_pan_and_scan True.*set its size to 32 x 32"):
+        load_tokenizer(ModelSettings(_saved(tmp_path / "a", "tiny-gemma3", crops)))
+    odd = Idefics3ImageProcessorPil(size={"longest_edge": 50}, max_image_size={"longest_edge": 32})
+    with pytest.raises(UserError, match=r"(?s)cuts pictures of 50 pixels into tiles of 32.*whole number of tiles"):
+        load_tokenizer(ModelSettings(_saved(tmp_path / "b", "tiny-smolvlm", odd)))
+    folder = _saved(tmp_path / "c", "tiny-smolvlm", None)
+    character_tokenizer("tiny-qwen3").save_pretrained(folder)
+    with pytest.raises(UserError, match="the tokenizer does not know <fake_token_around_image>"):
+        load_tokenizer(ModelSettings(folder))

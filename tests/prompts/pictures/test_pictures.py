@@ -17,7 +17,7 @@ from PIL import Image
 from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy.loading import load_tokenizer
+from gspo_lightning.policy.loading import load_policy, load_tokenizer
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.vision.sight import sight_of
 from gspo_lightning.prompts.base import Record
@@ -26,7 +26,7 @@ from gspo_lightning.prompts.files import PromptFile, read_prompts
 from gspo_lightning.prompts.pictures.columns import parts_of
 from gspo_lightning.prompts.pictures.settings import Pictures
 from gspo_lightning.types import Prompt
-from tests.support.pictures import png
+from tests.support.pictures import SEEING, png, seeing_prompt
 
 FILE = png(0)
 START, END, IMAGE, VIDEO = 39, 40, 41, 42
@@ -103,6 +103,35 @@ def test_messages_with_parts_and_a_template() -> None:
     assert second.messages == ()
     shown = tokenizer.convert_ids_to_tokens(list(first.token_ids))
     assert shown == ["(", "A", ":", "1", "<|vision_start|>", *["<|image_pad|>"] * 4, "<|vision_end|>", "?", ")"]
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["no template", "template"])
+@pytest.mark.parametrize("name", SEEING)
+def test_tokens_and_places_are_those_of_transformers_processor(name: str, plain: bool) -> None:
+    """Pictures of one tile, of three and of five, and line breaks beside them."""
+    policy = load_policy(ModelSettings(name))
+    tokenizer, sight = policy.tokenizer, policy.sight
+    assert sight is not None
+    line = "" if name.startswith("tiny-qwen") else "\n"
+    files = [png(1, 16, 16), png(2, 64, 20)]
+    tokenizer.chat_template = (
+        None
+        if plain
+        else TEMPLATE.replace(
+            "<|vision_start|><|image_pad|><|vision_end|>", "".join(tokenizer.convert_ids_to_tokens(list(sight.around)))
+        )
+    )
+    records = [
+        {"prompt": f"1{line}<image>{line}A<image>?", "images": files}, {"prompt": f"{line}1<image>", "image": files[0]}
+    ]  # fmt: skip
+    found: list[Prompt] = []
+    EncodedPrompts(records, Encoder(tokenizer, None, {}, "data.train", Pictures()), 200, found.append)
+    begin, end = ("", "") if plain else ("(A:", ")")
+    parts = [[f"{begin}1{line}", files[0], f"{line}A", files[1], f"?{end}"], [f"{begin}{line}1", files[0], end]]
+    for prompt, written in zip(found, parts, strict=True):
+        expected = seeing_prompt(policy, 0, written)
+        assert prompt.token_ids == expected.token_ids
+        assert prompt.media == expected.media
 
 
 def test_texts_and_pictures_in_one_set() -> None:

@@ -1,0 +1,153 @@
+"""Pictures of Gemma 3: every one of the same size and as many tokens, which see each other (arXiv 2503.19786, 2.1).
+
+Positions are those of text. Crops of a picture ("pan and scan") are not made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.pictures import Picture
+from gspo_lightning.policy.vision.sight import Features, Shown, Sight, rgb, write_json
+
+__all__ = ["GemmaSight", "gemma_sight", "masks", "tiny_gemma_processor"]
+
+
+@dataclass(frozen=True)
+class GemmaSight(Sight):
+    """``tokens`` stand for every picture. A template writes ``start`` for it."""
+
+    tokens: int
+
+    mutual: ClassVar[bool] = True
+
+    @property
+    def mark(self) -> int:
+        """See :class:`Sight`."""
+        return self.start
+
+    @property
+    def unsaid(self) -> tuple[int, ...]:
+        """See :class:`Sight`."""
+        return self.image, self.start
+
+    @property
+    def side(self) -> int:
+        """Pixels along a side of every picture."""
+        return int(self.processor.size["height"])
+
+    @property
+    def token_pixels(self) -> int:
+        """See :class:`Sight`."""
+        return self.side // math.isqrt(self.tokens)
+
+    @property
+    def most_pixels(self) -> int:
+        """See :class:`Sight`."""
+        return self.side**2
+
+    @property
+    def smallest(self) -> tuple[int, int]:
+        """See :class:`Sight`."""
+        return 1, self.tokens
+
+    def limited(self, max_pixels: int | None) -> GemmaSight:
+        """The same: the size of pictures is the model's."""
+        if max_pixels is not None and max_pixels < self.most_pixels:
+            what = f"is {max_pixels}, and this model makes {self.side} x {self.side} pixels of every picture"
+            raise UserError("data.pictures.max_pixels", what, fix="leave it out")
+        return self
+
+    def shown(self, width: int, height: int, tokenizer: PreTrainedTokenizerBase) -> Shown:
+        """See :meth:`Sight.shown`."""
+        inside = "".join(tokenizer.convert_ids_to_tokens([self.start, self.image, self.end]))
+        return Shown(f"\n\n{inside}\n\n", 1, self.tokens)
+
+    def shrinks(self, width: int, height: int) -> bool:
+        """See :meth:`Sight.shrinks`."""
+        return width * height > self.most_pixels
+
+    def pixels(self, pictures: Sequence[Picture]) -> Tensor:
+        """[I, 3, side, side] float32 of I pictures."""
+        found: Tensor = self.processor(images=[rgb(p.data) for p in pictures], return_tensors="pt")["pixel_values"]
+        return found
+
+    def features(self, base: Any, pictures: Sequence[Picture]) -> Features:
+        """See :meth:`Sight.features`."""
+        weight = next(base.vision_tower.parameters())
+        pixels = self.pixels(pictures).to(weight.device, weight.dtype, non_blocking=True)
+        return Features(base.get_image_features(pixels, return_dict=True).pooler_output.flatten(0, 1))
+
+    def asked(self, pictures: Sequence[Picture], ids: Tensor) -> dict[str, Any]:
+        """See :meth:`Sight.asked`."""
+        return {"pixel_values": self.pixels(pictures), "token_type_ids": (ids == self.image).long()}
+
+    def generated(self, pictures: Sequence[Picture], features: Sequence[Features], ids: Tensor) -> dict[str, Any]:
+        """See :meth:`Sight.generated`."""
+        seen = torch.stack([f.embeddings for f in features])
+        return {
+            "mm_encoder_outputs": {"image": ModelOutput(pooler_output=seen)},
+            "token_type_ids": (ids == self.image).long(),
+        }
+
+    def save(self, folder: Path) -> None:
+        """The file of the image processor, and how many tokens a picture has."""
+        self._save_image_processor(folder)
+        said = {"image_seq_length": self.tokens, "processor_class": "Gemma3Processor"}
+        write_json(folder / "processor_config.json", said)
+
+
+def gemma_sight(processor: Any, config: PretrainedConfig) -> GemmaSight:
+    """Of a model with this processor.
+
+    Raises:
+        UserError: it makes crops, or pictures of another size than the model reads.
+    """
+    side = int(config.vision_config.image_size)
+    if dict(processor.size) != {"height": side, "width": side} or processor.do_pan_and_scan:
+        what = f"the image processor has size {dict(processor.size)} and do_pan_and_scan {processor.do_pan_and_scan}"
+        fix = f"set its size to {side} x {side}, as the model reads it, and do_pan_and_scan to false"
+        raise UserError("model.name_or_path", what, fix=fix)
+    return GemmaSight(
+        processor, config.image_token_id, config.boi_token_index, config.eoi_token_index, config.model_type,
+        int(config.mm_tokens_per_image),
+    )  # fmt: skip
+
+
+def tiny_gemma_processor(config: PretrainedConfig) -> Any:
+    """Of a tiny model."""
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    side = int(config.vision_config.image_size)
+    return Gemma3ImageProcessorPil(size={"height": side, "width": side})
+
+
+def masks(config: PretrainedConfig, inputs: dict[str, Any], mask: Tensor, seen: Tensor, cache: Any = None) -> Any:
+    """What the text model takes as ``attention_mask`` for rows side by side; by transformers' own rule.
+
+    Args:
+        config: of the text model.
+        inputs: ``inputs_embeds`` [N, S, D] and ``position_ids`` [N, S].
+        mask: [N, S] 1 where a token is.
+        seen: [N, S] bool, where a token stands for a part of a picture; text stands between two pictures.
+        cache: that keys and values are written to, empty; None: nothing is kept.
+    """
+    from transformers.models.gemma3.modeling_gemma3 import (
+        create_masks_for_vision_model,
+        get_block_sequence_ids_for_mask,
+    )
+
+    return create_masks_for_vision_model(
+        config=config, inputs_embeds=inputs["inputs_embeds"], attention_mask=mask, past_key_values=cache,
+        position_ids=inputs["position_ids"], block_sequence_ids=get_block_sequence_ids_for_mask(seen.long()),
+    )  # fmt: skip

@@ -1,0 +1,177 @@
+"""Pictures of Qwen2.5-VL and Qwen3-VL: as many tokens as their size asks for, with positions in three dimensions.
+
+A picture is scaled to whole tokens once its tokens are known, so its pixels always agree with them, whatever limit the
+run has set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
+
+from gspo_lightning.pictures import Picture
+from gspo_lightning.policy.vision.sight import Features, Shown, Sight, rgb, write_json
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["QWEN", "QwenSight", "qwen_sight", "tiny_qwen_processor"]
+
+_VIDEO = {
+    "qwen2_5_vl": "Qwen2VLVideoProcessor",
+    "qwen3_vl": "Qwen3VLVideoProcessor",
+    "qwen3_vl_moe": "Qwen3VLVideoProcessor",
+}
+QWEN = tuple(_VIDEO)
+"""Kinds of models (``model_type``)."""
+
+
+@dataclass(frozen=True)
+class QwenSight(Sight):
+    """``video`` is the token id of a video's placeholder."""
+
+    video: int
+
+    axes: ClassVar[int] = 3
+
+    @property
+    def unsaid(self) -> tuple[int, ...]:
+        """See :class:`Sight`."""
+        return self.image, self.video
+
+    @property
+    def around(self) -> tuple[int, ...]:
+        """See :class:`Sight`."""
+        return self.start, self.image, self.end
+
+    @property
+    def token_pixels(self) -> int:
+        """See :class:`Sight`."""
+        return int(self.processor.patch_size * self.processor.merge_size)
+
+    @property
+    def most_pixels(self) -> int:
+        """See :class:`Sight`."""
+        return int(self.processor.size["longest_edge"])
+
+    @property
+    def smallest(self) -> tuple[int, int]:
+        """See :class:`Sight`."""
+        return 1, 1
+
+    def limited(self, max_pixels: int | None) -> QwenSight:
+        """See :meth:`Sight.limited`."""
+        if max_pixels is None:
+            return self
+        size = {**_plain(self.processor.size), "longest_edge": max_pixels}
+        size["shortest_edge"] = min(size["shortest_edge"], max_pixels)
+        return replace(self, processor=type(self.processor)(**{**self.processor.to_dict(), "size": size}))
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of tokens that stand for a picture of this size.
+
+        Raises:
+            ValueError: it is more than 200 times as long as it is wide.
+        """
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+        size, side = self.processor.size, self.token_pixels
+        rows, columns = smart_resize(height, width, side, size["shortest_edge"], size["longest_edge"])
+        return rows // side, columns // side
+
+    def shown(self, width: int, height: int, tokenizer: PreTrainedTokenizerBase) -> Shown:
+        """See :meth:`Sight.shown`."""
+        return Shown(str(tokenizer.convert_ids_to_tokens(self.image)), *self.grid(width, height))
+
+    def shrinks(self, width: int, height: int) -> bool:
+        """See :meth:`Sight.shrinks`."""
+        return width * height > self.most_pixels
+
+    def pixels(self, pictures: Sequence[Picture]) -> tuple[Tensor, Tensor]:
+        """``pixel_values`` [patches, D] float32 and ``image_grid_thw`` [I, 3] int64 of I pictures."""
+        found = [
+            self.processor(images=[self.scaled(picture)], do_resize=False, return_tensors="pt")["pixel_values"]
+            for picture in pictures
+        ]
+        return torch.cat(found), self._grids(pictures)
+
+    def scaled(self, picture: Picture) -> Image:
+        """A picture as three colours, at the size that its tokens stand for."""
+        from PIL.Image import Resampling
+
+        size = (picture.columns * self.token_pixels, picture.rows * self.token_pixels)
+        image = rgb(picture.data)
+        return image if image.size == size else image.resize(size, Resampling(int(self.processor.resample)))
+
+    def features(self, base: Any, pictures: Sequence[Picture]) -> Features:
+        """See :meth:`Sight.features`."""
+        tower = next(base.visual.parameters())
+        pixels, grids = self.pixels(pictures)
+        found = base.get_image_features(
+            pixels.to(tower.device, non_blocking=True), image_grid_thw=grids.to(tower.device), return_dict=True
+        )
+        layers = getattr(found, "deepstack_features", None) or ()
+        return Features(torch.cat(list(found.pooler_output)), tuple(torch.cat(list(layer)) for layer in layers))
+
+    def asked(self, pictures: Sequence[Picture], ids: Tensor) -> dict[str, Any]:
+        """See :meth:`Sight.asked`."""
+        pixels, grids = self.pixels(pictures)
+        kinds = (ids == self.image).int()
+        return {"pixel_values": pixels, "image_grid_thw": grids, "mm_token_type_ids": kinds}
+
+    def generated(self, pictures: Sequence[Picture], features: Sequence[Features], ids: Tensor) -> dict[str, Any]:
+        """See :meth:`Sight.generated`."""
+        outputs: dict[str, Any] = {"pooler_output": tuple(f.embeddings for f in features)}
+        if features[0].layers:
+            outputs["deepstack_features"] = tuple(zip(*(f.layers for f in features), strict=True))
+        return {
+            "mm_encoder_outputs": {"image": ModelOutput(**outputs)},
+            "mm_token_type_ids": (ids == self.image).int(),
+            "image_grid_thw": self._grids(pictures),
+        }
+
+    def noise(self, seed: int) -> Picture:
+        """Two tokens wide and one high, or as small as the processor makes them."""
+        rows, columns = self.grid(2 * self.token_pixels, self.token_pixels)
+        return replace(super().noise(seed), rows=rows, columns=columns)
+
+    def save(self, folder: Path) -> None:
+        """Both processor files; the one for videos only says how, since no video is ever read here."""
+        said = self._save_image_processor(folder)
+        video = {k: v for k, v in said.items() if k != "image_processor_type"}
+        write_json(folder / "video_preprocessor_config.json", {**video, "video_processor_type": _VIDEO[self.kind]})
+
+    def _grids(self, pictures: Sequence[Picture]) -> Tensor:
+        merge = self.processor.merge_size
+        return torch.tensor([[1, p.rows * merge, p.columns * merge] for p in pictures])
+
+
+def qwen_sight(processor: Any, config: PretrainedConfig) -> QwenSight:
+    """Of a model with this processor."""
+    return QwenSight(
+        processor, config.image_token_id, config.vision_start_token_id, config.vision_end_token_id, config.model_type,
+        config.video_token_id,
+    )  # fmt: skip
+
+
+def tiny_qwen_processor(config: PretrainedConfig) -> Any:
+    """Of a tiny model: pictures of 16 to 128 pixels along a side."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    vision = config.vision_config
+    return Qwen2VLImageProcessorPil(
+        patch_size=vision.patch_size, merge_size=vision.spatial_merge_size,
+        temporal_patch_size=vision.temporal_patch_size, size={"shortest_edge": 16 * 16, "longest_edge": 128 * 128},
+        image_mean=[0.5] * 3, image_std=[0.5] * 3,
+    )  # fmt: skip
+
+
+def _plain(size: Any) -> dict[str, int]:
+    return {name: int(size[name]) for name in ("shortest_edge", "longest_edge")}

@@ -1,0 +1,159 @@
+"""Pictures of SmolVLM and Idefics3: scaled up, cut into square tiles of as many tokens each, with text between them.
+
+The last tile is the whole picture once more, small. Positions are those of text (arXiv 2504.05299, section 2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.pictures import Picture
+from gspo_lightning.policy.vision.sight import Features, Shown, Sight, rgb, write_json
+
+__all__ = ["TileSight", "tile_sight", "tiny_tile_processor"]
+
+AROUND, WHOLE, IMAGE = "<fake_token_around_image>", "<global-img>", "<image>"
+"""What transformers' processor writes around tiles, before the last of them, and for each of their tokens."""
+
+
+@dataclass(frozen=True)
+class TileSight(Sight):
+    """``tile`` are the tokens of a tile."""
+
+    tile: int
+
+    @property
+    def side(self) -> int:
+        """Pixels along a side of a tile."""
+        return int(self.processor.max_image_size["longest_edge"])
+
+    @property
+    def token_pixels(self) -> int:
+        """See :class:`Sight`."""
+        return self.side // math.isqrt(self.tile)
+
+    @property
+    def most_pixels(self) -> int:
+        """Of all tiles."""
+        tiles = self._edge**2 + (1 if self._splits and self._edge > 1 else 0)
+        return tiles * self.side**2 if self._splits else self.side**2
+
+    @property
+    def smallest(self) -> tuple[int, int]:
+        """See :class:`Sight`."""
+        return 1, self.tile
+
+    @property
+    def _splits(self) -> bool:
+        return bool(self.processor.do_image_splitting)
+
+    @property
+    def _edge(self) -> int:
+        """Tiles along the longer side of every picture."""
+        return int(self.processor.size["longest_edge"]) // self.side
+
+    def limited(self, max_pixels: int | None) -> TileSight:
+        """Fewer tiles, if those of a square would have more pixels than that, the whole picture not counted."""
+        if max_pixels is None or not self._splits or max_pixels >= (self._edge * self.side) ** 2:
+            return self
+        if (edge := math.isqrt(max_pixels) // self.side) < 1:
+            what = f"is {max_pixels}, and this model makes {self.side} x {self.side} pixels of every picture, at least"
+            raise UserError("data.pictures.max_pixels", what, fix=f"set it to {self.side**2} or more, or leave it out")
+        return self._with(edge)
+
+    def shown(self, width: int, height: int, tokenizer: PreTrainedTokenizerBase) -> Shown:
+        """See :meth:`Sight.shown`."""
+        from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+
+        _, rows, columns = self._cut(width, height)
+        return Shown(get_image_prompt_string(rows, columns, 1, AROUND, IMAGE, WHOLE), 1, self.tile)
+
+    def shrinks(self, width: int, height: int) -> bool:
+        """See :meth:`Sight.shrinks`."""
+        return max(width, height) > (self._edge if self._splits else 1) * self.side
+
+    def pixels(self, pictures: Sequence[Picture]) -> Tensor:
+        """[tiles, 3, side, side] float32 of some pictures."""
+        return torch.cat([self._tiles(picture) for picture in pictures])
+
+    def features(self, base: Any, pictures: Sequence[Picture]) -> Features:
+        """See :meth:`Sight.features`; not by ``get_image_features``, which leaves tiles out whose numbers are all 0."""
+        weight = next(base.vision_model.parameters())
+        pixels = self.pixels(pictures).to(weight.device, weight.dtype, non_blocking=True)
+        seen = base.vision_model(pixel_values=pixels, return_dict=True).last_hidden_state
+        return Features(base.connector(seen).flatten(0, 1))
+
+    def asked(self, pictures: Sequence[Picture], ids: Tensor) -> dict[str, Any]:
+        """See :meth:`Sight.asked`."""
+        return {"pixel_values": self.pixels(pictures)[None]}
+
+    def generated(self, pictures: Sequence[Picture], features: Sequence[Features], ids: Tensor) -> dict[str, Any]:
+        """See :meth:`Sight.generated`."""
+        tiles = torch.cat([f.embeddings for f in features]).unflatten(0, (-1, self.tile))
+        return {"mm_encoder_outputs": {"image": ModelOutput(pooler_output=tiles)}}
+
+    def save(self, folder: Path) -> None:
+        """The file of the image processor, and how many tokens a tile has."""
+        self._save_image_processor(folder)
+        name = "SmolVLMProcessor" if self.kind == "smolvlm" else "Idefics3Processor"
+        write_json(folder / "processor_config.json", {"image_seq_len": self.tile, "processor_class": name})
+
+    def _with(self, edge: int) -> TileSight:
+        """With so many tiles along the longer side."""
+        size = {"longest_edge": edge * self.side}
+        return replace(self, processor=type(self.processor)(**{**self.processor.to_dict(), "size": size}))
+
+    def _cut(self, width: int, height: int) -> tuple[int, int, int]:
+        """Tiles of a picture of this size, and their rows and columns, 0 where it is not cut."""
+        found = self.processor.get_number_of_image_patches(height, width)
+        return (max(1, int(found[0])), int(found[1]), int(found[2]))
+
+    def _tiles(self, picture: Picture) -> Tensor:
+        """[tiles, 3, side, side] of a picture, as many as the prompt has tokens for, whatever the limit is now."""
+        image, count = rgb(picture.data), len(picture.starts)
+        others = (self._with(edge) for edge in range(1, count + 1))  # a longer side always makes more tiles
+        sight = next((one for one in chain([self], others) if one._cut(*image.size)[0] == count), None)
+        if sight is None:
+            what = f"the image processor does not cut a picture of a prompt into its {count} tiles"
+            raise UserError("model.name_or_path", what, fix="use the processor that the run began with")
+        found: Tensor = sight.processor(images=[image], return_tensors="pt")["pixel_values"][0]
+        return found
+
+
+def tile_sight(processor: Any, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> TileSight:
+    """Of a model with this processor.
+
+    Raises:
+        UserError: its tiles are not those of the model, or its tokenizer does not know what stands between them.
+    """
+    vision = config.vision_config
+    side, longest = (int(size["longest_edge"]) for size in (processor.max_image_size, processor.size))
+    if side != int(vision.image_size) or longest % side:
+        what = f"cuts pictures of {longest} pixels into tiles of {side}, and the model reads {vision.image_size}"
+        fix = "use the preprocessor_config.json of the model, with a size that is a whole number of tiles"
+        raise UserError("model.name_or_path", f"the image processor {what}", fix=fix)
+    around, whole, image = tokenizer.convert_tokens_to_ids([AROUND, WHOLE, IMAGE])
+    if image != config.image_token_id or tokenizer.unk_token_id in (around, whole) or None in (around, whole):
+        what = f"the tokenizer does not know {AROUND}, {WHOLE} and {IMAGE} as the model does"
+        raise UserError("model.name_or_path", what, fix="use the tokenizer of the model")
+    tile = (side // int(vision.patch_size) // int(config.scale_factor)) ** 2
+    return TileSight(processor, config.image_token_id, around, around, config.model_type, tile)
+
+
+def tiny_tile_processor(config: PretrainedConfig) -> Any:
+    """Of a tiny model: two tiles of 32 pixels along the longer side."""
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+    side = int(config.vision_config.image_size)
+    return SmolVLMImageProcessorPil(size={"longest_edge": 2 * side}, max_image_size={"longest_edge": side})
