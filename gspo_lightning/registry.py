@@ -15,7 +15,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import SourceFileLoader
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -54,8 +53,11 @@ def base_class(kind: str) -> type[Any]:
     """
     if kind not in KINDS:
         raise UserError("kind", f"{kind!r} is not a kind of component; {did_you_mean(kind, KINDS)}")
-    module, name = KINDS[kind]
-    found: type[Any] = getattr(importlib.import_module(module), name)
+    path, name = KINDS[kind]
+    module = importlib.import_module(path)
+    for public in getattr(module, "__all__", ()):
+        getattr(module, public)  # a package may import its members only when they are asked for
+    found: type[Any] = getattr(module, name)
     return found
 
 
@@ -114,6 +116,8 @@ def import_plugins(paths: Iterable[str | Path], root: Path | None = None) -> lis
     if targets:
         see_folder(root)
     names = [_import_one(target, root) for target in targets]
+    from importlib.metadata import entry_points  # slow to import, and workers never use it
+
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         try:
             entry.load()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
@@ -12,10 +13,12 @@ PACKAGES = ("gspo_lightning", "torch", "lightning", "transformers", "torchmetric
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages whose numbers matter."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    return {"python": platform.python_version(), **{name: _installed(name) for name in PACKAGES}}
+
+
+@functools.cache
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,25 +1,31 @@
 """Rewards: what a completion is worth, judged in worker processes that may hang or crash without harm.
 
-Importing this room defines the built-in rewards; none of them imports torch.
+``Reward`` and what it takes and returns are here at once. The built-in rewards are defined when the first of the other
+names is asked for (PEP 562), so that a worker imports only the rewards that it judges with. None of them imports torch.
 """
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from gspo_lightning.rewards.base import Reward
-from gspo_lightning.rewards.classifier import SequenceClassificationReward
-from gspo_lightning.rewards.code.executor import CodeExecutor
-from gspo_lightning.rewards.environment import EnvironmentReward
-from gspo_lightning.rewards.exact import ExactMatch
-from gspo_lightning.rewards.format import FormatReward
-from gspo_lightning.rewards.function import FunctionReward
-from gspo_lightning.rewards.gym.reward import ReasoningGym
-from gspo_lightning.rewards.instructions.verifier import IFVerifier
-from gspo_lightning.rewards.judge.judge import LLMJudge
-from gspo_lightning.rewards.logic.puzzle import LogicPuzzle
-from gspo_lightning.rewards.math.verifier import MathVerifier
-from gspo_lightning.rewards.steps import StepReward
 from gspo_lightning.rewards.types import Sample, SampleScore, Score, ScoreStatus, TrainerState
-from gspo_lightning.rewards.workers.runner import Pending, RewardRunner
+
+if TYPE_CHECKING:
+    from gspo_lightning.rewards.classifier import SequenceClassificationReward
+    from gspo_lightning.rewards.code.executor import CodeExecutor
+    from gspo_lightning.rewards.environment import EnvironmentReward
+    from gspo_lightning.rewards.exact import ExactMatch
+    from gspo_lightning.rewards.format import FormatReward
+    from gspo_lightning.rewards.function import FunctionReward
+    from gspo_lightning.rewards.gym.reward import ReasoningGym
+    from gspo_lightning.rewards.instructions.verifier import IFVerifier
+    from gspo_lightning.rewards.judge.judge import LLMJudge
+    from gspo_lightning.rewards.logic.puzzle import LogicPuzzle
+    from gspo_lightning.rewards.math.verifier import MathVerifier
+    from gspo_lightning.rewards.steps import StepReward
+    from gspo_lightning.rewards.workers.runner import Pending, RewardRunner
 
 __all__ = [
     "CodeExecutor",
@@ -43,3 +49,28 @@ __all__ = [
     "StepReward",
     "TrainerState",
 ]
+
+_LAZY = {
+    "SequenceClassificationReward": "classifier",
+    "CodeExecutor": "code.executor",
+    "EnvironmentReward": "environment",
+    "ExactMatch": "exact",
+    "FormatReward": "format",
+    "FunctionReward": "function",
+    "ReasoningGym": "gym.reward",
+    "IFVerifier": "instructions.verifier",
+    "LLMJudge": "judge.judge",
+    "LogicPuzzle": "logic.puzzle",
+    "MathVerifier": "math.verifier",
+    "StepReward": "steps",
+    "Pending": "workers.runner",
+    "RewardRunner": "workers.runner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for lazy, module in _LAZY.items():  # all: who asks for one built-in reward may find the others by their names
+        globals()[lazy] = getattr(importlib.import_module(f"{__name__}.{module}"), lazy)
+    return globals()[name]

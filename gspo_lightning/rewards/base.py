@@ -5,7 +5,6 @@ A reward sees text, not tensors, and runs in worker processes that can be killed
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -76,6 +75,8 @@ class Reward(ABC):
         sample; if it overruns, its samples are judged one by one.
         """
         if inspect.iscoroutinefunction(self.score):
+            import asyncio  # slow to import, and most workers never use it
+
             return asyncio.run(self._score_concurrently(samples))
         return [self.score_one(sample) for sample in samples]
 
@@ -117,6 +118,8 @@ class Reward(ABC):
         return type(self).score_batch is not Reward.score_batch or inspect.iscoroutinefunction(self.score)
 
     async def _score_concurrently(self, samples: Sequence[Sample]) -> list[Score]:
+        import asyncio
+
         values = await asyncio.gather(*(self.score(**self.arguments(sample)) for sample in samples))
         return [to_score(v, type(self).__name__, s.id) for v, s in zip(values, samples, strict=True)]
 

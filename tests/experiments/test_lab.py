@@ -34,9 +34,15 @@ arguments:
   - --trainer.enable_progress_bar=false
   - --trainer.max_epochs=2
   - --trainer.check_val_every_n_epoch=1
+  - '--trainer.callbacks=[{"class_path": "RunSummary", "init_args": {"report": false}}]'
+  - --data.train.size=512
   - --data.val.size=8
+  - --data.group_size=4
+  - --data.max_response_tokens=12
+  - --data.reward_workers=1
   - --data.prompts_per_rollout=4
   - --data.minibatches_per_rollout=2
+  - --model.cold_start.demonstrations.size=512
   - --model.cold_start.steps=5
 conditions:
   quiet: {seeds: 2, arguments: []}

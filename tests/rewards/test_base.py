@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import decimal
+import subprocess
+import sys
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 from gspo_lightning.errors import UserError
 from gspo_lightning.rewards import ExactMatch, FormatReward, FunctionReward, Reward, Sample, Score
 from gspo_lightning.rewards.scores import check_batch, to_score
+from tests import ROOT
 from tests.rewards import misbehaving
 
 
@@ -156,3 +160,17 @@ def test_function_reward_says_why_a_path_leads_nowhere(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError, match=message):
         FunctionReward(path)
+
+
+def test_a_worker_imports_no_reward_that_it_does_not_judge_with_and_the_registry_finds_all() -> None:
+    code = """
+        import sys
+        from gspo_lightning.registry import components
+        from gspo_lightning.rewards import Reward
+        from gspo_lightning.rewards.workers import worker
+        print(sorted({"asyncio", "torch", "gspo_lightning.rewards.math.verifier"} & sys.modules.keys()))
+        print({"ExactMatch", "MathVerifier", "CodeExecutor"} <= components("rewards").keys())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.split("\n")[:2] == ["[]", "True"]

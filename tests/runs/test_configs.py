@@ -45,8 +45,9 @@ def resolved(config: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_overlay_runs_one_step(overlay: str, taught: Path) -> None:
     one_cpu = ["--trainer.accelerator=cpu", "--trainer.devices=1"]
     epochs = [] if overlay == "coldstart" else ["--trainer.max_epochs=1"]
-    cold = {"moe": ["--model.cold_start.steps=2"], "distill": ["--model.teacher.cold_start.steps=2"]}
-    run = runs.fit(taught, f"--config={CONFIGS / overlay}.yaml", *one_cpu, *cold.get(overlay, []), *epochs)
+    own = {"moe": "--model.cold_start", "distill": "--model.teacher.cold_start"}.get(overlay)
+    cold = [f"{own}.steps=2", f"{own}.demonstrations.size=64"] if own else []
+    run = runs.fit(taught, f"--config={CONFIGS / overlay}.yaml", *one_cpu, *cold, *epochs)
     assert runs.summary(run)["updates"] == (0 if overlay == "coldstart" else 2)
 
 

@@ -55,7 +55,8 @@ def files_of_300_kb() -> None:
 
 def test_a_disk_that_is_full_in_the_cold_start(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    steps = ["--model.cold_start.steps=1", "--data.val=null", "--trainer.num_sanity_val_steps=0"]
+    steps = ["--model.cold_start.demonstrations.size=64", "--model.cold_start.steps=1", "--data.val=null"]
+    steps.append("--trainer.num_sanity_val_steps=0")
     start = ["fit", f"--config={runs.QUICKSTART}", *runs.SMALL, *steps, f"--trainer.default_root_dir={tmp_path}"]
     assert Command(start, log=log, prepare=files_of_300_kb).start().wait() == [1]
     said = sentence(log.read_text())

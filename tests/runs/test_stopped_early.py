@@ -13,7 +13,10 @@ import pytest
 from gspo_lightning.training import cold_start, supervised
 from tests.runs import runs
 
-HERE = ["--model.cold_start.steps=6", "--model.cold_start.batch_size=4", "--trainer.max_epochs=1"]
+HERE = [
+    "--model.cold_start.demonstrations.size=64", "--model.cold_start.steps=6", "--model.cold_start.batch_size=4",
+    "--trainer.max_epochs=1",
+]  # fmt: skip
 
 
 @pytest.fixture

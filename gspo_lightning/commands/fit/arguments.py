@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -121,7 +123,7 @@ def _as_list(value: str) -> Any:
 def _read_yaml(file: Path) -> dict[str, Any]:
     file = config_file(str(file))
     try:
-        content = yaml.safe_load(located(file.read_text(encoding="utf-8"), file.parent, Path.cwd()))
+        content = copy.deepcopy(_parsed(located(file.read_text(encoding="utf-8"), file.parent, Path.cwd())))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         where = getattr(error, "problem_mark", None)
         line = f":{where.line + 1}" if where is not None else ""
@@ -132,6 +134,12 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(str(file), f"holds a {type(content).__name__}; a config is a mapping such as 'data: ...'")
     return content
+
+
+@functools.lru_cache(maxsize=16)
+def _parsed(text: str) -> Any:
+    """A file is looked at four times before there is a parser; reading YAML is the slow part."""
+    return yaml.safe_load(text)
 
 
 def settings(arguments: Sequence[str]) -> list[Setting]:

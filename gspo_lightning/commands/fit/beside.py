@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,18 +27,31 @@ def located(text: str, folder: Path, start: Path) -> str:
         folder: of the file.
         start: the working directory of the command.
     """
+    if folder.absolute() == start.absolute():
+        return text
+
+    def moves(value: str, name: str) -> bool:
+        path_like = "/" in value or Path(value).suffix or name in _NAMES
+        return bool(value and path_like) and not (start / value).exists() and (folder / value).exists()
+
+    if not any(moves(value, name) for value, name in _named(text)):
+        return text
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    assert isinstance(root, yaml.MappingNode)
+    for node, name in _texts(root):
+        if moves(node.value, name):
+            node.value, node.style = str((folder / node.value).absolute()), '"'
+    return yaml.serialize(root, Dumper=yaml.SafeDumper, width=1 << 20)
+
+
+@functools.lru_cache(maxsize=16)
+def _named(text: str) -> tuple[tuple[str, str], ...]:
+    """Every text of a config with its setting. A command asks for each file five times, and composing is slow."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError:
-        return text  # whoever parses it says where
-    moved = False
-    if isinstance(root, yaml.MappingNode) and folder.absolute() != start.absolute():
-        for node, name in _texts(root):
-            value = node.value
-            path_like = "/" in value or Path(value).suffix or name in _NAMES
-            if value and path_like and not (start / value).exists() and (folder / value).exists():
-                node.value, node.style, moved = str((folder / value).absolute()), '"', True
-    return yaml.serialize(root, Dumper=yaml.SafeDumper, width=1 << 20) if moved else text
+        return ()  # whoever parses it says where
+    return tuple((node.value, name) for node, name in _texts(root)) if isinstance(root, yaml.MappingNode) else ()
 
 
 def _texts(root: yaml.MappingNode) -> Iterator[tuple[yaml.ScalarNode, str]]:

@@ -58,6 +58,7 @@ def run(arguments: list[str], cli: type[TrainingCLI] = TrainingCLI) -> int:
                 save_config_callback=SavedConfig,
                 save_config_kwargs={"overwrite": True},
                 auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,  # it would dump the config for hyperparameters that nobody saves
             )
     except UserError:
         raise

@@ -18,8 +18,10 @@ class SavedConfig(SaveConfigCallback):
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """On rank 0, once. TensorBoard has the file beside its own."""
+        loggers = [logger for logger in trainer.loggers if not isinstance(logger, TensorBoardLogger)]
+        if not loggers:
+            return
         written = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
         settings = {name: value for name, value in written.items() if name not in _OF_THIS_START}
-        for logger in trainer.loggers:
-            if not isinstance(logger, TensorBoardLogger):
-                logger.log_hyperparams(settings)
+        for logger in loggers:
+            logger.log_hyperparams(settings)

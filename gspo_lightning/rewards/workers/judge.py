@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import TypeGuard
@@ -54,6 +53,8 @@ def _judge(name: str, reward: Reward, samples: Sequence[Sample]) -> Iterator[Sco
     complete = [s for s, reason in zip(samples, reasons, strict=True) if reason is None]
     values: object = reward.score_batch(complete) if complete else []
     if inspect.iscoroutine(values):  # score_batch may be async
+        import asyncio  # slow to import, and most workers never use it
+
         values = asyncio.run(values)
     found = iter(check_batch(values, name, complete))
     for reason in reasons:
