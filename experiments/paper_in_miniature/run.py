@@ -125,7 +125,7 @@ def _trainer(cell: Cell, steps: int, size: int, root: Path, device: str) -> Meas
     policy = load_policy(_start(cell.model, steps, size, root))
     config = GSPOConfig(
         learning_rate=cell.learning_rate, group_size=GROUP, max_response_tokens=TOKENS, max_prompt_tokens=16,
-        minibatches=cell.mini_batches, deal="groups", seed=cell.seed, device=device, max_tokens_per_micro_batch=8192,
+        minibatches=cell.mini_batches, seed=cell.seed, device=device, max_tokens_per_micro_batch=8192,
     )  # fmt: skip
     trainer = MeasuredTrainer(policy.model, policy.tokenizer, config)
     given = dict(cell.settings)
