@@ -21,7 +21,7 @@ from gspo_lightning.policy.vision.sight import sight_of
 from tests.runs import runs
 from tests.runs.processes import Command
 from tests.runs.test_invariance import SGD
-from tests.support.pictures import png
+from tests.support.pictures import gemma_with_pooling, png
 
 CONFIG = runs.ROOT / "configs" / "vision.yaml"
 FEW = ["--data.train.size=64", "--data.val.size=20", *runs.UNTAUGHT, "--trainer.enable_progress_bar=false"]
@@ -151,6 +151,15 @@ def test_two_ranks_train_other_families_as_one(tmp_path: Path, chosen: list[str]
     name, *limit = chosen
     more = [f"--model.name_or_path={name}", *limit, MIXED, *SGD, "--model.optimizer.momentum=0.9"]
     two = ranks(tmp_path / "two", strategy, *more, "--data.prompts_per_rollout=4")
+    one = runs.fit(tmp_path / "one", *OPTIONS, *more, "--data.prompts_per_rollout=4", config=CONFIG)
+    assert runs.largest_difference(runs.weights(two), runs.weights(one)) < 1e-6
+
+
+@pytest.mark.long
+def test_two_ranks_train_a_tower_with_a_part_that_nothing_goes_through(tmp_path: Path) -> None:
+    folder = gemma_with_pooling(tmp_path / "model")
+    more = [f"--model.name_or_path={folder}", MIXED, *SGD, "--model.optimizer.momentum=0.9"]
+    two = ranks(tmp_path / "two", "ddp", *more, "--data.prompts_per_rollout=4")
     one = runs.fit(tmp_path / "one", *OPTIONS, *more, "--data.prompts_per_rollout=4", config=CONFIG)
     assert runs.largest_difference(runs.weights(two), runs.weights(one)) < 1e-6
 
