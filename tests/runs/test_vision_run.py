@@ -164,6 +164,15 @@ def test_two_ranks_train_a_tower_with_a_part_that_nothing_goes_through(tmp_path:
     assert runs.largest_difference(runs.weights(two), runs.weights(one)) < 1e-6
 
 
+@pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-smolvlm", "tiny-gemma3"])
+def test_weights_in_bfloat16_as_models_are_published(tmp_path: Path, name: str) -> None:
+    more = [f"--model.name_or_path={name}", "--model.dtype=bfloat16", "--model.freeze=null", "--model.lora={r: 2}"]
+    room = ["--data.max_prompt_tokens=64", "--data.max_tokens_per_micro_batch=200", "--trainer.max_epochs=1"]
+    run = runs.fit(tmp_path, *OPTIONS, *more, *room, config=CONFIG)
+    assert runs.summary(run)["updates"] == 2
+    assert abs(next(value for _, value in runs.scalars(run)["ratio/mean"]) - 1) < 1e-6
+
+
 def test_adapters_are_saved_alone_and_exported_into_the_weights(tmp_path: Path) -> None:
     run = runs.fit(tmp_path, *OPTIONS, "--model.freeze=null", "--model.lora={r: 2}", config=CONFIG)
     saved = runs.checkpoint(run)["state_dict"]
