@@ -165,13 +165,10 @@ def qwen_sight(processor: Any, config: PretrainedConfig) -> QwenSight:
         if dict(processor.size).get(edge) is None:
             raise UserError("model.name_or_path", f"the image processor has no size for its {edge}", fix=fix)
     vision = config.vision_config
-    for mine, name in (
-        ("patch_size", "patch_size"),
-        ("temporal_patch_size",) * 2,
-        ("merge_size", "spatial_merge_size"),
-    ):
-        if (found := getattr(processor, mine)) != (read := getattr(vision, name)):
-            what = f"the image processor has {mine} {found}, and the model reads {read}"
+    for name in ("patch_size", "temporal_patch_size", "spatial_merge_size"):
+        its = name.removeprefix("spatial_")
+        if (found := getattr(processor, its)) != (read := getattr(vision, name)):
+            what = f"the image processor has {its} {found}, and the model reads {read}"
             raise UserError("model.name_or_path", what, fix=fix)
     return QwenSight(
         processor, config.image_token_id, config.vision_start_token_id, config.vision_end_token_id, config.model_type,
