@@ -12,6 +12,7 @@ from gspo_lightning.policy.checks import check_head, choose_layout
 from gspo_lightning.policy.loading import context_length, load_policy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.vision.sight import check_same_tokens
 from gspo_lightning.types import MicroBatch
 
 __all__ = ["Trunk", "another_trunk", "copied_trunk"]
@@ -79,6 +80,7 @@ def another_trunk(
             f"the vocabulary of {name} is not the policy's, so it would read other tokens than the policy wrote",
             fix="use a model of the same family, or null for a copy of the policy",
         )
+    check_same_tokens(policy.tokenizer, other.tokenizer, "model.critic.name_or_path")
     check_head(other)
     choose_layout(other, settings.layout, longest, device, dtype)
     other.model.set_output_embeddings(nn.Identity())

@@ -12,6 +12,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.old_policy.frozen import FrozenPolicy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.states import Distribution
+from gspo_lightning.policy.vision.sight import check_same_tokens
 from gspo_lightning.types import MicroBatch, MiniBatch
 
 __all__ = ["FIELD", "LocalTeacher", "Teacher", "check_outputs", "check_vocabulary"]
@@ -79,10 +80,11 @@ def check_vocabulary(policy: PreTrainedTokenizerBase, teacher: PreTrainedTokeniz
         teacher: tokenizer of the model that is asked about its token ids.
 
     Raises:
-        UserError: they do not; names the first token that differs.
+        UserError: they do not; names the first token that differs, or how many tokens a picture has.
     """
     mine, theirs = policy.get_vocab(), teacher.get_vocab()
     if mine == theirs:
+        check_same_tokens(policy, teacher, FIELD)
         return
     ours, others = ({i: token for token, i in vocab.items()} for vocab in (mine, theirs))
     first = min(i for i in ours.keys() | others.keys() if ours.get(i) != others.get(i))

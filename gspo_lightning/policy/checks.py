@@ -37,7 +37,7 @@ def check_head(policy: Policy) -> None:
     ids = few_tokens(policy.model, 4)
     with torch.no_grad(), warnings.catch_warnings(), _refusing(policy):
         warnings.simplefilter("ignore")
-        own = policy.sayable(policy.model(input_ids=ids, use_cache=False).logits.float())
+        own = policy.sayable(policy.model(input_ids=ids, use_cache=False).logits).float()
         ours = policy.head(policy.backbone(input_ids=ids, use_cache=False).last_hidden_state).float()
     if own.shape != ours.shape or not torch.allclose(own, ours, atol=1e-3, rtol=1e-3):
         raise UserError(

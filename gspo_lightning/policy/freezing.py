@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.policy.vision.families import tower_of
+from gspo_lightning.policy.vision.families import tower_of, unread_of
 
 __all__ = ["VISION", "freeze", "layers_left_out", "trains_vision", "vision_layers"]
 
@@ -17,7 +17,7 @@ VISION = "vision"
 
 
 def freeze(model: nn.Module, patterns: Sequence[str] | None) -> int:
-    """Freeze parts of a model; returns how many weights.
+    """Freeze parts of a model, and what its pictures never go through; returns how many weights.
 
     Args:
         model: that will be trained.
@@ -56,7 +56,7 @@ def trains_vision(model: nn.Module) -> bool:
 
 def _chosen(model: nn.Module, patterns: Sequence[str] | None) -> dict[str, nn.Module]:
     towers, modules = tower_of(model), dict(model.named_modules())
-    found: dict[str, nn.Module] = {}
+    found = unread_of(model)  # never has a gradient, which other ranks would wait for
     for pattern in ([VISION] if towers else []) if patterns is None else patterns:
         named = towers if pattern == VISION else {n: m for n, m in modules.items() if n and fnmatchcase(n, pattern)}
         if not named:

@@ -16,6 +16,7 @@ from gspo_lightning.policy.loading_lock import LOADING
 from gspo_lightning.policy.lora import add_adapters
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import TINY_MODELS, tiny_config
+from gspo_lightning.policy.vision.families import tower_of
 from gspo_lightning.randomness import Purpose, stream
 from gspo_lightning.resume.reading import fault_of
 
@@ -36,7 +37,7 @@ def load_reward_model(settings: ModelSettings) -> PreTrainedModel:
     """Load it, in train mode, with dropout off; the same weights for the same seed.
 
     A head that the model does not have yet starts at zero, so that all rewards are 0 before the first update. With
-    adapters, the head is trained beside them and everything else is frozen.
+    adapters, the head is trained beside them and everything else is frozen; a vision tower always is.
 
     Raises:
         UserError: the model cannot be found or loaded, or lacks other weights than those of its head.
@@ -49,6 +50,8 @@ def load_reward_model(settings: ModelSettings) -> PreTrainedModel:
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
     _without_dropout(model)
+    for tower in tower_of(model).values():  # it judges texts: other ranks would wait for these gradients
+        tower.requires_grad_(False)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if settings.lora is not None:
@@ -88,9 +91,20 @@ def layers_of(model: PreTrainedModel) -> list[nn.Module]:
 
 def _tiny(settings: ModelSettings) -> PreTrainedModel:
     config = _one_output(tiny_config(settings.name_or_path, settings.config_overrides))
-    model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)
+    try:
+        model: PreTrainedModel = AutoModelForSequenceClassification.from_config(config)
+    except ValueError as error:  # a family without a classifier
+        raise _not_loadable(settings.name_or_path, error) from error
     _start_at_zero(model)
     return model.to(torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype))
+
+
+def _not_loadable(name: str, error: Exception) -> UserError:
+    return UserError(
+        "model.name_or_path",
+        f"{name!r} cannot be loaded as a reward model: {fault_of(error)}",
+        fix="give a model whose family has a sequence classifier, or a reward model with one output",
+    )
 
 
 def _pretrained(settings: ModelSettings) -> PreTrainedModel:
@@ -107,11 +121,7 @@ def _pretrained(settings: ModelSettings) -> PreTrainedModel:
             **({"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}),
         )
     except Exception as error:  # shapes that do not fit, a package that is missing, a family without a classifier
-        raise UserError(
-            "model.name_or_path",
-            f"{settings.name_or_path!r} cannot be loaded as a reward model: {fault_of(error)}",
-            fix="give a model whose family has a sequence classifier, or a reward model with one output",
-        ) from error
+        raise _not_loadable(settings.name_or_path, error) from error
     head = {f"{name}." for name, _ in _outside(model)}
     missing = sorted(report["missing_keys"])
     if lost := [name for name in missing if not any(name.startswith(prefix) for prefix in head)]:

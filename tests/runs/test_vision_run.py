@@ -21,7 +21,7 @@ from gspo_lightning.policy.vision.sight import sight_of
 from tests.runs import runs
 from tests.runs.processes import Command
 from tests.runs.test_invariance import SGD
-from tests.support.pictures import png
+from tests.support.pictures import gemma_with_pooling, png
 
 CONFIG = runs.ROOT / "configs" / "vision.yaml"
 FEW = ["--data.train.size=64", "--data.val.size=20", *runs.UNTAUGHT, "--trainer.enable_progress_bar=false"]
@@ -153,6 +153,24 @@ def test_two_ranks_train_other_families_as_one(tmp_path: Path, chosen: list[str]
     two = ranks(tmp_path / "two", strategy, *more, "--data.prompts_per_rollout=4")
     one = runs.fit(tmp_path / "one", *OPTIONS, *more, "--data.prompts_per_rollout=4", config=CONFIG)
     assert runs.largest_difference(runs.weights(two), runs.weights(one)) < 1e-6
+
+
+@pytest.mark.long
+def test_two_ranks_train_a_tower_with_a_part_that_nothing_goes_through(tmp_path: Path) -> None:
+    folder = gemma_with_pooling(tmp_path / "model")
+    more = [f"--model.name_or_path={folder}", MIXED, *SGD, "--model.optimizer.momentum=0.9"]
+    two = ranks(tmp_path / "two", "ddp", *more, "--data.prompts_per_rollout=4")
+    one = runs.fit(tmp_path / "one", *OPTIONS, *more, "--data.prompts_per_rollout=4", config=CONFIG)
+    assert runs.largest_difference(runs.weights(two), runs.weights(one)) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-smolvlm", "tiny-gemma3"])
+def test_weights_in_bfloat16_as_models_are_published(tmp_path: Path, name: str) -> None:
+    more = [f"--model.name_or_path={name}", "--model.dtype=bfloat16", "--model.freeze=null", "--model.lora={r: 2}"]
+    room = ["--data.max_prompt_tokens=64", "--data.max_tokens_per_micro_batch=200", "--trainer.max_epochs=1"]
+    run = runs.fit(tmp_path, *OPTIONS, *more, *room, config=CONFIG)
+    assert runs.summary(run)["updates"] == 2
+    assert abs(next(value for _, value in runs.scalars(run)["ratio/mean"]) - 1) < 1e-6
 
 
 def test_adapters_are_saved_alone_and_exported_into_the_weights(tmp_path: Path) -> None:

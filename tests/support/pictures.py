@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import Idefics3Config, Idefics3ForConditionalGeneration
+from transformers import Gemma3ForConditionalGeneration, Idefics3Config, Idefics3ForConditionalGeneration
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
@@ -84,6 +85,20 @@ def idefics3_folder(folder: Path) -> Path:
     model.save_pretrained(folder)
     character_tokenizer("tiny-smolvlm").save_pretrained(folder)
     Idefics3ImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}).save_pretrained(folder)
+    return folder
+
+
+def gemma_with_pooling(folder: Path) -> Path:
+    """A tiny Gemma 3 whose tower has SigLIP's pooling, which its pictures never go through."""
+    config: Any = tiny_config("tiny-gemma3")
+    config.vision_config.vision_use_head = True
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = Gemma3ForConditionalGeneration(config)
+        torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight, std=0.05)
+    model.save_pretrained(folder)
+    character_tokenizer("tiny-gemma3").save_pretrained(folder)
+    Gemma3ImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,18 +11,20 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from gspo_lightning.errors import UserError
 
-__all__ = ["FAMILIES", "SAID", "Family", "reads_pictures", "refuse_unknown", "tower_of"]
+__all__ = ["FAMILIES", "SAID", "Family", "reads_pictures", "refuse_unknown", "tower_of", "unread_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """Where a model without its head (``Qwen3VLModel`` ...) has its parts.
 
-    ``text`` is the attribute of the text model; ``tower`` are those that make features of pictures.
+    ``text`` is the attribute of the text model; ``tower`` are those that make features of pictures, ``unread`` names
+    what may be in them and no feature goes through.
     """
 
     text: str
     tower: tuple[str, ...]
+    unread: tuple[str, ...] = ()
 
 
 _QWEN = Family("language_model", ("visual",))
@@ -32,7 +35,7 @@ FAMILIES = {
     "qwen3_vl_moe": _QWEN,
     "smolvlm": _TILES,
     "idefics3": _TILES,
-    "gemma3": Family("language_model", ("vision_tower", "multi_modal_projector")),
+    "gemma3": Family("language_model", ("vision_tower", "multi_modal_projector"), ("vision_tower.head",)),
 }
 """Kinds of models (``model_type`` of their configs)."""
 SAID = "Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE, SmolVLM, Idefics3, Gemma 3"
@@ -45,9 +48,24 @@ def reads_pictures(config: Any) -> bool:
 
 def tower_of(model: Any) -> dict[str, nn.Module]:
     """The parts of a model that make features of pictures, by their names; empty where it reads text only."""
-    base = getattr(model, "base_model", model)
-    family = FAMILIES.get(getattr(getattr(model, "config", None), "model_type", ""))
-    parts = [getattr(base, name) for name in family.tower if hasattr(base, name)] if family else []
+    family = _family(model)
+    return _named(model, family.tower) if family else {}
+
+
+def unread_of(model: Any) -> dict[str, nn.Module]:
+    """The parts of its tower that no feature goes through, by their names: they never have a gradient."""
+    family = _family(model)
+    return _named(model, family.unread) if family else {}
+
+
+def _family(model: Any) -> Family | None:
+    return FAMILIES.get(getattr(getattr(model, "config", None), "model_type", ""))
+
+
+def _named(model: Any, paths: Sequence[str]) -> dict[str, nn.Module]:
+    """Modules at these paths of a model without its head, by their names in the whole model."""
+    inside = dict(getattr(model, "base_model", model).named_modules())
+    parts = [inside[path] for path in paths if path in inside]
     return {name: module for name, module in model.named_modules() if any(module is part for part in parts)}
 
 

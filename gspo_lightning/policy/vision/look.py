@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Media, Picture
 from gspo_lightning.policy.vision.gemma import masks
 from gspo_lightning.policy.vision.positions import position_table
@@ -50,6 +51,9 @@ class Look:
             rows: the pictures of each row; where there are none at all, a blank one is seen and stands nowhere.
             width: S.
             offsets: tokens of padding in front of each row; none by default.
+
+        Raises:
+            UserError: the model makes another number of features than the prompts have tokens for.
         """
         pictures = {p.key: p for media in rows for p in media}
         if not pictures:
@@ -67,6 +71,9 @@ class Look:
                     first = starts[p.key] + number * p.tile
                     places[i, before + start : before + start + p.tile] = torch.arange(p.tile) + first
         features = features_of(base, sight, list(pictures.values()))
+        if (made := len(features.embeddings)) != count:
+            what = f"makes {made} features of pictures that stand for {count} tokens in prompts"
+            raise UserError("model.name_or_path", what, fix="use a model with as many tokens for a picture")
         device = features.embeddings.device
         places, positions = (x.to(device, non_blocking=True) for x in (places, positions))
         return cls(features, places, positions, sight.mutual)

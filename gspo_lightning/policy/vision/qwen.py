@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
+from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Picture
 from gspo_lightning.policy.vision.sight import Features, Shown, Sight, rgb, write_json
 
@@ -154,7 +155,21 @@ class QwenSight(Sight):
 
 
 def qwen_sight(processor: Any, config: PretrainedConfig) -> QwenSight:
-    """Of a model with this processor."""
+    """Of a model with this processor.
+
+    Raises:
+        UserError: it scales pictures by another rule, or its patches are not those of the model.
+    """
+    fix = "use the preprocessor_config.json of the model"
+    for edge in ("shortest_edge", "longest_edge"):
+        if dict(processor.size).get(edge) is None:
+            raise UserError("model.name_or_path", f"the image processor has no size for its {edge}", fix=fix)
+    vision = config.vision_config
+    for name in ("patch_size", "temporal_patch_size", "spatial_merge_size"):
+        its = name.removeprefix("spatial_")
+        if (found := getattr(processor, its)) != (read := getattr(vision, name)):
+            what = f"the image processor has {its} {found}, and the model reads {read}"
+            raise UserError("model.name_or_path", what, fix=fix)
     return QwenSight(
         processor, config.image_token_id, config.vision_start_token_id, config.vision_end_token_id, config.model_type,
         config.video_token_id,

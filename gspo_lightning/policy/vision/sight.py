@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Features", "Shown", "Sight", "give_sight", "rgb", "sight_of"]
+__all__ = ["Features", "Shown", "Sight", "check_same_tokens", "give_sight", "rgb", "sight_of"]
 
 _ATTRIBUTE = "gspo_sight"
 
@@ -186,3 +187,22 @@ def give_sight(tokenizer: PreTrainedTokenizerBase, sight: Sight | None) -> None:
     """Let whoever has the tokenizer know how pictures become tokens."""
     if sight is not None:
         setattr(tokenizer, _ATTRIBUTE, sight)
+
+
+def check_same_tokens(policy: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, field: str) -> None:
+    """Another model that reads the policy's prompts has as many tokens for a picture, or for each tile of one.
+
+    Args:
+        policy: tokenizer of the model that prompts are encoded for.
+        other: tokenizer of the other model; one that reads text only has nothing to agree with.
+        field: the setting that names the other model.
+
+    Raises:
+        UserError: it has not.
+    """
+    mine, theirs = sight_of(policy), sight_of(other)
+    if mine is None or theirs is None or mine.smallest == theirs.smallest:
+        return
+    ours, others = (rows * columns for rows, columns in (mine.smallest, theirs.smallest))
+    what = f"reads a picture as {others} tokens where the policy's prompts have {ours}"
+    raise UserError(field, what, fix="use a model of the policy's family, with pictures of as many tokens")

@@ -138,8 +138,8 @@ def tile_sight(processor: Any, config: PretrainedConfig, tokenizer: PreTrainedTo
         UserError: its tiles are not those of the model, or its tokenizer does not know what stands between them.
     """
     vision = config.vision_config
-    side, longest = (int(size["longest_edge"]) for size in (processor.max_image_size, processor.size))
-    if side != int(vision.image_size) or longest % side:
+    side, longest = (dict(size).get("longest_edge") for size in (processor.max_image_size, processor.size))
+    if longest is None or side != int(vision.image_size) or longest % side:
         what = f"cuts pictures of {longest} pixels into tiles of {side}, and the model reads {vision.image_size}"
         fix = "use the preprocessor_config.json of the model, with a size that is a whole number of tiles"
         raise UserError("model.name_or_path", f"the image processor {what}", fix=fix)

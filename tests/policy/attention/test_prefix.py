@@ -9,8 +9,10 @@ import torch
 
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.packing.memory import cut_rows
-from gspo_lightning.policy.attention import PackedLayout, attention_plan, kernels
+from gspo_lightning.policy.attention import PackedLayout, attention_plan, check_attention, kernels, plans
+from gspo_lightning.policy.attention.interface import UnsupportedAttentionError
 from gspo_lightning.policy.attention.plans import dense_attention
+from gspo_lightning.policy.attention.prefix import PrefixPlan
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 
 CASES = {
@@ -33,6 +35,14 @@ def layout_of(case: dict[int, tuple[int, list[int]]], shuffled: bool = False) ->
     if shuffled:
         rows = [rows[i] for i in torch.randperm(len(rows), generator=torch.Generator().manual_seed(1)).tolist()]
     return PackedLayout.of(make_micro_batch(rows))
+
+
+def test_the_check_of_a_device_notices_a_kernel_without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    check_attention(cpu, (4, 2), 16, torch.float32)
+    monkeypatch.setattr(plans, "PrefixPlan", lambda *rows: PrefixPlan(*rows[:3]))  # not the fourth: blocks
+    with pytest.raises(UnsupportedAttentionError, match="whose values are off"):
+        check_attention(cpu, (4, 2), 16, torch.float32)
 
 
 @pytest.mark.parametrize("waste", [(1.0, 0), (1.2, 128), (100.0, 0)], ids=["many buckets", "default", "one bucket"])

@@ -19,6 +19,7 @@ from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.pictures import Picture
 from gspo_lightning.policy.checks import choose_layout
 from gspo_lightning.policy.loading import load_policy, load_tokenizer
+from gspo_lightning.policy.lora import LoRA
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import character_tokenizer
@@ -31,7 +32,7 @@ from gspo_lightning.rollouts import GroupedSampler
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.types import SamplingParams
 from tests.policy.vision.test_exact import alone, prompts_of, rollouts_of
-from tests.support.pictures import idefics3_folder, opened, png
+from tests.support.pictures import gemma_with_pooling, idefics3_folder, opened, png
 
 
 def tiles_of(policy: Policy) -> TileSight:
@@ -67,6 +68,18 @@ def test_gemma_reads_pictures_in_both_directions_and_a_causal_mask_would_be_noti
     assert "nats off those of the row alone" in found
     with pytest.raises(UserError, match="nats off those of the row alone"):
         choose_layout(policy, "auto", 64)
+
+
+@pytest.mark.parametrize("lora", [None, LoRA(r=2)], ids=["weights", "adapters"])
+def test_nothing_is_trained_that_pictures_never_go_through(tmp_path: Path, lora: LoRA | None) -> None:
+    """Ranks would wait for gradients of SigLIP's pooling, which Gemma 3 does not read."""
+    folder = str(gemma_with_pooling(tmp_path))
+    policy = load_policy(ModelSettings(folder, seed=3, freeze=[], lora=lora))
+    assert any(".head." in n for n, _ in policy.named_parameters())
+    policy(make_micro_batch(rollouts_of(prompts_of(policy))))[0].sum().backward()
+    trained = {n for n, p in policy.named_parameters() if p.requires_grad}
+    assert any(".vision_tower." in n for n in trained)
+    assert trained == {n for n, p in policy.named_parameters() if p.grad is not None}
 
 
 def test_rows_beyond_gemmas_window_are_padded_and_exact() -> None:
