@@ -96,7 +96,7 @@ def check_reading(tokenizer: PreTrainedTokenizerBase, sources: Iterable[RolloutS
                 "data.rollouts",
                 f"is {type(source).__name__}, which does not show pictures to a policy",
                 fix="with a model that reads pictures use GroupedSampler, TransformersGenerate, VLLMServer, "
-                "VLLMEngine or Recorded",
+                "VLLMEngine, EnvironmentRollouts or Recorded",
             )
 
 

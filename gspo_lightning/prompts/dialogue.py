@@ -10,6 +10,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.vision.sight import sight_of
 from gspo_lightning.prompts.base import Completion
 from gspo_lightning.prompts.encode import encode_prompt, unknown_token
 from gspo_lightning.types import Message
@@ -42,6 +43,8 @@ class Dialogue:
     ) -> None:
         self.tokenizer, self.system_prompt, self.field = tokenizer, system_prompt, field
         self.template_kwargs = dict(chat_template_kwargs or {})
+        sight = sight_of(tokenizer)
+        self._unsaid = frozenset(() if sight is None else sight.unsaid)
         self._ids: dict[str, list[int]] = {}  # environments repeat themselves, and tokenizers are slow to call
 
     def opening(self, messages: Sequence[Message]) -> list[int]:
@@ -122,6 +125,10 @@ class Dialogue:
                 "the tokenizer does not know every character of what the environment said",
                 fix="let the environment use other words, or use a tokenizer that covers them",
             )
+        if not self._unsaid.isdisjoint(ids):
+            token = self.tokenizer.convert_ids_to_tokens(next(i for i in ids if i in self._unsaid))
+            what = f"the environment said {token}, which stands for a picture or a video"
+            raise UserError(self.field, what, fix="let it leave this out; environments cannot show pictures")
         return ids
 
     def _refused(self, messages: Sequence[Message], error: TemplateError) -> UserError:

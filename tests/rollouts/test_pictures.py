@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from gspo_lightning.environments import Environment, Messages, Step
+from gspo_lightning.errors import UserError
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.checks import choose_layout
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.randomness import Purpose
-from gspo_lightning.rollouts import GroupedSampler, RolloutSource, TransformersGenerate
+from gspo_lightning.rollouts import EnvironmentRollouts, GroupedSampler, RolloutSource, TransformersGenerate
 from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.partial import PartialRollouts
@@ -75,6 +79,66 @@ def test_a_source_gives_the_log_probabilities_of_the_training_forward(name: str,
     assert gap(policy, rollouts) < 2e-5
     texts = sampled(SOURCES[kind](), policy, [prompts_of(policy)[2]])  # nothing of the pictures stays behind
     assert [r.token_ids.tolist() for r in texts] == [r.token_ids.tolist() for r in rollouts[6:9]]
+
+
+class Short(GroupedSampler):
+    """Turns of 4 tokens: an untrained model hardly ever ends one."""
+
+    def extend(self, policy: Policy, beginnings: Sequence[Beginning], **options: Any) -> list[Rollout]:
+        turns = super().extend(policy, [dataclasses.replace(b, room=min(b.room, 4)) for b in beginnings], **options)
+        return [dataclasses.replace(turn, finish_reason=FinishReason.STOP) for turn in turns]
+
+
+class Asks(Environment):
+    """Two more questions about what was shown; it opens the conversation, or says other words, if it is told to."""
+
+    def __init__(self, opening: str = "", words: str = "+2:") -> None:
+        self.opening, self.words, self.turns = opening, words, 0
+
+    def reset(self, prompt: Prompt) -> Messages:
+        return [{"role": "user", "content": self.opening}] if self.opening else []
+
+    def step(self, completion: str) -> Step:
+        self.turns += 1
+        return [{"role": "user", "content": self.words}], 0.0, self.turns == 3
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3-vl", "tiny-smolvlm", "tiny-gemma3"])
+def test_a_conversation_sees_the_pictures_of_its_prompt_in_every_turn(name: str) -> None:
+    policy = policy_of(name, packed=True)
+    long = dataclasses.replace(SAMPLING, max_response_tokens=60)
+    source = EnvironmentRollouts(Asks(), Short(max_rows=6))
+    assert source.reads_pictures
+    with closing(source):
+        groups = source.generate(policy, prompts_of(policy), group_size=2, sampling=long, draws=DRAWS)
+    rollouts = [rollout for group in groups for rollout in group]
+    assert max(len(r.turn_ends) for r in rollouts) == 3
+    for rollout in rollouts:
+        rollout.reward = 1.0
+    with torch.no_grad():
+        logprobs = policy(make_micro_batch(rollouts))[0]
+    for row, rollout in zip(logprobs, rollouts, strict=True):
+        own = rollout.response_mask
+        assert int(own.sum()) > 0
+        torch.testing.assert_close(row[: len(own)][own], rollout.logprobs[own], atol=2e-5, rtol=0)
+    first, other = rollouts[0], rollouts[6]  # the same tokens before another picture
+    assert first.prompt.token_ids == other.prompt.token_ids
+    assert first.token_ids.tolist() != other.token_ids.tolist() or not torch.equal(first.logprobs, other.logprobs)
+
+
+def test_an_environment_neither_opens_over_pictures_nor_says_their_placeholder() -> None:
+    policy = policy_of("tiny-qwen3-vl", packed=True)
+    assert policy.sight is not None
+    image = policy.tokenizer.convert_ids_to_tokens(policy.sight.image)
+
+    def said(environment: Environment, prompts: Sequence[Prompt]) -> str:
+        with closing(EnvironmentRollouts(environment, Short())) as source, pytest.raises(UserError) as error:
+            sampled(source, policy, prompts)
+        return str(error.value)
+
+    assert "prompt 0 has pictures" in said(Asks(opening="1+1:"), prompts_of(policy)[:1])
+    assert f"said {image}" in said(Asks(words=f"1{image}2"), prompts_of(policy)[:1])
+    assert f"said {image}" in said(Asks(opening=f"1{image}2"), prompts_of(policy)[2:3])
 
 
 def scores(policy: Policy, prompt: Prompt, ids: Sequence[int]) -> Tensor:

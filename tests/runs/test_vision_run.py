@@ -218,3 +218,13 @@ def test_a_mixture_with_pictures_replays_its_routes(tmp_path: Path, replayed: st
     assert next(value for _, value in tags["ratio/mean"]) == 1.0
     assert next(value for _, value in tags["ratio/std"]) == 0.0
     assert dict(tags["moe/changed_choices"])[2] > 0
+
+
+def test_conversations_about_pictures_are_trained_on(tmp_path: Path) -> None:
+    """Guesses of the number of red squares, with the environment's hints between them."""
+    conversation = {"class_path": "EnvironmentRollouts", "init_args": {"environment": "GuessNumber", "max_turns": 3}}
+    options = [f"--data.rollouts={json.dumps(conversation)}", '--data.rewards={"found": "EnvironmentReward"}']
+    run = runs.fit(tmp_path, *OPTIONS, *options, "--data.max_response_tokens=24", config=CONFIG)
+    found = runs.scalars(run)
+    assert found["response/turns"][-1][1] > 1
+    assert max(abs(v) for _, v in found["noise/kl_sampler_old_k1"]) < 1e-5

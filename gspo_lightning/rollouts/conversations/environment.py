@@ -29,6 +29,7 @@ class EnvironmentRollouts(RolloutSource):
 
     Each turn continues from the exact tokens of earlier turns. The environment's text is part of the response but
     not of its mask: it is never trained on. All tokens after the prompt count towards ``data.max_response_tokens``.
+    Pictures of a prompt are seen in every turn; what the environment says is text.
 
     Args:
         environment: the other side; every conversation gets a copy.
@@ -72,6 +73,7 @@ class EnvironmentRollouts(RolloutSource):
             )
         self.max_turns, self.deadline_s, self.retries = max_turns, deadline_s, retries
         self.max_missing_rate, self.waves = max_missing_rate, waves
+        self.reads_pictures, self.picture_families = self.source.reads_pictures, self.source.picture_families
         self._host = Host(deadline_s, environment.max_concurrent)
 
     def generate(
@@ -142,6 +144,7 @@ class EnvironmentRollouts(RolloutSource):
             return self
         other = copy.copy(self)
         other.source = source
+        other.reads_pictures, other.picture_families = source.reads_pictures, source.picture_families
         return other
 
     @property

@@ -91,6 +91,10 @@ class ConversationRows:
                 )
             if not (openings and openings[0]):
                 continue
+            if group[0].prompt.media:
+                what = f"opens conversations itself, and prompt {group[0].prompt.id} has pictures"
+                fix = "let its reset return no messages: the prompt of the data then opens the conversation"
+                raise UserError("EnvironmentRollouts.environment", what, fix=fix)
             prompt = dataclasses.replace(group[0].prompt, token_ids=tuple(self.dialogue.opening(openings[0])))
             for row in group:
                 row.open(prompt)

@@ -13,9 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gspo_lightning.cli import main
 from gspo_lightning.errors import InfrastructureError, UserError
-from gspo_lightning.pictures import Picture
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
@@ -27,9 +25,7 @@ from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.vllm import local
 from gspo_lightning.rollouts.vllm.handover import HandOver
 from gspo_lightning.rollouts.vllm.local import LocalVLLM, command
-from gspo_lightning.rollouts.vllm.pictures import engine_prompt, shown_to
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
-from tests.rollouts.through_http import ThroughHTTP
 from tests.rollouts.toy_server import Reply, ToyServer
 from tests.runs import runs
 from tests.support.pictures import png, seeing_prompt
@@ -249,34 +245,7 @@ def test_a_server_of_our_own_has_the_route_for_pictures(
     assert [line.count("--enable-scale-out") for line in lines] == [0, 1]
 
 
-def test_a_conversation_and_a_served_teacher_are_refused_by_name(
-    policy: Policy, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = runs.ROOT / "configs" / "vision.yaml"
-    rollouts = '{"class_path": "EnvironmentRollouts", "init_args": {"environment": "GuessNumber"}}'
-    assert main(["fit", f"--config={config}", *runs.SMALL[1:], f"--data.rollouts={rollouts}"]) == 2
-    assert "EnvironmentRollouts, which does not show pictures to a policy" in capsys.readouterr().err
+def test_a_served_teacher_is_refused_by_name(policy: Policy) -> None:
     teacher = ServedTeacher(Endpoint("http://127.0.0.1:9"))
     with pytest.raises(UserError, match=r"model\.teacher: is a server, which is not shown the pictures"):
         teacher.meet(policy.tokenizer)
-
-
-@pytest.mark.parametrize("name", ["tiny-gemma3", "tiny-smolvlm"])
-def test_pictures_of_other_families_are_refused_at_the_start_and_their_texts_are_not(
-    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    config = runs.ROOT / "configs" / "vision.yaml"
-    options = ["--data.pictures.max_pixels=1024", "--data.rollouts=VLLMServer", "--data.rollouts.urls=[http://h:9]"]
-    argv = ["fit", f"--config={config}", *runs.SMALL[1:], *options, f"--model.name_or_path={name}"]
-    assert main(argv) == 2
-    said = capsys.readouterr().err
-    assert f"is VLLMServer, which does not show pictures to models of the family '{name[5:]}'" in said
-    policy = load_policy(ModelSettings(name, seed=3)).eval()
-    prompts = [Prompt(0, "", tuple(policy.tokenizer("7+5*3:")["input_ids"]))]
-    groups = ThroughHTTP().generate(policy, prompts, group_size=3, sampling=SAMPLING, draws=DRAWS)
-    expected = GroupedSampler().generate(policy, prompts, group_size=3, sampling=SAMPLING, draws=DRAWS)
-    assert [r.token_ids.tolist() for r in groups[0]] == [r.token_ids.tolist() for r in expected[0]]
-    with pytest.raises(UserError, match=r"pictures are sent to it for Qwen2\.5-VL and Qwen3-VL only"):
-        engine_prompt({"prompt": [1]}, (Picture(png(0), "", 0, 1, 4),), shown_to(policy))
