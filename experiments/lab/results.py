@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,11 @@ def make(cell: Cell, configs: Sequence[Path], root: Path, gspo: Callable[[list[s
     One that did not begin is a mistake in the grid.
     """
     note, root = _note(root, cell), root.resolve()
+    record = _record(root, cell)
+    record.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = beside(record)
+    unfinished.write_text(json.dumps(cell.arguments), encoding="utf-8")
+    os.replace(unfinished, record)
     taught = [f"--model.name_or_path={_cold_start(cell, configs, root, gspo)}", "--model.cold_start=null"]
     try:
         run_once(cell.name, cell.name, [*cell.arguments, *taught], configs=configs, output=root, gspo=gspo)
@@ -75,20 +81,33 @@ def _cold_start(cell: Cell, configs: Sequence[Path], root: Path, gspo: Callable[
 
 
 def is_done(cell: Cell, root: Path) -> bool:
-    """Whether a cell has a result."""
-    return _note(root, cell).exists() or _folder(root, cell) is not None
+    """Whether a cell has a result.
+
+    Raises:
+        UserError: it was begun with other arguments than the grid has now.
+    """
+    note, record = _note(root, cell), _record(root, cell)
+    if not (note.exists() or (root / cell.name).exists()):
+        return False
+    if not record.exists() or tuple(json.loads(record.read_text(encoding="utf-8"))) != cell.arguments:
+        raise UserError(
+            "experiments.lab",
+            f"{root / cell.name} was begun with other arguments than the grid has now",
+            fix=f"remove it (and {note}, if that is there), or take another --root",
+        )
+    return note.exists() or _folder(root, cell) is not None
 
 
 def read(grid: Grid, root: Path) -> Results:
     """What is there."""
     found = Results({name: {variant: {} for variant in grid.variants} for name in grid.conditions})
     for cell in grid.cells():
-        if (note := _note(root, cell)).exists():
+        if not is_done(cell, root):
+            found.missing.append(cell.name)
+        elif (note := _note(root, cell)).exists():
             found.failed[cell.name] = note.read_text(encoding="utf-8").splitlines()[0]
         elif (folder := _folder(root, cell)) is not None:
             found.runs[cell.condition][cell.variant][cell.seed] = read_run(folder)
-        else:
-            found.missing.append(cell.name)
     return found
 
 
@@ -107,6 +126,11 @@ def curve(runs: Mapping[int, Run]) -> list[tuple[float, float]]:
 
 def _note(root: Path, cell: Cell) -> Path:
     return root / "failed" / f"{cell.name}.txt"
+
+
+def _record(root: Path, cell: Cell) -> Path:
+    """The arguments that a cell was made with."""
+    return root / "arguments" / f"{cell.name}.json"
 
 
 def _folder(root: Path, cell: Cell) -> Path | None:

@@ -110,6 +110,11 @@ def test_a_grid_runs_in_pieces_and_is_reported(tmp_path: Path, capsys: pytest.Ca
     capsys.readouterr()
     assert main([*argv, "--minutes", "10"]) == 0  # nothing is made again
     assert capsys.readouterr().out.strip() == f"written: {tmp_path / 'tiny.md'}"
+    file.write_text(TINY.replace("seeds: 2", "seeds: 1"))  # fewer runs are no other runs
+    assert main([*argv, "--minutes", "0"]) == 0
+    file.write_text(TINY.replace("--data.group_size=4", "--data.group_size=2"))
+    with pytest.raises(UserError, match="begun with other arguments than the grid has now"):
+        main([*argv, "--minutes", "0"])
 
 
 def test_a_run_that_cannot_begin_is_a_mistake_in_the_grid(tmp_path: Path) -> None:
