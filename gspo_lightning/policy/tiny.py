@@ -5,6 +5,7 @@ They are real transformers models with a real fast tokenizer, saved and loaded l
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -142,7 +143,7 @@ def tiny_config(name: str, overrides: Mapping[str, Any] | None = None) -> Pretra
         UserError: an override that is no field of the model's config (of its text model's, where it reads pictures).
     """
     size = len(SPECIAL) + len(_characters(name))
-    settings = {**_COMMON, **TINY_MODELS[name], "vocab_size": size}
+    settings = copy.deepcopy({**_COMMON, **TINY_MODELS[name]}) | {"vocab_size": size}  # configs are changed in place
     config_class: Any = getattr(transformers, _CLASSES[name][0])
     text_class = config_class.sub_configs["text_config"] if name in _VISION else config_class
     text_class = transformers.LlamaConfig if name == "tiny-smolvlm" else text_class
@@ -156,7 +157,11 @@ def tiny_config(name: str, overrides: Mapping[str, Any] | None = None) -> Pretra
     placeholders = _placeholders(name)
     ids = {token: size + i for i, token in enumerate(placeholders)}
     text = {**settings, "vocab_size": size + len(placeholders)}
-    more: dict[str, Any] = {"text_config": text, "vision_config": dict(_VISION[name]), "tie_word_embeddings": tied}
+    more: dict[str, Any] = {
+        "text_config": text,
+        "vision_config": copy.deepcopy(_VISION[name]),
+        "tie_word_embeddings": tied,
+    }
     if name == "tiny-gemma3":
         return config_class(
             **more, mm_tokens_per_image=4, boi_token_index=ids[GEMMA[0]], eoi_token_index=ids[GEMMA[1]],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from pathlib import Path
@@ -22,7 +23,7 @@ from gspo_lightning.policy.loading import load_policy, load_tokenizer
 from gspo_lightning.policy.lora import LoRA
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.policy.tiny import character_tokenizer
+from gspo_lightning.policy.tiny import TINY_MODELS, character_tokenizer, tiny_config
 from gspo_lightning.policy.vision.gemma import GemmaSight
 from gspo_lightning.policy.vision.probe import PictureProbe
 from gspo_lightning.policy.vision.sight import sight_of
@@ -181,3 +182,21 @@ def test_processors_that_are_not_the_models_are_refused(tmp_path: Path) -> None:
     character_tokenizer("tiny-qwen3").save_pretrained(folder)
     with pytest.raises(UserError, match="the tokenizer does not know <fake_token_around_image>"):
         load_tokenizer(ModelSettings(folder))
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_a_config_that_is_changed_in_place_is_no_other_model_s(name: str) -> None:
+    """vLLM doubles the sections of Qwen2.5-VL's rotary embedding in the config that it is given."""
+    before = copy.deepcopy(tiny_config(name).to_dict())
+    for config in (given := tiny_config(name), given.get_text_config(), getattr(given, "vision_config", given)):
+        for value in vars(config).values():
+            if isinstance(value, (dict, list)):
+                _spoil(value)
+    assert tiny_config(name).to_dict() == before
+
+
+def _spoil(value: dict[Any, Any] | list[Any]) -> None:
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, (dict, list)):
+            _spoil(inner)
+    value.clear()
