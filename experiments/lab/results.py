@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from gspo_lightning.commands.compare.runs import run_once
 from gspo_lightning.errors import UserError
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.run import Run
-from gspo_lightning.unfinished import beside
+from gspo_lightning.resume.files import write_text
 
 __all__ = ["Results", "curve", "is_done", "make", "read"]
 
@@ -50,11 +49,7 @@ def make(cell: Cell, configs: Sequence[Path], root: Path, gspo: Callable[[list[s
     One that did not begin is a mistake in the grid.
     """
     note, root = _note(root, cell), root.resolve()
-    record = _record(root, cell)
-    record.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = beside(record)
-    unfinished.write_text(json.dumps(cell.arguments), encoding="utf-8")
-    os.replace(unfinished, record)
+    write_text(_record(root, cell), json.dumps(cell.arguments))
     taught = [f"--model.name_or_path={_cold_start(cell, configs, root, gspo)}", "--model.cold_start=null"]
     try:
         run_once(cell.name, cell.name, [*cell.arguments, *taught], configs=configs, output=root, gspo=gspo)
@@ -62,10 +57,7 @@ def make(cell: Cell, configs: Sequence[Path], root: Path, gspo: Callable[[list[s
         began = any((root / cell.name).glob("version_*/scalars.jsonl"))
         if f"exit code {BROKE}" not in str(error) or not began:
             raise
-        note.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = beside(note)
-        unfinished.write_text(f"{error}\n", encoding="utf-8")
-        os.replace(unfinished, note)
+        write_text(note, f"{error}\n")
 
 
 def _cold_start(cell: Cell, configs: Sequence[Path], root: Path, gspo: Callable[[list[str]], int]) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from experiments.paper_in_miniature.numbers import read_results
 from experiments.paper_in_miniature.picture import draw
 from experiments.paper_in_miniature.run import run
 from experiments.paper_in_miniature.tables import page
+from gspo_lightning.resume.files import write_text
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,9 +43,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"stopped after {options.minutes:g} minutes; start again to go on")
             break
         result = run(cell, grid.declared, options.root, options.device)
-        unfinished = target.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps({"cell": dataclasses.asdict(cell), **result}))
-        os.replace(unfinished, target)
+        write_text(target, json.dumps({"cell": dataclasses.asdict(cell), **result}))
         shown = f"{result['accuracy_before']:.2f} -> {result['accuracy_after']:.2f}"
         print(f"{number + 1}/{len(cells)} {cell.name}: accuracy {shown}, {result['seconds']} s", flush=True)
     command = "python -m experiments.paper_in_miniature"

@@ -20,7 +20,6 @@ from transformers import (
 from gspo_lightning.policy.compute_copy import in_compute_dtype
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.rope import never_switching
-from gspo_lightning.policy.vision.look import features_of
 from gspo_lightning.policy.vision.sight import Features
 from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSource
 from gspo_lightning.rollouts.drawing import Draws, sample_tokens
@@ -130,7 +129,7 @@ def _pictures(policy: Policy, rows: Sequence[Beginning], ids: Tensor) -> dict[st
         return {}
     every = [picture for row in rows for picture in row.prompt.media]
     distinct = {picture.key: picture for picture in every}
-    found = features_of(policy.model.base_model, policy.sight, list(distinct.values()))
+    found = policy.sight.features(policy.model.base_model, list(distinct.values()))
     sizes = [picture.tokens for picture in distinct.values()]
     parts = zip(found.embeddings.split(sizes), *(layer.split(sizes) for layer in found.layers), strict=True)
     features = {key: Features(own, tuple(layers)) for key, (own, *layers) in zip(distinct, parts, strict=True)}

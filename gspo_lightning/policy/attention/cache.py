@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -73,7 +74,7 @@ class GroupCache:
         ``blocks`` are (start, length) of tokens that see each other.
         """
         self._settle()
-        starts = [sum(widths[:i]) for i in range(len(widths))]
+        starts = list(itertools.accumulate(widths[:-1], initial=0))
         plan = attention_plan(list(zip(starts, widths, strict=True)), [], max(widths), self.device, blocks)
         first = torch.tensor([0, *rows]).cumsum(0) + len(self)
         parts = []

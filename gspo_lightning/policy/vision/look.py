@@ -10,23 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.pictures import Media, Picture
+from gspo_lightning.pictures import Media
 from gspo_lightning.policy.vision.gemma import masks
 from gspo_lightning.policy.vision.positions import position_table
 from gspo_lightning.policy.vision.sight import Features, Sight
 
-__all__ = ["Features", "Look", "features_of"]
-
-
-def features_of(base: Any, sight: Sight, pictures: Sequence[Picture]) -> Features:
-    """The features of pictures, one after another, by the vision tower of a model.
-
-    Args:
-        base: the model without its head (``Qwen3VLModel`` ...).
-        sight: makes pixels of pictures.
-        pictures: each once.
-    """
-    return sight.features(base, pictures)
+__all__ = ["Features", "Look"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +59,7 @@ class Look:
                 for number, start in enumerate(p.starts):
                     first = starts[p.key] + number * p.tile
                     places[i, before + start : before + start + p.tile] = torch.arange(p.tile) + first
-        features = features_of(base, sight, list(pictures.values()))
+        features = sight.features(base, list(pictures.values()))
         if (made := len(features.embeddings)) != count:
             what = f"makes {made} features of pictures that stand for {count} tokens in prompts"
             raise UserError("model.name_or_path", what, fix="use a model with as many tokens for a picture")

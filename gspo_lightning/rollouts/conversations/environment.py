@@ -64,7 +64,7 @@ class EnvironmentRollouts(RolloutSource):
         if not 0 <= max_missing_rate <= 1:
             raise UserError(f"{name}.max_missing_rate", f"is {max_missing_rate}; it must lie in [0, 1]")
         self.environment = environment
-        self.source = source if source is not None else GroupedSampler()
+        self._speak_by(source if source is not None else GroupedSampler())
         if type(self.source).extend is RolloutSource.extend:
             raise UserError(
                 f"{name}.source",
@@ -73,7 +73,6 @@ class EnvironmentRollouts(RolloutSource):
             )
         self.max_turns, self.deadline_s, self.retries = max_turns, deadline_s, retries
         self.max_missing_rate, self.waves = max_missing_rate, waves
-        self.reads_pictures, self.picture_families = self.source.reads_pictures, self.source.picture_families
         self._host = Host(deadline_s, environment.max_concurrent)
 
     def generate(
@@ -143,8 +142,7 @@ class EnvironmentRollouts(RolloutSource):
         if source is self.source:
             return self
         other = copy.copy(self)
-        other.source = source
-        other.reads_pictures, other.picture_families = source.reads_pictures, source.picture_families
+        other._speak_by(source)
         return other
 
     @property
@@ -168,6 +166,10 @@ class EnvironmentRollouts(RolloutSource):
         """Release the source and the thread of the environments."""
         self._host.close()
         self.source.close()
+
+    def _speak_by(self, source: RolloutSource) -> None:
+        self.source = source
+        self.reads_pictures, self.picture_families = source.reads_pictures, source.picture_families
 
     def _row(self, prompt: Prompt, sample: int, draws: Draws, room: int) -> ConversationRow:
         seed = stream(draws.base, prompt.id, sample)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -95,9 +96,9 @@ class SharedDecoder(Decoder):
         packed = torch.tensor([token for ids in contexts for token in ids]).to(device, non_blocking=True)
         positions = torch.cat([torch.arange(w) for w in widths]).to(device, non_blocking=True)
         sight = self.policy.sight
-        starts = [sum(widths[:i]) for i in range(len(widths))]
         mutual = any(media) and sight is not None and sight.mutual
-        self.cache.enter(widths, rows, blocks_of(media, starts) if mutual else ())
+        starts = itertools.accumulate(widths[:-1], initial=0)
+        self.cache.enter(widths, rows, blocks_of(media, list(starts)) if mutual else ())
         last = (torch.tensor(widths).cumsum(0) - 1).to(device, non_blocking=True)
         inputs: dict[str, Any] | None = None
         if any(media):

@@ -19,7 +19,6 @@ from gspo_lightning.pictures import Picture
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.policy.vision import look
 from gspo_lightning.policy.vision.families import tower_of
 from gspo_lightning.policy.vision.positions import position_table, shift
 from gspo_lightning.policy.vision.qwen import QwenSight
@@ -134,7 +133,8 @@ def test_a_picture_is_seen_once_for_all_responses(name: str, packed: bool) -> No
         seen.append(features.numel() // features.shape[-1])
 
     hook = last.register_forward_hook(count)
-    with torch.no_grad(), patch.object(look, "features_of", wraps=look.features_of) as called:
+    kind = type(policy.sight)
+    with torch.no_grad(), patch.object(kind, "features", autospec=True, side_effect=kind.features) as called:
         policy(batch)
     hook.remove()
     assert called.call_count == 1
