@@ -5,7 +5,6 @@ Positions are those of text. Crops of a picture ("pan and scan") are not made.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +17,14 @@ from transformers.utils import ModelOutput
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Picture
-from gspo_lightning.policy.vision.sight import Features, Shown, Sight, rgb, write_json
+from gspo_lightning.policy.vision.sight import Features, Shown, SquareSight, rgb, write_json
 
 __all__ = ["GemmaSight", "gemma_sight", "masks", "tiny_gemma_processor"]
 
 
 @dataclass(frozen=True)
-class GemmaSight(Sight):
-    """``tokens`` stand for every picture. A template writes ``start`` for it."""
-
-    tokens: int
+class GemmaSight(SquareSight):
+    """A square is a whole picture. A template writes ``start`` for it."""
 
     mutual: ClassVar[bool] = True
 
@@ -47,19 +44,9 @@ class GemmaSight(Sight):
         return int(self.processor.size["height"])
 
     @property
-    def token_pixels(self) -> int:
-        """See :class:`Sight`."""
-        return self.side // math.isqrt(self.tokens)
-
-    @property
     def most_pixels(self) -> int:
         """See :class:`Sight`."""
         return self.side**2
-
-    @property
-    def smallest(self) -> tuple[int, int]:
-        """See :class:`Sight`."""
-        return 1, self.tokens
 
     def limited(self, max_pixels: int | None) -> GemmaSight:
         """The same: the size of pictures is the model's."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from gspo_lightning.pictures import Picture
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Features", "Shown", "Sight", "check_same_tokens", "give_sight", "rgb", "sight_of"]
+__all__ = ["Features", "Shown", "Sight", "SquareSight", "check_same_tokens", "give_sight", "rgb", "sight_of"]
 
 _ATTRIBUTE = "gspo_sight"
 
@@ -181,6 +182,28 @@ def rgb(data: bytes) -> Image:
 def sight_of(tokenizer: PreTrainedTokenizerBase) -> Sight | None:
     """What a tokenizer was given by :func:`give_sight`; None: its model reads text only."""
     return getattr(tokenizer, _ATTRIBUTE, None)
+
+
+@dataclass(frozen=True)
+class SquareSight(Sight):
+    """Of squares of a fixed size, each of ``tokens`` tokens in one row: whole pictures, or their tiles."""
+
+    tokens: int
+
+    @property
+    @abstractmethod
+    def side(self) -> int:
+        """Pixels along a side of a square."""
+
+    @property
+    def token_pixels(self) -> int:
+        """See :class:`Sight`."""
+        return self.side // math.isqrt(self.tokens)
+
+    @property
+    def smallest(self) -> tuple[int, int]:
+        """See :class:`Sight`."""
+        return 1, self.tokens
 
 
 def give_sight(tokenizer: PreTrainedTokenizerBase, sight: Sight | None) -> None:

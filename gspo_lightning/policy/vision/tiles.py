@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Picture
-from gspo_lightning.policy.vision.sight import Features, Shown, Sight, rgb, write_json
+from gspo_lightning.policy.vision.sight import Features, Shown, SquareSight, rgb, write_json
 
 __all__ = ["TileSight", "tile_sight", "tiny_tile_processor"]
 
@@ -28,10 +28,8 @@ AROUND, WHOLE, IMAGE = "<fake_token_around_image>", "<global-img>", "<image>"
 
 
 @dataclass(frozen=True)
-class TileSight(Sight):
-    """``tile`` are the tokens of a tile."""
-
-    tile: int
+class TileSight(SquareSight):
+    """A square is a tile."""
 
     @property
     def side(self) -> int:
@@ -39,20 +37,10 @@ class TileSight(Sight):
         return int(self.processor.max_image_size["longest_edge"])
 
     @property
-    def token_pixels(self) -> int:
-        """See :class:`Sight`."""
-        return self.side // math.isqrt(self.tile)
-
-    @property
     def most_pixels(self) -> int:
         """Of all tiles."""
         tiles = self._edge**2 + (1 if self._splits and self._edge > 1 else 0)
         return tiles * self.side**2 if self._splits else self.side**2
-
-    @property
-    def smallest(self) -> tuple[int, int]:
-        """See :class:`Sight`."""
-        return 1, self.tile
 
     @property
     def _splits(self) -> bool:
@@ -77,7 +65,7 @@ class TileSight(Sight):
         from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
         _, rows, columns = self._cut(width, height)
-        return Shown(get_image_prompt_string(rows, columns, 1, AROUND, IMAGE, WHOLE), 1, self.tile)
+        return Shown(get_image_prompt_string(rows, columns, 1, AROUND, IMAGE, WHOLE), 1, self.tokens)
 
     def shrinks(self, width: int, height: int) -> bool:
         """See :meth:`Sight.shrinks`."""
@@ -100,14 +88,14 @@ class TileSight(Sight):
 
     def generated(self, pictures: Sequence[Picture], features: Sequence[Features], ids: Tensor) -> dict[str, Any]:
         """See :meth:`Sight.generated`."""
-        tiles = torch.cat([f.embeddings for f in features]).unflatten(0, (-1, self.tile))
+        tiles = torch.cat([f.embeddings for f in features]).unflatten(0, (-1, self.tokens))
         return {"mm_encoder_outputs": {"image": ModelOutput(pooler_output=tiles)}}
 
     def save(self, folder: Path) -> None:
         """The file of the image processor, and how many tokens a tile has."""
         self._save_image_processor(folder)
         name = "SmolVLMProcessor" if self.kind == "smolvlm" else "Idefics3Processor"
-        write_json(folder / "processor_config.json", {"image_seq_len": self.tile, "processor_class": name})
+        write_json(folder / "processor_config.json", {"image_seq_len": self.tokens, "processor_class": name})
 
     def _with(self, edge: int) -> TileSight:
         """With so many tiles along the longer side."""
