@@ -15,6 +15,7 @@ SUBJECTS = ("parity", "train", "step", "memory", "floor", "scaling")
 MODELS = ("10m", "1m", "moe")
 WORKLOADS = ("short-long", "balanced", "long-short", "equal")
 LAYOUTS = ("auto", "packed", "padded")
+DEALS = ("stratified", "shuffled", "groups")
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -32,6 +33,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7, help="rounds of both sides; the first is dropped")
     parser.add_argument("--only-ours", action="store_true", help="measure this package alone (to profile it)")
     parser.add_argument("--layout", default="auto", choices=LAYOUTS, help="of this package in step")
+    parser.add_argument("--deal", default=DEALS[0], choices=DEALS, help="rows of a mini-batch of this package in step")
     parser.add_argument("--output", type=Path, help="folder for results as JSON and Markdown")
     parser.add_argument("--name", default="results", help="file name in --output, without suffix")
     given = parser.parse_args(argv)

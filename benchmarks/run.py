@@ -86,7 +86,14 @@ def _compare(subject: str, model: str, name: str, work: Workload, given: argpars
     if subject == "train":
         return run_train(model, name, work, rounds=given.rounds, tries=tries)
     return run_step(
-        model, name, work, rounds=given.rounds, with_trl=not given.only_ours, tries=tries, layout=given.layout
+        model,
+        name,
+        work,
+        rounds=given.rounds,
+        with_trl=not given.only_ours,
+        tries=tries,
+        layout=given.layout,
+        deal=given.deal,
     )
 
 

@@ -13,6 +13,7 @@ from benchmarks.models import MODELS, Shape, build_model, word_tokenizer
 from benchmarks.ours import Ours
 from benchmarks.peers.trl import TRL
 from benchmarks.workloads import MINI_BATCHES, Workload
+from gspo_lightning.packing.deal import DEFAULT_DEAL, Deal
 from gspo_lightning.policy.settings import Layout
 
 __all__ = ["Comparison", "best_micro_batch", "compare", "micro_batch_sizes", "run_step"]
@@ -100,6 +101,7 @@ def run_step(
     tries: int = 1,
     choose: bool = True,
     layout: Layout = "auto",
+    deal: Deal = DEFAULT_DEAL,
 ) -> Comparison:
     """Compare whole steps on identical prompts, identical response lengths and identical first weights.
 
@@ -113,11 +115,12 @@ def run_step(
         tries: runs per micro-batch size of TRL.
         choose: False leaves TRL at one micro-batch per mini-batch.
         layout: of this package.
+        deal: which rows its mini-batches have, as ``data.deal``.
     """
     torch.set_num_threads(1)
     shape = shape or MODELS[model]
     first, tokenizer = build_model(shape), word_tokenizer(shape.vocabulary)
-    ours = Ours(copy.deepcopy(first), tokenizer, work, layout=layout)
+    ours = Ours(copy.deepcopy(first), tokenizer, work, layout=layout, deal=deal)
     sides: dict[str, Callable[[], Phases]] = {"ours": ours.step}
     tried = None
     if with_trl:
