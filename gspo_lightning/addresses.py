@@ -7,8 +7,11 @@ from urllib.parse import urlsplit
 
 from gspo_lightning.errors import UserError
 
-__all__ = ["UNIX", "check_address", "is_loopback"]
+__all__ = ["IDLE_S", "UNIX", "check_address", "is_loopback"]
 
+IDLE_S = 2.0
+"""Seconds after which a client closes a connection that it does not use: vLLM closes one after 5, and a request that is
+written at that moment is lost. Iterations of about 5 seconds hit it again and again."""
 UNIX = "unix:"
 """Begins the URL of a server that listens on a socket file."""
 

@@ -8,7 +8,7 @@ import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from gspo_lightning.addresses import check_address
+from gspo_lightning.addresses import IDLE_S, check_address
 from gspo_lightning.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ class ChatServer:
 
         key = os.environ.get(KEY)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._session = aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0))
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
+        self._session = aiohttp.ClientSession(headers=headers, connector=connector)
         return self
 
     async def __aexit__(
