@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -88,6 +88,7 @@ class Iteration:
     distributions: bool = True
     accuracy_reward: str = ""
     memory: MemoryLimit | None = None
+    _newest: tuple[int, Policy] | None = field(default=None, init=False)
 
     def run(self, number: int) -> Experience:
         """Everything that happens between the updates of two iterations; all ranks together.
@@ -112,8 +113,8 @@ class Iteration:
         metrics = measure_rewards(groups, number, learner.device) | _added(seconds, more) | self._staleness(groups)
         rows = self._cut(number, groups)
         batches = batches_of(
-            rows, iteration=number, version=learner.version, sources=self.prompts.sources,
-            accuracy_reward=self.accuracy_reward,
+            rows, iteration=number, version=learner.version if self.prefetcher is None else None,
+            sources=self.prompts.sources, accuracy_reward=self.accuracy_reward,
         )  # fmt: skip
         with learner.forward_context():
             self._penalise(groups)
@@ -129,6 +130,7 @@ class Iteration:
     def _sample(self, number: int, sampler: Policy) -> Sampled:
         """Scored groups for this rank's prompts: now, or made while the last iteration was trained on."""
         if self.prefetcher is not None:
+            self._renew(number, self.prefetcher)
             groups, seconds = self.prefetcher.take(number, self.learner.iterations, self._job)
         else:
             prompts = self.prompts.share(number) if self.partial is None else ()  # which has its own
@@ -150,13 +152,28 @@ class Iteration:
 
     def _job(self, number: int) -> Job[Sampled]:
         """The rollouts of an iteration to come, with a copy of the weights of now."""
-        policy, version = self.learner.policy.frozen_copy().eval(), self.learner.version
+        policy, version = self._copy(), self.learner.version
         prompts = self.prompts.share(number)
 
         def job(check: Callable[[], None]) -> Sampled:
             return self._ask(number, prompts, policy, version, lambda *_: check())
 
         return job
+
+    def _renew(self, number: int, prefetcher: RolloutPrefetcher[Sampled]) -> None:
+        """Have the newest weights go on with what is still being sampled for this iteration, where the source can."""
+        source = self.respond.source
+        if source.renews and any(all_gather_objects(prefetcher.at_work(number))):
+            source.renew(self._copy(), self.learner.version)
+
+    def _copy(self) -> Policy:
+        """The weights of now, which nobody changes; one copy for all who need them, where there may be several."""
+        learner = self.learner
+        if not self.respond.source.renews:
+            return learner.policy.frozen_copy().eval()
+        if self._newest is None or self._newest[0] != learner.version:
+            self._newest = learner.version, learner.policy.frozen_copy().eval()
+        return self._newest[1]
 
     def _resample(self, number: int, groups: Groups, sampler: Policy) -> tuple[list[Rollout], dict[str, float]]:
         """All responses that were sampled to replace dead groups, and what that took."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gspo_lightning.advantages.shaping import TurnCredit
@@ -38,6 +38,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+_IN_FLIGHT = "data.rollouts.weights_in_flight"
 _LOOKED_AT = 256
 """Prompts that are looked at for pictures, from all over a set."""
 
@@ -60,6 +61,13 @@ def check_sources(
             f"needs a rollout source that can continue a response; {type(rollouts).__name__} cannot",
             fix="use GroupedSampler or VLLMServer, or 0 for no partial rollouts",
         )
+    if any(source.renews for source in _behind(rollouts)):
+        if not rollouts.renews:
+            what = f"is true behind {type(rollouts).__name__}, which does not say which weights sampled a token"
+            raise UserError(_IN_FLIGHT, what, fix="leave it out, or use VLLMServer itself as data.rollouts")
+        if not settings.max_staleness:
+            what = "is true, but nothing is sampled while the policy is trained"
+            raise UserError(_IN_FLIGHT, what, fix="set data.max_staleness: 1, or leave it out")
     if not rewards and settings.resample_dead_groups:
         raise UserError(
             "data.resample_dead_groups",
@@ -179,6 +187,13 @@ def partial_rollouts(
         source, order.at, in_flight=settings.prompts_in_flight // ranks, groups=settings.prompts_per_rollout // ranks,
         max_carry=settings.max_carry,
     )  # fmt: skip
+
+
+def _behind(source: object) -> Iterator[RolloutSource]:
+    """A source, and those that it asks."""
+    while isinstance(source, RolloutSource):
+        yield source
+        source = getattr(source, "source", None)
 
 
 def has_environment(source: object) -> bool:

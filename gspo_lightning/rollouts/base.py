@@ -67,8 +67,15 @@ class Generator(Protocol):
     ) -> list[list[Rollout]]:
         """See :meth:`RolloutSource.generate`."""
 
+    @property
+    def renews(self) -> bool:
+        """See :attr:`RolloutSource.renews`."""
+
     def sync_weights(self, policy: Policy, version: int) -> None:
         """See :meth:`RolloutSource.sync_weights`."""
+
+    def renew(self, policy: Policy, version: int) -> None:
+        """See :meth:`RolloutSource.renew`."""
 
     def rest(self) -> None:
         """See :meth:`RolloutSource.rest`."""
@@ -101,6 +108,9 @@ class RolloutSource(ABC):
 
     picture_families: Collection[str] = tuple(FAMILIES)
     """Kinds of policies (``model_type``) that it shows pictures to."""
+
+    renews: bool = False
+    """Whether it takes new weights while it answers, by :meth:`renew`."""
 
     @property
     def weights_on(self) -> WeightsOn:
@@ -200,6 +210,17 @@ class RolloutSource(ABC):
         Args:
             policy: the weights, gathered on this rank if :attr:`weights_on` says so.
             version: the ``version`` of the calls that follow.
+        """
+
+    def renew(self, policy: Policy, version: int) -> None:  # noqa: B027 (only where renews is true)
+        """Take newer weights in the middle of a :meth:`generate` of another thread; all ranks together.
+
+        Its rollouts say token by token which weights sampled them (``Rollout.versions``). Where it fails, what is going
+        on goes on with what there was.
+
+        Args:
+            policy: the weights, which nobody changes any more.
+            version: optimizer steps.
         """
 
     def rest(self) -> None:  # noqa: B027 (in-process sources hold nothing of their own)

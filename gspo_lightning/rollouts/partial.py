@@ -158,6 +158,14 @@ class PartialRollouts:
         """As the source's."""
         self.source.sync_weights(policy, version)
 
+    @property
+    def renews(self) -> bool:
+        """Not while it cuts responses."""
+        return False
+
+    def renew(self, policy: Policy, version: int) -> None:
+        """Not while it cuts responses: an iteration's weights are its own."""
+
     def rest(self) -> None:
         """As the source's."""
         self.source.rest()

@@ -63,6 +63,10 @@ class RolloutPrefetcher(Generic[T]):
         self._hand_in_after(iteration, end, make)
         return result
 
+    def at_work(self, iteration: int) -> bool:
+        """Whether the job of an iteration was handed in and is not done."""
+        return iteration in self._jobs and not self._jobs[iteration].done()
+
     def settle(self) -> None:
         """Wait until nothing is going on: only then may another thread ask the source.
 

@@ -53,6 +53,15 @@ class RetryingSource:
         """
         self._ask(lambda: self.source.sync_weights(policy, version))
 
+    @property
+    def renews(self) -> bool:
+        """As the source's."""
+        return self.source.renews
+
+    def renew(self, policy: Policy, version: int) -> None:
+        """As the source's, once: rollouts do without it."""
+        self.source.renew(policy, version)
+
     def rest(self) -> None:
         """As the source's."""
         self.source.rest()

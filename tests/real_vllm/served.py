@@ -57,7 +57,7 @@ def tiny_policy() -> Policy:
 def start_server(folder: Path, endpoint: Endpoint) -> LocalServer:
     """A server with other weights than anybody's; returns when it answers."""
     tiny_policy().save_pretrained(folder)
-    options = {"block_size": BLOCK, **QUICK_START["options"]}
+    options = {"block_size": BLOCK, "enable_scale_out": True, **QUICK_START["options"]}
     local = LocalVLLM(sys.executable, None, "float32", options, QUICK_START["environment"])
     process = local.start(folder, endpoint, folder, number=0, device="cpu", dtype="float32", longest=128)
     while status(endpoint, "/health") != 200:
@@ -104,16 +104,22 @@ def tokens(groups: Sequence[Sequence[Rollout]]) -> list[list[int]]:
     return [r.token_ids.tolist() for group in groups for r in group]
 
 
-def largest_gap(policy: Policy, groups: Sequence[Sequence[Rollout]]) -> float:
-    """Nats between the source's log-probabilities and the trainer's, over all response tokens."""
+def gaps(policy: Policy, groups: Sequence[Sequence[Rollout]], temperature: float) -> list[torch.Tensor]:
+    """Nats between the source's log-probabilities and the trainer's, of each token of each response."""
     rollouts = [r for group in groups for r in group]
     for rollout in rollouts:
         rollout.reward = 0.0
     batch = make_micro_batch(rollouts)
     with torch.no_grad():
-        logprobs, _ = policy(batch, SAMPLING.temperature)
+        logprobs, _ = policy(batch, temperature)
     assert batch.behaviour_logprobs is not None
-    return float(((logprobs - batch.behaviour_logprobs).abs() * batch.response_mask).max())
+    found = (logprobs - batch.behaviour_logprobs).abs()
+    return [row[: rollout.length] for row, rollout in zip(found, rollouts, strict=True)]
+
+
+def largest_gap(policy: Policy, groups: Sequence[Sequence[Rollout]]) -> float:
+    """The same of all tokens, the largest."""
+    return max(float(row.max()) for row in gaps(policy, groups, SAMPLING.temperature))
 
 
 def check_contract(source: RolloutSource, policy: Policy, prompts: list[Prompt]) -> None:

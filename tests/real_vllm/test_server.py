@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import torch
 
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.rollouts import Beginning, VLLMServer
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.process import LocalServer
@@ -47,6 +49,36 @@ def test_what_is_cut_keeps_its_tokens(url: str, policy: Policy, prompts: list[Pr
         assert sum(piece.length for piece in pieces[1:]) > 0  # a request that came late may have none
         again = source.extend(policy, rows, sampling=greedy, draws=served.DRAWS)
         assert [r.token_ids.tolist() for r in again] == [r.token_ids.tolist() for r in whole]
+
+
+def test_requests_in_flight_go_on_with_new_weights(url: str, policy: Policy, prompts: list[Prompt]) -> None:
+    """Every token has the log-probability that its own weights give it: nothing of the old ones is left in a cache."""
+    newer = Policy(build_tiny_model("tiny-qwen3", seed=5, overrides=served.OVERRIDES), policy.tokenizer).eval()
+    sampling = SamplingParams(110, temperature=served.SAMPLING.temperature)
+    with closing(VLLMServer([url], weights_in_flight=True)) as source:
+        source.open(128)
+        source.sync_weights(policy, 3)
+        server = source._checked_pool.servers[0]
+        with ThreadPoolExecutor(1) as pool:
+            before = source._loop.run(server.client.progress())
+            rollout = pool.submit(served.sample, source, policy, prompts, 4, sampling, 3)
+            while source._loop.run(server.client.progress()) < before + 200:
+                assert not rollout.done()
+            source.renew(newer, 7)
+            groups = rollout.result(120)
+        versions = [
+            torch.full_like(r.token_ids, r.policy_version) if r.versions is None else r.versions
+            for group in groups
+            for r in group
+        ]
+        assert sum(r.versions is not None for group in groups for r in group) > 0
+        for weights, version in ((policy, 3), (newer, 7)):
+            gaps = served.gaps(weights, groups, sampling.temperature)
+            own = torch.cat([gap[mask == version] for gap, mask in zip(gaps, versions, strict=True)])
+            assert len(own) > 50
+            assert float(own.max()) < 1e-3, version
+        source.sync_weights(newer, 7)
+        assert served.largest_gap(newer, served.sample(source, newer, prompts, 4, version=7)) < 1e-3
 
 
 def test_every_route_asks_for_the_key_which_no_command_line_and_no_log_shows(

@@ -34,7 +34,7 @@ from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import hook_routers
 from gspo_lightning.policy.settings import ModelSettings
-from gspo_lightning.rollouts import Draws, GroupedSampler
+from gspo_lightning.rollouts import Beginning, Draws, GroupedSampler
 from gspo_lightning.types import Prompt, SamplingParams
 
 Reply = tuple[int, Any]
@@ -82,11 +82,19 @@ class ToyServer:
     aborts: bool = True
     """Whether requests can be ended where they are."""
     aborted: set[str] = field(default_factory=set)
+    connections: int = 0
+    """That were opened."""
+    paused: int = 0
+    """How often it was paused."""
+    forgets: bool = True
+    """Whether it can forget what it has computed."""
 
     def __enter__(self) -> ToyServer:
         self._policy: Policy | None = None
         self._lock = threading.Lock()
         self._over = threading.Event()
+        self._going = threading.Event()
+        self._going.set()
         if self.path is None:
             self._server = ThreadingHTTPServer(("127.0.0.1", self.port), self._handler())
             self.port = self._server.server_address[1]
@@ -131,10 +139,18 @@ class ToyServer:
         if route == "/update_weight_version":
             self.tag = body["new_version"]
             return 200, {"success": True}
-        if route == "/reset_prefix_cache":
-            return 200, b""
+        if route == "/pause?mode=keep":
+            self.paused += 1
+            self._going.clear()
+            return 200, {"status": "paused"}
+        if route == "/resume":
+            self._going.set()
+            return 200, {"status": "resumed"}
+        if route == "/reset_prefix_cache?reset_running_requests=true":
+            return 200, {"success": self.forgets}
         if route == "/collective_rpc":
             assert body["method"] == "reload_weights"
+            assert not self._going.is_set()
             self.load(body["kwargs"]["weights_path"])
             return 200, {"results": [None]}
         if route == "/v1/load_lora_adapter" and self.lora:
@@ -159,11 +175,21 @@ class ToyServer:
             return 200, {"status": "aborted"}
         return 404, {"detail": "Not Found"}
 
-    def _paced(self, choices: list[dict[str, Any]], name: str) -> None:
-        """As if tokens came one after another; what is aborted keeps those that have come."""
+    def _paced(self, body: dict[str, Any], reply: dict[str, Any], name: str) -> None:
+        """As if tokens came one after another: what is aborted keeps those that have come, and where the weights are
+        others after a pause, the rest is sampled from those."""
+        choices, begun = reply["choices"], self.tag
+        for choice in choices:
+            choice["weight_versions"] = [{"version": begun, "start": 0, "end": len(choice["token_ids"])}]
         if not self.pace_s:
             return
-        for count in range(max(len(c["token_ids"]) for c in choices)):
+        count = 0
+        while count < max(len(c["token_ids"]) for c in choices):
+            self._going.wait(20.0)
+            if self.tag != begun:
+                begun = self.tag
+                longer = [choice for choice in choices if len(choice["token_ids"]) > count]
+                self._sample_rest(longer, reply["prompt_token_ids"], body["sampling_params"], count)
             if self.aborted & {f"cmpl-{name}-0", f"generate-tokens-{name}"}:
                 for choice in choices:
                     if len(choice["token_ids"]) > count:
@@ -173,6 +199,31 @@ class ToyServer:
                         choice["finish_reason"] = "abort"
                 return
             self._over.wait(self.pace_s)
+            count += 1
+
+    def _sample_rest(self, choices: list[dict[str, Any]], prompt: list[int], asked: dict[str, Any], count: int) -> None:
+        """All tokens from the ``count``-th on, from the weights of now."""
+        assert self._policy is not None
+        known = self.prompts.get((tuple(prompt), b""), Prompt(0, "", tuple(prompt)))
+        rows = [
+            Beginning(known, c["index"], (*prompt, *c["token_ids"][:count]), count, asked["max_tokens"] - count)
+            for c in choices
+        ]
+        sampling = SamplingParams(1, asked["temperature"], stop_token_ids=tuple(asked["stop_token_ids"]))
+        draws = self.draws or Draws(asked.get("seed", self.asked))
+        with self._lock:
+            found = GroupedSampler().extend(self._policy, rows, sampling=sampling, draws=draws)
+        for choice, rest in zip(choices, found, strict=True):
+            assert rest.logprobs is not None
+            content = choice["logprobs"]["content"][:count]
+            for token, logprob in zip(rest.token_ids.tolist(), rest.logprobs.tolist(), strict=True):
+                content.append({"token_id": token, "logprob": logprob, "top_logprobs": []})
+            spans = [span | {"end": min(span["end"], count)} for span in choice["weight_versions"]]
+            spans.append({"version": self.tag, "start": count, "end": len(content)})
+            choice |= {
+                "token_ids": [token["token_id"] for token in content], "logprobs": {"content": content},
+                "finish_reason": str(rest.finish_reason), "weight_versions": spans,
+            }  # fmt: skip
 
     def _choices(self, body: dict[str, Any], media: Media = ()) -> list[dict[str, Any]]:
         policy = self.adapters.get(body["model"], self._policy)
@@ -215,13 +266,12 @@ class ToyServer:
             return 403, {"error": {"message": message, "type": "PermissionDeniedError", "code": 403}}
         assert body["return_token_ids"] is True
         sight = self._policy.sight
-        assert sight is not None
         files = iter(base64.b64decode(part["url"].partition("base64,")[2]) for part in body.get("content_parts", []))
         ids: list[int] = []
         media: list[Picture] = []
         for token in body["token_ids"]:
             ids.append(token)
-            if token == sight.image:
+            if sight is not None and token == sight.image:
                 data = next(files)
                 with Image.open(io.BytesIO(data)) as image:
                     grid = sight.limited(self.max_pixels).grid(*image.size)
@@ -258,6 +308,10 @@ class ToyServer:
             def log_message(self, *_: Any) -> None:
                 pass
 
+            def setup(self) -> None:
+                toy.connections += 1
+                super().setup()
+
             def do_GET(self) -> None:
                 self._respond({})
 
@@ -273,7 +327,7 @@ class ToyServer:
                 else:
                     status, content = toy.answer(self.path, body)
                     if self.path in ("/v1/completions", "/inference/v1/generate") and status == 200:
-                        toy._paced(content["choices"], self.headers.get("X-Request-Id", ""))
+                        toy._paced(body, content, self.headers.get("X-Request-Id", ""))
                 if toy.fault is not None:
                     status, content = toy.fault(self.path, body, (status, content))
                 if content is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -178,7 +179,8 @@ def test_what_cannot_be_joined_is_refused(
 
 
 @pytest.mark.long
-def test_two_ranks_sample_ahead_from_a_server_and_evaluate_on_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_two_ranks_sample_ahead_from_a_server_and_evaluate_on_it(tmp_path: Path, in_flight: bool) -> None:
     """One rank has finished a rollout, and begins the next one, while the other still samples from the same server."""
     options = [
         *runs.SMALL, *runs.UNTAUGHT, "--data.max_staleness=2", "--trainer.max_epochs=5",
@@ -187,12 +189,21 @@ def test_two_ranks_sample_ahead_from_a_server_and_evaluate_on_it(tmp_path: Path)
         f"--trainer.default_root_dir={tmp_path}",
     ]  # fmt: skip
     log = tmp_path / "log"
-    with ToyServer() as toy:
-        source = f'--data.rollouts={{"class_path": "VLLMServer", "init_args": {{"urls": ["{toy.url}"]}}}}'
+    if in_flight:
+        options[options.index("--trainer.check_val_every_n_epoch=1")] = "--trainer.check_val_every_n_epoch=5"
+    with ToyServer(pace_s=0.05 if in_flight else 0.0) as toy:
+        given = {"urls": [toy.url], "weights_in_flight": in_flight, "timeout_s": 60}
+        source = f"--data.rollouts={json.dumps({'class_path': 'VLLMServer', 'init_args': given})}"
         command = Command(["fit", f"--config={runs.QUICKSTART}", *options, source], 2, log=log).start()
         assert command.wait(120) == [0, 0], log.read_text()
-        assert toy.loads == 11  # five rollouts, an evaluation before the first and one after each
+        if not in_flight:
+            assert toy.loads == 11  # five rollouts, an evaluation before the first and one after each
     (run,) = (tmp_path / "quickstart").glob("version_*")
     scalars = runs.scalars(run)
-    assert [age for _, age in scalars["staleness/max_age"]] == [0.0, 0.0, 2.0, 2.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0]
+    oldest = [age for _, age in scalars["staleness/max_age"]]
+    if in_flight:
+        assert sum(age for _, age in scalars["staleness/mean_age"]) < 0.75 * 28
+        assert max(oldest) <= 4.0
+        return
+    assert oldest == [0.0, 0.0, 2.0, 2.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0]
     assert [step for step, _ in scalars["val/accuracy"]] == [0, 2, 4, 6, 8, 10]

@@ -30,6 +30,8 @@ class Answer:
     """[prompt + response - 1, L, k], the experts that it was sampled with, where a server tells."""
     cut: bool = False
     """It was ended before it was complete."""
+    versions: list[int] | None = None
+    """Which weights each token was sampled from, optimizer steps, where they may have changed in between."""
 
 
 def checked(answer: Answer, reason: str, asked: Mapping[str, Any], vocabulary: int) -> Answer:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 
-from gspo_lightning.addresses import UNIX
+from gspo_lightning.addresses import IDLE_S, UNIX
 from gspo_lightning.rollouts.serving.endpoint import KEY, Endpoint
 
 __all__ = ["Client", "ServerError", "UnsupportedError"]
@@ -141,6 +142,25 @@ class Client:
         )
         await self.take(tag, pictures=pictures)
 
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """It computes nothing in this block. Requests in flight wait and go on after it.
+
+        Their prompts and the tokens that they have are read again then, by the weights that the server has by then.
+
+        Raises:
+            UnsupportedError: it has no such routes (vLLM has them with VLLM_SERVER_DEV_MODE=1).
+            ServerError: it failed.
+        """
+        await self._text("POST", "/pause?mode=keep", {}, needed_for_sync=True)
+        try:
+            yield
+        except BaseException:
+            with suppress(ServerError, UnsupportedError):  # what went wrong first says more
+                await self._text("POST", "/resume", {}, timeout_s=self.health_timeout_s)
+            raise
+        await self._text("POST", "/resume", {}, needed_for_sync=True)
+
     async def take(self, tag: str, *, pictures: bool = False) -> None:
         """Forget what was computed with other weights, and remember the tag of those that it has now.
 
@@ -152,9 +172,20 @@ class Client:
             UnsupportedError: it has no such routes (vLLM has them with VLLM_SERVER_DEV_MODE=1).
             ServerError: it failed.
         """
-        await self._call("POST", "/reset_prefix_cache", {}, needed_for_sync=True)
+        reply = await self._call("POST", "/reset_prefix_cache?reset_running_requests=true", {}, needed_for_sync=True)
+        if not isinstance(reply, dict) or not reply.get("success"):
+            raise ServerError(f"it could not forget what it had computed with other weights: {reply!r}")
         if pictures:  # vLLM empties their cache itself, but not the list of what is in it
             await self._call("POST", "/reset_encoder_cache", {}, needed_for_sync=True)
+        await self.name_weights(tag)
+
+    async def name_weights(self, tag: str) -> None:
+        """Remember this tag of the weights that it has now.
+
+        Raises:
+            UnsupportedError: it has no such route (vLLM has it with VLLM_SERVER_DEV_MODE=1).
+            ServerError: it failed.
+        """
         await self._call("POST", "/update_weight_version", {"new_version": tag}, needed_for_sync=True)
 
     async def post(self, path: str, body: dict[str, Any]) -> None:
@@ -246,5 +277,5 @@ class Client:
 
     def _connector(self) -> aiohttp.BaseConnector:
         if self._socket is None:
-            return aiohttp.TCPConnector(limit=0)
-        return aiohttp.UnixConnector(self._socket, limit=0)
+            return aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
+        return aiohttp.UnixConnector(self._socket, limit=0, keepalive_timeout=IDLE_S)

@@ -16,11 +16,14 @@ from gspo_lightning.rollouts.serving.answers import BadReplyError
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.occupancy import Occupancy
 from gspo_lightning.rollouts.serving.process import LocalServer
+from gspo_lightning.rollouts.serving.tags import is_newer
 
-__all__ = ["Deliver", "Faults", "Pool", "Server", "Weights", "deliver_files"]
+__all__ = ["UNFINISHED", "Deliver", "Faults", "Pool", "Server", "Weights", "deliver_files"]
 
 log = logging.getLogger(__name__)
 
+UNFINISHED = "unfinished"
+"""The tag of weights that are being replaced: should that fail half way, nobody takes them for what they were."""
 Refusal = (ServerError, UnsupportedError, BadReplyError)
 
 
@@ -68,6 +71,7 @@ Deliver = Callable[["Server", Weights], Awaitable[None]]
 
 async def deliver_files(server: Server, weights: Weights) -> None:
     """Have a server read its weights from a folder that it sees under the same path."""
+    await server.client.name_weights(UNFINISHED)
     await server.client.load(str(weights.folder), weights.tag, pictures=weights.pictures)
 
 
@@ -108,10 +112,13 @@ class Pool:
         servers: one or more.
         faults: how much is put up with.
         deliver: gives a server its weights.
+        in_flight: weights may be replaced by newer ones of the same run while requests are in flight.
     """
 
-    def __init__(self, servers: Sequence[Server], faults: Faults, deliver: Deliver = deliver_files) -> None:
-        self.servers, self.faults, self.deliver = list(servers), faults, deliver
+    def __init__(
+        self, servers: Sequence[Server], faults: Faults, deliver: Deliver = deliver_files, *, in_flight: bool = False
+    ) -> None:
+        self.servers, self.faults, self.deliver, self.in_flight = list(servers), faults, deliver, in_flight
         self.weights: Weights | None = None
 
     async def sync(self, weights: Weights) -> list[Server]:
@@ -178,12 +185,13 @@ class Pool:
             InfrastructureError: one has others: it was restarted, or somebody else uses it, too.
         """
         for server in (s for s in self.servers if s.ready):
-            try:
-                found = await server.client.weights()
-            except Refusal:  # it is gone; what it answered before is whole
-                server.ready = False
-                continue
-            if self.weights is None or found != self.weights.tag:
+            async with server.lock:  # it may be getting others
+                try:
+                    same = await self._has(server)
+                except Refusal:  # it is gone; what it answered before is whole
+                    server.ready = False
+                    continue
+            if not same:
                 server.ready = False
                 raise InfrastructureError(f"{server.client.url} lost its weights in the middle of a rollout")
 
@@ -259,11 +267,18 @@ class Pool:
             if not server.base:
                 server.base = await server.client.model()
             server.model = weights.model or server.base
-            if not await _has(server, weights):
-                await self.deliver(server, weights)
-                if not await _has(server, weights):
+            if not await self._has(server):
+                async with server.client.paused():
+                    await self.deliver(server, weights)
+                if not await self._has(server):
                     raise ServerError("it does not have the weights that it was given")
             server.ready = True
+
+    async def _has(self, server: Server) -> bool:
+        """Whether it has the weights that it should have."""
+        tag = await server.client.weights()
+        wanted = "" if self.weights is None else self.weights.tag
+        return tag == wanted or (self.in_flight and is_newer(tag, wanted))
 
     async def _run(self, server: Server, weights: Weights) -> None:
         """Start a server of our own, or start it anew where it does not answer."""
@@ -284,7 +299,3 @@ class Pool:
                 await asyncio.to_thread(process.close)
                 raise ServerError(f"the server did not start in {self.faults.start_timeout_s:g} s; see {process.log}")
             await asyncio.sleep(0.25)
-
-
-async def _has(server: Server, weights: Weights) -> bool:
-    return await server.client.weights() == weights.tag

@@ -14,9 +14,10 @@ import torch
 from gspo_lightning.policy.lora import frozen_norm, has_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.client import ServerError, UnsupportedError
-from gspo_lightning.rollouts.serving.pool import Server, Weights, deliver_files
+from gspo_lightning.rollouts.serving.pool import UNFINISHED, Server, Weights, deliver_files
+from gspo_lightning.rollouts.serving.tags import tag_of
 from gspo_lightning.rollouts.serving.weights import WeightFolders
-from gspo_lightning.rollouts.vllm.local import PICTURES, Defaults, lora_rank
+from gspo_lightning.rollouts.vllm.local import GENERATE, Defaults, lora_rank
 from gspo_lightning.rollouts.vllm.pictures import shown_to
 from gspo_lightning.rollouts.vllm.transfer import Sender
 from gspo_lightning.rollouts.vllm.ways import Way, options_for
@@ -42,13 +43,15 @@ class HandOver:
         folders: where files are written.
         run: begins every tag.
         timeout_s: seconds that a server may take for weights that come from GPU to GPU.
+        in_flight: servers are given weights while requests are in flight. Adapters are merged then: a request keeps
+            those that it began with.
     """
 
-    def __init__(self, folders: WeightFolders, run: str, timeout_s: float) -> None:
-        self.folders, self.run, self.timeout_s = folders, run, timeout_s
+    def __init__(self, folders: WeightFolders, run: str, timeout_s: float, *, in_flight: bool = False) -> None:
+        self.folders, self.run, self.timeout_s, self.in_flight = folders, run, timeout_s, in_flight
         self.way: Way | None = None
         """By which whole weights reach servers; None: not decided yet."""
-        self.adapters = True
+        self.adapters = not in_flight
         """Whether servers are given adapters as such."""
         self._sender: Sender | None = None
         self._policy: weakref.ref[Policy] | None = None
@@ -70,7 +73,7 @@ class HandOver:
         """
         self._policy, self._dtype = weakref.ref(policy), dtype
         self._count += 1
-        tag, pictures = f"{self.run}-{version}-{self._count}", shown_to(policy) is not None
+        tag, pictures = tag_of(self.run, version, self._count), shown_to(policy) is not None
         if not (self.adapters and has_adapters(policy.model)):
             folder = self._folder(policy, adapters=True)
             return Weights(folder, tag, in_files=self._in_files, pictures=pictures)
@@ -99,9 +102,9 @@ class HandOver:
             given: options of the user; ``enable_lora`` has them take adapters as such.
         """
         options, environment = options_for(self.way or "files")
-        if shown_to(policy) is not None:
-            options |= PICTURES
-        if not has_adapters(policy.model):
+        if shown_to(policy) is not None or self.in_flight:
+            options |= GENERATE
+        if not (has_adapters(policy.model) and self.adapters):
             return options, environment
         if not (given.get("enable_lora") or given.get("enable-lora")):
             log.warning("adapters are merged, and whole weights sent; %s", ENABLE)
@@ -150,6 +153,7 @@ class HandOver:
             raise ServerError("it lost its weights, and those that it had are gone here, too")
         if self._sender is None:
             self._sender = Sender(self.way, self.timeout_s)
+        await server.client.name_weights(UNFINISHED)
         await self._sender.send(server, policy, self._dtype, adapters=adapters, known=known)
         await server.client.take(weights.tag, pictures=weights.pictures)
 

@@ -50,8 +50,8 @@ ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",  # no module of the working directory in place of an installed one
     "PYTORCH_CUDA_ALLOC_CONF": "",  # the trainer's, which a server that sleeps would refuse
 }
-PICTURES: dict[str, Any] = {"enable_scale_out": True}
-"""The route that takes token ids with pictures."""
+GENERATE: dict[str, Any] = {"enable_scale_out": True}
+"""The route that takes token ids with pictures, and says which weights sampled a token."""
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 GUARD = f"{RequireKey.__module__.rpartition('.')[2]}.{RequireKey.__name__}"
 """The middleware, by its name in the server's process."""

@@ -48,19 +48,21 @@ async def completed(
     media: Media,
     sight: QwenSight | None,
     *,
+    versions: bool = False,
     patiently: bool = False,
     name: str | None = None,
 ) -> Any:
     """The reply to a request for completions, asked of the route that takes pictures where the policy reads them.
 
     ``POST /inference/v1/generate`` is the only one that takes token ids and pictures together and says which tokens it
-    read.
+    read, and the only one that says which weights sampled a token.
 
     Args:
         client: of the server.
         body: of ``POST /v1/completions``, as :func:`~gspo_lightning.rollouts.vllm.protocol.request` makes it.
         media: the pictures of its prompt.
         sight: by :func:`shown_to`.
+        versions: the reply must say which weights sampled each token.
         patiently: see :meth:`Client.complete`.
         name: see :meth:`Client.complete`.
 
@@ -70,13 +72,15 @@ async def completed(
     """
     if sight is None:
         _refuse(media)
-        return await client.complete(dict(body), patiently=patiently, name=name)
+        if not versions:
+            return await client.complete(dict(body), patiently=patiently, name=name)
     asked = await asyncio.to_thread(_seeing, body, media, sight)  # pictures are decoded and encoded there
     reply = await client.generate(asked, patiently=patiently, name=name)
     if not isinstance(reply, dict) or not isinstance(reply.get("choices"), list):
         raise BadReplyError(f"it sent no choices: {shown(reply)}")
-    check_read(client.url, reply.get("prompt_token_ids"), body["prompt"], media, sight)
-    _check_places(reply.get("mm_placeholders"), media)
+    if sight is not None:
+        check_read(client.url, reply.get("prompt_token_ids"), body["prompt"], media, sight)
+        _check_places(reply.get("mm_placeholders"), media)
     return {"choices": [_completion(choice) for choice in reply["choices"]]}
 
 
@@ -129,9 +133,9 @@ def _refuse(media: Media) -> None:
         raise UserError("data.rollouts", what, fix="use GroupedSampler, or prompts without pictures")
 
 
-def _seeing(body: Mapping[str, Any], media: Media, sight: QwenSight) -> dict[str, Any]:
+def _seeing(body: Mapping[str, Any], media: Media, sight: QwenSight | None) -> dict[str, Any]:
     """The body of ``POST /inference/v1/generate`` that asks for the same."""
-    parts = [{"type": "image_url", "url": _address(picture, sight)} for picture in media]
+    parts = [] if sight is None else [{"type": "image_url", "url": _address(picture, sight)} for picture in media]
     return {
         "model": body["model"],
         "token_ids": _narrowed(body["prompt"], media),

@@ -17,6 +17,7 @@ from gspo_lightning.rollouts.base import Beginning
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import finish
 from gspo_lightning.rollouts.serving.answers import Answer, BadReplyError, checked, complete, shown
+from gspo_lightning.rollouts.serving.tags import version_in
 from gspo_lightning.rollouts.vllm.experts import routes_of
 from gspo_lightning.types import FinishReason, Rollout, SamplingParams
 
@@ -75,7 +76,9 @@ def request(
     return body if seed is None else body | {"seed": seed}
 
 
-def parse(reply: Any, asked: Mapping[str, Any], vocabulary: int, routing: Routing | None = None) -> list[Answer]:
+def parse(
+    reply: Any, asked: Mapping[str, Any], vocabulary: int, routing: Routing | None = None, run: str | None = None
+) -> list[Answer]:
     """The answers of a reply, in order.
 
     Args:
@@ -83,6 +86,7 @@ def parse(reply: Any, asked: Mapping[str, Any], vocabulary: int, routing: Routin
         asked: the body of the request.
         vocabulary: of the policy.
         routing: of the policy, where the answers must say which experts they were sampled with.
+        run: begins the tags of its weights, where the answers must say by which of them each token was sampled.
 
     Raises:
         BadReplyError: what is there is not what was asked for.
@@ -92,10 +96,12 @@ def parse(reply: Any, asked: Mapping[str, Any], vocabulary: int, routing: Routin
         raise BadReplyError(f"it sent no choices: {shown(reply)}")
     if len(choices) != asked["n"]:
         raise BadReplyError(f"it sent {len(choices)} responses instead of {asked['n']}")
-    return [_answer(choice, asked, vocabulary, routing) for choice in choices]
+    return [_answer(choice, asked, vocabulary, routing, run) for choice in choices]
 
 
-def _answer(choice: dict[str, Any], asked: Mapping[str, Any], vocabulary: int, routing: Routing | None) -> Answer:
+def _answer(
+    choice: dict[str, Any], asked: Mapping[str, Any], vocabulary: int, routing: Routing | None, run: str | None
+) -> Answer:
     ids, echoed = choice.get("token_ids"), choice.get("prompt_token_ids")
     cut = choice.get("finish_reason") == ABORTED and bool(asked.get("n") == 1)
     if cut and not ids:
@@ -109,7 +115,27 @@ def _answer(choice: dict[str, Any], asked: Mapping[str, Any], vocabulary: int, r
     if not isinstance(logprobs, list) or len(logprobs) != len(ids):
         raise BadReplyError(f"it does not return a log-probability for each token (logprobs: {shown(found)})")
     routes = None if routing is None or cut else routes_of(choice, len(asked["prompt"]) + len(ids), routing)
-    return checked(Answer(ids, logprobs, routes, cut), str(choice.get("finish_reason")), asked, vocabulary)
+    versions = None if run is None else _versions(choice.get("weight_versions"), len(ids), run)
+    return checked(Answer(ids, logprobs, routes, cut, versions), str(choice.get("finish_reason")), asked, vocabulary)
+
+
+def _versions(spans: Any, count: int, run: str) -> list[int]:
+    """The optimizer steps of the weights that sampled each of ``count`` tokens.
+
+    Raises:
+        BadReplyError: it does not say so of all of them, or they were sampled from weights of somebody else.
+    """
+    found: list[int] = []
+    for span in spans if isinstance(spans, list) else []:
+        version = version_in(str(span["version"]), run)
+        if version is None:
+            raise BadReplyError(f"it sampled from weights that this run has not given it ({span['version']})")
+        if span["start"] != len(found):
+            break
+        found += [version] * (span["end"] - span["start"])
+    if len(found) != count:
+        raise BadReplyError(f"it does not say which weights sampled each token (weight_versions: {shown(spans)})")
+    return found
 
 
 def to_rollouts(
@@ -122,7 +148,8 @@ def to_rollouts(
 ) -> list[Rollout]:
     """Rollouts with these sample numbers from the answers to one request.
 
-    Log-probabilities of top-p and top-k are those of the truncated distribution, so they are left out.
+    Log-probabilities of top-p and top-k are those of the truncated distribution, so they are left out. ``version`` is
+    that of all tokens where an answer does not say it.
 
     Raises:
         BadReplyError: the server saw a stop string where there is none.
@@ -134,6 +161,7 @@ def to_rollouts(
 def _rollout(
     answer: Answer, row: Beginning, sample: int, sampling: SamplingParams, version: int, policy: Policy
 ) -> Rollout:
+    version = answer.versions[-1] if answer.versions else version
     if answer.cut:
         tokens, logprobs = torch.tensor(answer.token_ids, dtype=torch.int64), torch.tensor(answer.logprobs)
         return finish(row.prompt, sample, tokens, logprobs, reason=FinishReason.CUT, version=version, policy=policy)
@@ -151,6 +179,9 @@ def _rollout(
     )
     if sampling.top_p != 1.0 or sampling.top_k != 0:
         rollout.logprobs = None
+    if answer.versions is not None and answer.versions[0] != version:
+        rollout.versions = torch.tensor(answer.versions[:count])
+        rollout.policy_version = int(rollout.versions[-1])
     if answer.routes is not None and len(row.context) == len(row.prompt.token_ids):  # not the rest of a conversation
         rollout.routes = answer.routes[: len(row.context) + len(rollout.token_ids) - 1].clone()
     return rollout

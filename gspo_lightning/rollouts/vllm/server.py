@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import queue
 import secrets
 import sys
+import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from gspo_lightning.rollouts.serving.flying import Flying
 from gspo_lightning.rollouts.serving.loop import LoopThread
 from gspo_lightning.rollouts.serving.pool import Deliver, Faults, Pool, Server, Weights
 from gspo_lightning.rollouts.serving.process import LocalServer
+from gspo_lightning.rollouts.serving.tags import run_of
 from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.vllm.handover import HandOver, NoAdaptersError, deliver_elsewhere
 from gspo_lightning.rollouts.vllm.local import Defaults, LocalVLLM, check_installed, check_options
@@ -40,6 +43,8 @@ from gspo_lightning.rollouts.vllm.ways import Circumstances, WayOrAuto, choose, 
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
 
 __all__ = ["VLLMServer"]
+
+log = logging.getLogger(__name__)
 
 
 class VLLMServer(RolloutSource):
@@ -79,6 +84,9 @@ class VLLMServer(RolloutSource):
             were sent; None is 1e-3 in float32, else 0.1.
         exact_seeds: send a seed with every group, so that a group that is requested again draws the same: vLLM then
             draws for one response after another, in Python. False: servers draw from random numbers of their own.
+        weights_in_flight: with ``data.max_staleness`` give servers the newest weights while they sample: requests in
+            flight are paused, and go on with the new weights, of which every token says which ones sampled it. What is
+            sampled then depends on timing.
         transfer: how weights reach servers. ``files``: through ``weights_dir``. ``ipc``: by a handle of GPU memory, to
             servers on the GPU of the only rank. ``nccl``: from GPU to GPU. ``auto``: the fastest that is possible for
             servers that are started here; for others what their ``--weight-transfer-config`` says, else files.
@@ -111,6 +119,7 @@ class VLLMServer(RolloutSource):
         tolerance: float | None = None,
         exact_seeds: bool = False,
         routed_experts: bool = False,
+        weights_in_flight: bool = False,
         transfer: WayOrAuto = "auto",
     ) -> None:
         if urls is None and start < 1:
@@ -118,6 +127,8 @@ class VLLMServer(RolloutSource):
         if gpus is not None and len(gpus) != start:
             raise UserError("data.rollouts.gpus", f"names {len(gpus)} devices for {start} servers", fix="one each")
         check_options(options or {}, environment or {})
+        if weights_in_flight:
+            _check_in_flight(options or {}, routed_experts)
         self.urls, self.count, self.dtype = urls, start, dtype
         self._given = None if urls is None else given(urls, plain_http)
         if host is not None:
@@ -131,7 +142,11 @@ class VLLMServer(RolloutSource):
         self.faults = Faults(retries, backoff_s, health_every_s, start_timeout_s, timeout_s)
         self.transfer, self._plain_http = transfer, plain_http
         folders = WeightFolders(weights_dir, in_memory=urls is None)
-        self.hand_over = HandOver(folders, secrets.token_hex(4), timeout_s)
+        self.hand_over = HandOver(folders, secrets.token_hex(4), timeout_s, in_flight=weights_in_flight)
+        self.renews = weights_in_flight
+        self._newest: tuple[Policy, int] | None = None
+        self._held: tuple[Policy, int, Weights] | None = None
+        self._giving = threading.Lock()
         self._longest = 0
         self._synced: tuple[weakref.ref[Policy], int] | None = None
         self._pool: Pool | None = None
@@ -158,7 +173,7 @@ class VLLMServer(RolloutSource):
         if self._pool is not None:
             self._loop.run(self._pool.close())
         self._loop.close()
-        self._pool = self._synced = None
+        self._pool = self._synced = self._newest = self._held = None
         self.hand_over.close()
         self._private.close()
 
@@ -176,10 +191,10 @@ class VLLMServer(RolloutSource):
             InfrastructureError: no server took them.
             UserError: a server cannot do what is needed, or serves another model.
         """
-        if self._synced is not None and self._synced[0]() is policy and self._synced[1] == version:
+        known = self._synced is not None and self._synced[0]() is policy and self._synced[1] == version
+        if all(all_gather_objects(known)):  # until here a rank may be sampling from the weights that servers have now
             return
         self._synced = None
-        all_gather_objects(None)  # until here a rank may be sampling from the weights that servers have now
         shared: list[Any] = [None]
         with fail_together():
             if rank_and_world()[0] == 0:
@@ -192,7 +207,37 @@ class VLLMServer(RolloutSource):
                 self._loop.run(self._checked_pool.sync(weights))
         self._synced = (weakref.ref(policy), version)
 
+    def renew(self, policy: Policy, version: int) -> None:
+        """See :meth:`RolloutSource.renew`: servers pause, take the weights, and go on with the requests that they have.
+
+        Only the first rank has to do anything: the others learn from the answers what was sampled by which weights.
+
+        Raises:
+            UserError: a server serves another model.
+        """
+        if rank_and_world()[0] != 0 or self._pool is None:
+            return
+        self._newest = policy, version
+        try:
+            self._give(policy, version)
+        except InfrastructureError as error:
+            log.warning("weights %d were not given to requests in flight: %s", version, error)
+
     def _give(self, policy: Policy, version: int) -> tuple[list[Endpoint], Weights]:
+        """Weights on all servers, from the first rank; never older ones than those that requests in flight have got."""
+        with self._giving:
+            if self._newest is not None and self._newest[1] > version:
+                policy, version = self._newest
+            if self._held is not None and self._held[0] is policy and self._held[1] == version:
+                weights = self._held[2]
+                self._loop.run(self._checked_pool.sync(weights))
+            else:
+                self._held = None
+                weights = self._give_these(policy, version)
+                self._held = (policy, version, weights) if self.renews else None
+            return [server.client.endpoint for server in self._checked_pool.servers], weights
+
+    def _give_these(self, policy: Policy, version: int) -> Weights:
         probe = Probe(policy, self.tolerance, self.dtype)
         self._longest = max(self._longest, probe.length) if self._longest else 0
         if self._pool is None:
@@ -220,7 +265,7 @@ class VLLMServer(RolloutSource):
             raise UserError("data.rollouts", f"cannot be used for training: {error}", fix=_FIX) from error
         self._met = True
         self.hand_over.keep(weights)
-        return [s.client.endpoint for s in pool.servers], weights
+        return weights
 
     def _dtype_of(self, policy: Policy) -> torch.dtype:
         """Of the files, and of the weights on servers that are ours."""
@@ -304,6 +349,8 @@ class VLLMServer(RolloutSource):
             raise RuntimeError(f"version {version} was not copied by sync_weights()")
         vocabulary = int(policy.model.config.get_text_config().vocab_size)
         routing = policy.routing if self.records_routes else None
+        weights = self._checked_pool.weights
+        run = run_of(weights.tag) if self.renews and weights is not None else None
 
         async def ask(row: Beginning, server: Server) -> list[Rollout]:
             if known.over:
@@ -313,8 +360,10 @@ class VLLMServer(RolloutSource):
             body = request(server.model, row, len(numbers), sampling, seed, unsaid_of(policy))
             with known.named(server.client) as name:
                 media = row.prompt.media
-                reply = await completed(server.client, body, media, shown_to(policy), patiently=True, name=name)
-            answers = parse(reply, body, vocabulary, routing)
+                reply = await completed(
+                    server.client, body, media, shown_to(policy), versions=self.renews, patiently=True, name=name
+                )
+            answers = parse(reply, body, vocabulary, routing, run)
             return to_rollouts(answers, row, numbers, sampling, version, policy)
 
         done: queue.SimpleQueue[tuple[int, list[Rollout]] | None] = queue.SimpleQueue()
@@ -350,7 +399,8 @@ class VLLMServer(RolloutSource):
     # servers -----------------------------------------------------------------------------------------------------
 
     def _connect(self, endpoints: Sequence[Endpoint], deliver: Deliver) -> None:
-        self._pool = Pool([Server(self._client(endpoint)) for endpoint in endpoints], self.faults, deliver)
+        servers = [Server(self._client(endpoint)) for endpoint in endpoints]
+        self._pool = Pool(servers, self.faults, deliver, in_flight=self.renews)
 
     def _client(self, endpoint: Endpoint) -> Client:
         return Client(endpoint, self.timeout_s, self.health_timeout_s)
@@ -389,6 +439,16 @@ class VLLMServer(RolloutSource):
     def _checked_pool(self) -> Pool:
         assert self._pool is not None
         return self._pool
+
+
+def _check_in_flight(options: Mapping[str, Any], routed_experts: bool) -> None:
+    name = "data.rollouts.weights_in_flight"
+    if options.get("enable_lora") or options.get("enable-lora"):
+        what = "is true, but a request keeps the adapters that it began with (options: enable_lora)"
+        raise UserError(name, what, fix="leave enable_lora out: adapters are merged, and whole weights sent")
+    if routed_experts:
+        what = "is true, but experts are reported once for a whole response (routed_experts)"
+        raise UserError(name, what, fix="use one of the two")
 
 
 _FIX = (

@@ -150,6 +150,21 @@ def test_a_server_that_hangs_is_left_by_its_health(policy: Policy, prompts: list
         assert ids(ask(source, policy, prompts)) == wanted
 
 
+def test_connections_are_left_before_the_server_closes_them(
+    toy: ToyServer, policy: Policy, prompts: list[Prompt]
+) -> None:
+    """vLLM closes one that was idle for 5 seconds, and loses a request that is written to it at that moment."""
+    with closing(VLLMServer([toy.url], **FAST)) as source:
+        source.sync_weights(policy, 0)
+        ask(source, policy, prompts[:1])
+        before = toy.connections
+        ask(source, policy, prompts[:1])
+        assert toy.connections == before
+        time.sleep(3.0)
+        ask(source, policy, prompts[:1])
+        assert toy.connections > before
+
+
 @pytest.mark.parametrize("counts", [True, False])
 def test_a_server_may_take_its_time_but_not_be_silent(
     toy: ToyServer, policy: Policy, prompts: list[Prompt], counts: bool

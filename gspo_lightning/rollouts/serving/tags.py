@@ -1,0 +1,48 @@
+"""Names of weights that a server has: by which run, of which optimizer step, and how many that run has given before."""
+
+from __future__ import annotations
+
+__all__ = ["is_newer", "run_of", "tag_of", "version_in"]
+
+
+def tag_of(run: str, version: int, count: int) -> str:
+    """The tag of the ``count``-th weights of a run.
+
+    Args:
+        run: without a dash.
+        version: optimizer steps.
+        count: of hand-overs: two of one version need not be of the same weights.
+    """
+    return f"{run}-{version}-{count}"
+
+
+def run_of(tag: str) -> str:
+    """The run that gave these weights."""
+    return tag.partition("-")[0]
+
+
+def version_in(tag: str, run: str) -> int | None:
+    """Optimizer steps of these weights; None where the tag is not one of this run.
+
+    >>> version_in("a1b2-12-3", "a1b2"), version_in("default", "a1b2")
+    (12, None)
+    """
+    found = _parts(tag)
+    return found[1] if found is not None and found[0] == run else None
+
+
+def is_newer(tag: str, than: str) -> bool:
+    """Whether both are of one run, and the first was given later.
+
+    >>> is_newer("a1b2-12-3", "a1b2-8-2"), is_newer("a1b2-8-2", "a1b2-12-3"), is_newer("c3d4-12-3", "a1b2-8-2")
+    (True, False, False)
+    """
+    one, other = _parts(tag), _parts(than)
+    return one is not None and other is not None and one[0] == other[0] and one[2] > other[2]
+
+
+def _parts(tag: str) -> tuple[str, int, int] | None:
+    run, *numbers = tag.split("-")
+    if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+        return None
+    return run, int(numbers[0]), int(numbers[1])

@@ -1,0 +1,256 @@
+"""Servers that get new weights while they sample: nothing is lost, and every token says which weights sampled it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.packing.batches import make_micro_batch
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.tiny import build_tiny_model
+from gspo_lightning.randomness import Purpose
+from gspo_lightning.rollouts import Draws, VLLMServer
+from gspo_lightning.types import Prompt, Rollout, SamplingParams
+from tests.rollouts.toy_server import Reply, ToyServer
+from tests.runs import runs
+
+DRAWS = Draws.of(0, Purpose.TRAIN_SAMPLING, 2)
+SAMPLING = SamplingParams(40, stop_token_ids=(9,))
+FAST: dict[str, Any] = {"backoff_s": 0.01, "timeout_s": 20.0, "retries": 2, "weights_in_flight": True}
+
+
+@pytest.fixture
+def toy() -> Iterator[ToyServer]:
+    with ToyServer() as server:
+        yield server
+
+
+@pytest.fixture
+def newer(policy: Policy) -> Policy:
+    """Other weights."""
+    return Policy(build_tiny_model("tiny-qwen3", seed=5), policy.tokenizer).eval()
+
+
+class Asked(threading.Thread):
+    """A rollout in another thread, as the prefetcher makes it."""
+
+    def __init__(self, source: VLLMServer, policy: Policy, prompts: list[Prompt], version: int = 3) -> None:
+        super().__init__(daemon=True)
+        self.source, self.policy, self.prompts, self.version = source, policy, prompts, version
+        self.groups: list[list[Rollout]] = []
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.source.sync_weights(self.policy, self.version)
+            self.groups = self.source.generate(
+                self.policy, self.prompts, group_size=3, sampling=SAMPLING, draws=DRAWS, version=self.version
+            )
+        except BaseException as error:
+            self.error = error
+
+    def during(self, toy: ToyServer, act: Callable[[], None]) -> list[list[Rollout]]:
+        """What it brings, if something happens in the middle."""
+        self.start()
+        deadline = time.monotonic() + 20
+        while toy.asked < 1 + len(self.prompts) and time.monotonic() < deadline:  # the probe and all groups
+            time.sleep(0.01)
+        time.sleep(0.2)
+        assert self.is_alive()
+        act()
+        self.join(30)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+        return self.groups
+
+
+def by_weights(groups: list[list[Rollout]], version: int) -> list[tuple[Rollout, torch.Tensor]]:
+    """Rollouts with tokens of these weights, and which tokens those are."""
+    marked = [
+        (r, (torch.full_like(r.token_ids, r.policy_version) if r.versions is None else r.versions) == version)
+        for group in groups
+        for r in group
+    ]
+    return [(rollout, mask) for rollout, mask in marked if bool(mask.any())]
+
+
+def gap(policy: Policy, found: list[tuple[Rollout, torch.Tensor]]) -> float:
+    """Nats between what the server reported of these tokens and what the policy says, the largest."""
+    worst = 0.0
+    for rollout, mask in found:
+        rollout.reward = 0.0
+        with torch.no_grad():
+            mine = policy(make_micro_batch([rollout]))[0][0]
+        assert rollout.logprobs is not None
+        worst = max(worst, float((mine - rollout.logprobs).abs()[mask].max()))
+    return worst
+
+
+def test_every_token_says_which_weights_sampled_it(
+    toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt]
+) -> None:
+    toy.pace_s = 0.02
+    with closing(VLLMServer([toy.url], **FAST)) as source:
+        groups = Asked(source, policy, prompts).during(toy, lambda: source.renew(newer, 7))
+        assert [len(group) for group in groups] == [3] * len(prompts)
+        old, new = by_weights(groups, 3), by_weights(groups, 7)
+        both = [r for r, _ in old if r.versions is not None]
+        assert both  # in the middle
+        assert sum(int(mask.sum()) for _, mask in old + new) == sum(r.length for g in groups for r in g)
+        assert gap(policy, old) < 1e-5
+        assert gap(newer, new) < 1e-5
+        assert gap(policy, new) > 1e-2
+        for rollout in both:
+            assert rollout.versions is not None
+            assert rollout.policy_version == 7
+            assert rollout.versions.tolist() == sorted(rollout.versions.tolist())
+        assert (toy.loads, toy.paused) == (2, 2)
+        source.sync_weights(newer, 7)  # the next rollout's: they are there
+        assert (toy.loads, toy.paused) == (2, 2)
+        asked = source.generate(newer, prompts, group_size=3, sampling=SAMPLING, draws=DRAWS, version=7)
+        assert {(r.policy_version, r.versions) for group in asked for r in group} == {(7, None)}
+
+
+def test_a_rollout_that_was_submitted_earlier_does_not_bring_older_weights_back(
+    toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt]
+) -> None:
+    toy.pace_s = 0.02
+    with closing(VLLMServer([toy.url], **FAST)) as source:
+        Asked(source, policy, prompts).during(toy, lambda: source.renew(newer, 7))
+        toy.pace_s = 0.0
+        source.sync_weights(policy, 5)
+        groups = source.generate(policy, prompts, group_size=3, sampling=SAMPLING, draws=DRAWS, version=5)
+        assert {r.policy_version for group in groups for r in group} == {7}
+        assert gap(newer, by_weights(groups, 7)) < 1e-5
+        assert toy.loads == 2
+        source.sync_weights(policy, 9)  # an evaluation of other weights, averaged ones for example
+        assert toy.loads == 3
+
+
+def test_weights_that_do_not_arrive_leave_the_rollout_what_it_has(
+    toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt], caplog: pytest.LogCaptureFixture
+) -> None:
+    toy.pace_s = 0.02
+
+    def refuses(route: str, body: dict[str, Any], reply: Reply) -> Reply:
+        return (500, {"error": "out of memory"}) if route == "/pause?mode=keep" else reply
+
+    def act() -> None:
+        toy.fault = refuses
+        source.renew(newer, 7)
+        toy._going.set()
+        toy.fault = None
+
+    with closing(VLLMServer([toy.url], **FAST)) as source:
+        groups = Asked(source, policy, prompts).during(toy, act)
+        assert gap(policy, by_weights(groups, 3)) < 1e-5
+        assert not by_weights(groups, 7)
+        assert "weights 7 were not given to requests in flight" in caplog.text
+        source.sync_weights(newer, 7)
+        assert toy.loads == 2
+
+
+def test_what_was_sampled_while_weights_were_replaced_by_halves_is_asked_again(
+    toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt]
+) -> None:
+    """The weights are read, and then their tag does not arrive: the server goes on with weights that nobody knows."""
+    toy.pace_s = 0.02
+
+    def breaks(route: str, body: dict[str, Any], reply: Reply) -> Reply:
+        return (500, {"error": "boom"}) if route.startswith("/reset_prefix_cache") else reply
+
+    def act() -> None:
+        toy.fault = breaks
+        source.renew(newer, 7)
+        assert toy.tag == "unfinished"
+        toy.fault = None
+
+    with closing(VLLMServer([toy.url], **FAST)) as source:
+        groups = Asked(source, policy, prompts).during(toy, act)
+        old, new = by_weights(groups, 3), by_weights(groups, 7)
+        assert len(new) > 0
+        assert gap(policy, old) < 1e-5 if old else True
+        assert gap(newer, new) < 1e-5
+
+
+def test_a_server_that_cannot_forget_is_found_out(toy: ToyServer, policy: Policy) -> None:
+    toy.forgets = False
+    with (
+        closing(VLLMServer([toy.url], **FAST)) as source,
+        pytest.raises(
+            (UserError, InfrastructureError), match="it could not forget what it had computed with other weights"
+        ),
+    ):
+        source.sync_weights(policy, 0)
+
+
+def test_a_server_that_does_not_say_which_weights_it_used_is_refused(toy: ToyServer, policy: Policy) -> None:
+    def silent(route: str, body: dict[str, Any], reply: Reply) -> Reply:
+        if route == "/inference/v1/generate":
+            for choice in reply[1]["choices"]:
+                choice.pop("weight_versions")
+        return reply
+
+    with closing(VLLMServer([toy.url], **FAST)) as source:
+        source.sync_weights(policy, 0)
+        toy.fault = silent
+        with pytest.raises(InfrastructureError, match="does not say which weights sampled each token"):
+            source.generate(policy, [Prompt(1, "", (3, 4))], group_size=2, sampling=SAMPLING, draws=DRAWS, version=0)
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "arguments", "says"),
+    [
+        ({"weights_in_flight": True}, [], "data.rollouts.weights_in_flight: is true, but nothing is sampled while"),
+        (
+            {"weights_in_flight": True, "options": {"enable_lora": True}},
+            ["--data.max_staleness=1"],
+            "a request keeps the adapters that it began with",
+        ),
+        ({"weights_in_flight": True, "routed_experts": True}, ["--data.max_staleness=1"], "use one of the two"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused(
+    rollouts: dict[str, Any], arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = [f"--data.rollouts={_source(rollouts | {'urls': ['http://127.0.0.1:9']})}"]
+    runs.fit(tmp_path, *runs.UNTAUGHT, *source, *arguments, code=2)
+    assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_conversations_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inner = '{"class_path": "VLLMServer", "init_args": {"weights_in_flight": true, "urls": ["http://127.0.0.1:9"]}}'
+    outer = f'{{"class_path": "EnvironmentRollouts", "init_args": {{"environment": "GuessNumber", "source": {inner}}}}}'
+    runs.fit(tmp_path, *runs.UNTAUGHT, f"--data.rollouts={outer}", "--data.max_staleness=1", code=2)
+    assert "behind EnvironmentRollouts, which does not say" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_trains_on_fresher_tokens(tmp_path: Path) -> None:
+    """A rollout takes longer than the updates beside it, so what is left of it is sampled from the newest weights."""
+    with ToyServer(pace_s=0.06) as toy:
+        source = _source({"urls": [toy.url], "weights_in_flight": True, "timeout_s": 60})
+        run = runs.fit(
+            tmp_path, *runs.UNTAUGHT, f"--data.rollouts={source}", "--data.max_staleness=1", "--trainer.max_epochs=2",
+            "--data.val=null", "--trainer.num_sanity_val_steps=0", "--data.max_response_tokens=24",
+            "--model.optimizer.lr=0.003", "--model.objective.correction=sequence",
+        )  # fmt: skip
+    scalars = runs.scalars(run)
+    assert toy.loads == 2
+    before, after = ([age for _, age in scalars["staleness/mean_age"]][i] for i in (0, 2))
+    assert before == 0.0
+    assert 0 < after < 1.95  # two without it (tests/runs/test_flight.py)
+    assert [v for s, v in scalars["ratio/log_sequence_std"] if s % 2 == 1] == [0.0] * 2  # old: the start of training
+
+
+def _source(init_args: dict[str, Any]) -> str:
+    return json.dumps({"class_path": "VLLMServer", "init_args": init_args})
