@@ -72,6 +72,8 @@ class Job:
     critic_epochs: int = 1
     critic_shared: bool = False
     """Whether a critic has only a head of its own, on the policy's hidden states."""
+    lockstep: bool = False
+    """Whether responses are sampled from the shards, layer by layer, in step with all ranks (FSDP2)."""
     max_pixels: int | None = None
     """Of a picture (``data.pictures.max_pixels``); None is the limit of the model's processor."""
 
@@ -231,6 +233,7 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
         critic=None if critic is None or critic.share else critic.name_or_path or "",
         critic_epochs=1 if critic is None else critic.epochs,
         critic_shared=critic is not None and critic.share,
+        lockstep=options.get("rollouts") == "lockstep",
         max_pixels=data.sets.pictures.max_pixels,
     )
 

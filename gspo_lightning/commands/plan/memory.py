@@ -128,7 +128,7 @@ def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
     if job.strategy == "fsdp":
         gathered = (2 * counts.largest_layer + counts.outside) * job.compute_bytes
         memory.add("gathered weights", gathered, TRAINING)
-        memory.add("gathered weights", whole, SAMPLING)
+        memory.add("gathered weights", gathered if job.lockstep and job.in_process else whole, SAMPLING)
     if job.old_policy == "ResidentSnapshot":
         memory.add("old policy", counts.trainable * (4 if job.lora else size) / kept)
     elif job.old_policy == "OffloadedSnapshot":
@@ -239,7 +239,8 @@ def _critic(memory: Memory, job: Job, shares_frozen: bool) -> None:
 def _sampling(memory: Memory, job: Job, counts: Counts, device: Device) -> None:
     """What a wave of responses takes beside all else that is there."""
     copies = counts.total * job.compute_bytes
-    if job.packed and job.compute_bytes == 4 and job.lora is None and copies <= LARGEST_COPY:  # on a CPU
+    lean = job.packed and job.compute_bytes == 4 and job.lora is None and not job.lockstep
+    if lean and copies <= LARGEST_COPY:  # on a CPU
         memory.add("weights, transposed", copies, SAMPLING)
     free = device.memory - device.reserved - memory.total(SAMPLING)
     memory.rows = wave_rows(job, device, free)

@@ -140,6 +140,8 @@ def _step(job: Job, device: Device, found: Footprint, rows: float, tokens: int) 
         "compute": rows * 2.0 * counts.active / (_speed(job, device) / job.world),
         "launches": LAUNCHES.get(job.source, GRAPH) * layers,
     }
+    if job.lockstep and job.in_process:  # every layer is put together anew, before it is needed
+        costs["communication"] = counts.total * job.compute_bytes * (job.world - 1) / job.world / _link(job, device)
     bound = max(costs, key=lambda name: costs[name])
     return costs[bound], bound
 
@@ -189,7 +191,7 @@ def _link(job: Job, device: Device) -> float:
 
 def _handing_over(job: Job, device: Device) -> Phase | None:
     """The weights on their way to who samples: shards are gathered, servers are sent them."""
-    if job.in_process and job.strategy != "fsdp":
+    if job.in_process and (job.strategy != "fsdp" or job.lockstep):
         return None
     sent = counts_of(job.model).total * job.compute_bytes
     return Phase("weights to the sampler", sent / _link(job, device), 0, "communication")

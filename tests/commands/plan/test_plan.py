@@ -119,6 +119,7 @@ def test_small_models_are_copied_to_decode(job: Job, monkeypatch: pytest.MonkeyP
     total = 4 * counts_of(job.model).total
     assert memory_of(packed, CPU).items["weights, transposed"] == {SAMPLING: total}
     assert "weights, transposed" not in memory_of(job, CPU).items
+    assert "weights, transposed" not in memory_of(dataclasses.replace(packed, lockstep=True), CPU).items
     assert "weights, transposed" not in memory_of(dataclasses.replace(packed, precision="bf16-mixed"), CPU).items
     monkeypatch.setattr(memory, "LARGEST_COPY", total - 1)
     assert "weights, transposed" not in memory_of(packed, CPU).items
@@ -142,6 +143,8 @@ def test_sharding_divides_states_and_gathers_layers(job: Job) -> None:
     for item in ("weights", "gradients", "optimizer state"):
         assert shards[item][TRAINING] == pytest.approx(whole[item][TRAINING] / 4, abs=1)
     assert shards["gathered weights"][SAMPLING] == whole["weights"][SAMPLING]
+    layers = memory_of(dataclasses.replace(job, strategy="fsdp", world=4, lockstep=True), CPU).items
+    assert layers["gathered weights"] == dict.fromkeys((SAMPLING, TRAINING), shards["gathered weights"][TRAINING])
 
 
 def test_checkpointing_and_smaller_micro_batches_keep_less(job: Job) -> None:

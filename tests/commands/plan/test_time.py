@@ -130,6 +130,15 @@ def test_what_a_phase_waits_for() -> None:
     assert slow["forward and backward"].seconds == pytest.approx(sent / 0.7e9)
 
 
+def test_in_lockstep_every_token_waits_for_all_weights() -> None:
+    shards = {"strategy": "fsdp", "world": 4, "source": "GroupedSampler"}
+    slow = dataclasses.replace(CARD, link=10e9, memory=1 << 50)
+    step = counts_of(job().model).total * 2 * 0.75 / 7e9
+    assert decoding_seconds(job(**shards, lockstep=True), slow, 16, 100) == (pytest.approx(100 * step), "communication")
+    names = {phase.name for phase in phases_of(job(**shards), slow)}
+    assert names - {phase.name for phase in phases_of(job(**shards, lockstep=True), slow)} == {"weights to the sampler"}
+
+
 def test_responses_that_do_not_fit_wait_for_their_turn() -> None:
     one = decoding_seconds(job(source="GroupedSampler", max_rows=64), CARD, 64, 100)[0]
     two = decoding_seconds(job(source="GroupedSampler", max_rows=32), CARD, 64, 100)[0]
