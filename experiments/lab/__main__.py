@@ -15,18 +15,31 @@ from experiments.lab.grid import GRIDS, Grid, names
 from experiments.lab.page import draw, page
 from experiments.lab.results import is_done, make, read
 from gspo_lightning.cli import main as gspo
+from gspo_lightning.commands.compare.runs import RunInterruptedError
 from gspo_lightning.commands.fit.configs import config_file
+from gspo_lightning.errors import UserError
 from gspo_lightning.report.save import save
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run and report."""
+    """Run and report; 2 where a run is refused, the exit code of a run that a signal has stopped."""
     parser = argparse.ArgumentParser("experiments.lab", description=__doc__)
     parser.add_argument("grid", help=f"{', '.join(names())}, or a file")
     parser.add_argument("--root", type=Path, default=Path("runs/lab"), help="of all runs and cold starts")
     parser.add_argument("--output", type=Path, default=Path("docs/lab"), help="folder of the page and the picture")
     parser.add_argument("--minutes", type=float, default=30.0, help="no run is begun after so many; 0 only reads")
     options = parser.parse_args(list(argv))
+    try:
+        return _run(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RunInterruptedError as stopped:
+        print(stopped, file=sys.stderr)
+        return stopped.code
+
+
+def _run(options: argparse.Namespace) -> int:
     path = GRIDS / f"{options.grid}.yaml"
     grid = Grid.read(path if path.is_file() else Path(options.grid))
     root, start = options.root / grid.name, time.monotonic()

@@ -15,10 +15,11 @@ from experiments.lab.grid import GRIDS, Cell, Grid, names
 from experiments.lab.measures import MEASURES, reward_for_tokens
 from experiments.lab.noise import NoisySampler, RoundedSampler
 from experiments.lab.results import Results, read
+from experiments.lab.tasks import RewrittenChain
 from gspo_lightning.cli import main as gspo
-from gspo_lightning.errors import UserError
 from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.settings import ModelSettings
+from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.prompts import ChainTask
 from gspo_lightning.prompts.encode import encode_prompts
 from gspo_lightning.randomness import Purpose
@@ -113,17 +114,34 @@ def test_a_grid_runs_in_pieces_and_is_reported(tmp_path: Path, capsys: pytest.Ca
     file.write_text(TINY.replace("seeds: 2", "seeds: 1"))  # fewer runs are no other runs
     assert main([*argv, "--minutes", "0"]) == 0
     file.write_text(TINY.replace("--data.group_size=4", "--data.group_size=2"))
-    with pytest.raises(UserError, match="begun with other arguments than the grid has now"):
-        main([*argv, "--minutes", "0"])
+    assert main([*argv, "--minutes", "0"]) == 2
+    assert "begun with other arguments than the grid has now" in capsys.readouterr().err
 
 
-def test_a_run_that_cannot_begin_is_a_mistake_in_the_grid(tmp_path: Path) -> None:
+def test_rewritten_steps_are_those_of_the_task() -> None:
+    records = list(RewrittenChain("train", 64, operands=6).records())
+    assert [r["prompt"] for r in records] == [r["prompt"] for r in ChainTask("train", 64, operands=6).records()]
+    for record in records:
+        prompt, lines = record["prompt"], record["steps"].split(";")
+        assert [len(line) for line in lines] == [11] * 5 + [0]
+        value, left = int(prompt[0]), prompt[1:-1]
+        for number, line in enumerate(lines[:-1], 1):
+            value = {"+": value + int(left[1]), "-": value - int(left[1]), "*": value * int(left[1])}[left[0]] % 10
+            left = left[2:]
+            assert line == "=" * 2 * number + str(value) + left
+        assert record["answer"] == str(value)
+    (_, completion), *_ = RewrittenChain("cold_start", 8, operands=6, step_share=1.0).demonstrations()
+    assert len(completion) == 2 * 6 * 5 + 2
+    assert character_tokenizer().unk_token_id not in character_tokenizer()(completion).input_ids
+
+
+def test_a_run_that_cannot_begin_is_a_mistake_in_the_grid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "tiny.yaml"
     file.write_text(
         TINY.replace("--model.optimizer.lr=1e30, --model.optimizer.weight_decay=1e30", "--data.temperature=-1")
     )
-    with pytest.raises(UserError, match="exit code 2"):
-        main([str(file), "--root", str(tmp_path / "runs"), "--output", str(tmp_path), "--minutes", "10"])
+    assert main([str(file), "--root", str(tmp_path / "runs"), "--output", str(tmp_path), "--minutes", "10"]) == 2
+    assert "exit code 2" in capsys.readouterr().err
     assert len(list(tmp_path.glob("runs/tiny/*/version_*/summary.json"))) == 1  # and nothing says that it was run
     assert not list(tmp_path.glob("runs/tiny/failed/*"))
 
