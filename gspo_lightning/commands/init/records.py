@@ -50,9 +50,11 @@ def _code() -> dict[str, str]:
 
 
 def _logic() -> dict[str, str]:
+    """Ten times as many: with 20 puzzles a model learns their answers and forgets how to find others."""
     from gspo_lightning.prompts.tasks.logic import LogicTask
 
-    return {"train.jsonl": _lines(LogicTask(family="knights", split="train", size=COUNT, style="compact").records())}
+    puzzles = LogicTask(family="knights", split="train", size=10 * COUNT, style="compact")
+    return {"train.jsonl": _lines(puzzles.records())}
 
 
 RECORDS: dict[str, Callable[[], dict[str, str]]] = {"own": _own, "math": _math, "code": _code, "logic": _logic}
