@@ -203,7 +203,7 @@ class VLLMServer(RolloutSource):
         with fail_together():  # who tries again needs the first rank
             if rank_and_world()[0] != 0:
                 if self._pool is None:
-                    self._connect(endpoints, deliver_elsewhere)
+                    self._connect(endpoints, None if self.renews else deliver_elsewhere)  # they may be older ones
                 self._loop.run(self._checked_pool.sync(weights))
         self._synced = (weakref.ref(policy), version)
 
@@ -398,7 +398,7 @@ class VLLMServer(RolloutSource):
 
     # servers -----------------------------------------------------------------------------------------------------
 
-    def _connect(self, endpoints: Sequence[Endpoint], deliver: Deliver) -> None:
+    def _connect(self, endpoints: Sequence[Endpoint], deliver: Deliver | None) -> None:
         servers = [Server(self._client(endpoint)) for endpoint in endpoints]
         self._pool = Pool(servers, self.faults, deliver, in_flight=self.renews)
 

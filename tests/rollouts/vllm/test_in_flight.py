@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -19,6 +20,10 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, VLLMServer
+from gspo_lightning.rollouts.serving.client import Client
+from gspo_lightning.rollouts.serving.endpoint import Endpoint
+from gspo_lightning.rollouts.serving.pool import UNFINISHED, Faults, Pool, Server, Weights
+from gspo_lightning.rollouts.vllm import server
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 from tests.rollouts.toy_server import Reply, ToyServer
 from tests.runs import runs
@@ -206,6 +211,69 @@ def test_a_server_that_does_not_say_which_weights_it_used_is_refused(toy: ToySer
         toy.fault = silent
         with pytest.raises(InfrastructureError, match="does not say which weights sampled each token"):
             source.generate(policy, [Prompt(1, "", (3, 4))], group_size=2, sampling=SAMPLING, draws=DRAWS, version=0)
+
+
+def of_another_rank(toy: ToyServer, tag: str, silence_s: float = 5.0) -> tuple[Pool, Server]:
+    """What a rank that is not the first one has of a server; ``tag``: the weights that it was told of."""
+    known = Server(Client(Endpoint(toy.url), 5.0, 5.0))
+    pool = Pool([known], Faults(0, 0.01, 5.0, 5.0, silence_s), None, in_flight=True)
+    pool.weights = Weights(Path("/nowhere"), tag)
+    return pool, known
+
+
+async def asked_once(pool: Pool) -> str:
+    """The tag of the server as a request finds it."""
+    try:
+        tag: str = await pool.ask(lambda asked: asked.client.weights())
+        await pool.check_weights()
+        return tag
+    finally:
+        await pool.close()
+
+
+def test_other_ranks_leave_a_server_alone_whose_weights_are_being_replaced(toy: ToyServer) -> None:
+    """They would put older weights over those that the first rank is about to name."""
+
+    async def run() -> str:
+        pool, _ = of_another_rank(toy, "a1-3-1")
+        toy.tag = UNFINISHED
+        asyncio.get_running_loop().call_later(0.6, setattr, toy, "tag", "a1-7-2")
+        return await asked_once(pool)
+
+    assert asyncio.run(run()) == "a1-7-2"
+    assert (toy.paused, toy.loads) == (0, 0)
+
+
+def test_a_rollout_of_another_rank_may_end_while_weights_are_being_replaced(toy: ToyServer) -> None:
+    async def run() -> None:
+        pool, known = of_another_rank(toy, "a1-3-1")
+        known.ready, toy.tag = True, UNFINISHED
+        await asked_once(pool)
+        assert known.ready
+
+    asyncio.run(run())
+
+
+def test_other_ranks_wait_for_the_first_to_give_weights_and_not_for_ever(toy: ToyServer) -> None:
+    for tag in ("default", UNFINISHED):
+        toy.tag = tag
+        with pytest.raises(InfrastructureError, match="only the first rank gives them"):
+            asyncio.run(asked_once(of_another_rank(toy, "a1-3-1", silence_s=0.1)[0]))
+    assert (toy.paused, toy.loads) == (0, 0)
+
+
+def test_a_rank_that_is_not_the_first_gives_no_weights(
+    toy: ToyServer, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [Endpoint(toy.url)], Weights(Path("/nowhere"), "a1-3-1")
+    monkeypatch.setattr(server, "rank_and_world", lambda: (1, 2))
+    monkeypatch.setattr(server, "all_gather_objects", lambda value: [told if value is None else value])
+    with closing(VLLMServer([toy.url], **FAST)) as source:
+        with pytest.raises(InfrastructureError, match="only the first rank gives them"):
+            source.sync_weights(policy, 3)
+        toy.tag = "a1-7-2"
+        source.sync_weights(policy, 3)
+    assert (toy.paused, toy.loads) == (0, 0)
 
 
 @pytest.mark.parametrize(
