@@ -226,7 +226,8 @@ class Pool:
     async def close(self) -> None:
         """Close connections and end the servers that were started here."""
         for server in self.servers:
-            await server.client.close()
+            async with server.lock:  # who was about to replace its weights has it go on first
+                await server.client.close()
         await asyncio.gather(*(asyncio.to_thread(s.process.discard) for s in self.servers if s.process is not None))
 
     async def _pick(self, tried: Sequence[Server]) -> tuple[Server | None, str]:
@@ -275,6 +276,8 @@ class Pool:
             if not server.base:
                 server.base = await server.client.model()
             server.model = weights.model or server.base
+            if server.client.halted:
+                await server.client.resume()
             if not await self._has(server):
                 await self._give(server, weights)
             server.ready = True

@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +211,52 @@ def test_a_server_that_does_not_say_which_weights_it_used_is_refused(toy: ToySer
         toy.fault = silent
         with pytest.raises(InfrastructureError, match="does not say which weights sampled each token"):
             source.generate(policy, [Prompt(1, "", (3, 4))], group_size=2, sampling=SAMPLING, draws=DRAWS, version=0)
+
+
+@pytest.mark.parametrize("route", ["/pause?mode=keep", "/resume"])
+@pytest.mark.parametrize("again", [True, False])
+def test_a_server_goes_on_although_it_did_not_say_that_it_would(
+    toy: ToyServer, policy: Policy, prompts: list[Prompt], route: str, again: bool
+) -> None:
+    """An answer is lost, and who stays paused would be waited for in vain."""
+    lost = 0
+
+    def loses(asked: str, body: dict[str, Any], reply: Reply) -> Reply:
+        nonlocal lost
+        if asked != route or lost:
+            return reply
+        lost += 1
+        if route == "/resume":
+            toy._going.clear()
+        return 500, {"error": "lost"}
+
+    with closing(VLLMServer([toy.url], **FAST | {"retries": int(again)})) as source:
+        source.sync_weights(policy, 0)
+        source._checked_pool.servers[0].ready, toy.tag = False, "default"  # it was started anew
+        toy.fault = loses
+        with nullcontext() if again else pytest.raises(InfrastructureError, match="lost"):
+            source.generate(policy, prompts[:1], group_size=2, sampling=SAMPLING, draws=DRAWS, version=0)
+    assert lost
+    assert toy._going.is_set() or (route == "/resume" and not again)
+
+
+def test_a_server_goes_on_when_who_has_paused_it_closes(toy: ToyServer, policy: Policy) -> None:
+    at_it = threading.Event()
+
+    def slow(route: str, body: dict[str, Any], reply: Reply) -> Reply:
+        if route == "/collective_rpc":
+            at_it.set()
+            time.sleep(0.5)
+        return reply
+
+    toy.fault = slow
+    with closing(VLLMServer([toy.url], **FAST)) as source:
+        source.open(64)
+        source._checked_pool.weights = Weights(source.hand_over.folders.write(policy), "a1-0-1")
+        work = source._loop.submit(source._checked_pool.ask(lambda known: known.client.weights()))
+        assert at_it.wait(10)
+        work.cancel()
+    assert toy._going.is_set()
 
 
 def of_another_rank(toy: ToyServer, tag: str, silence_s: float = 5.0) -> tuple[Pool, Server]:
