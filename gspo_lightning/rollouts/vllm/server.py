@@ -253,7 +253,8 @@ class VLLMServer(RolloutSource):
             except NoAdaptersError as error:
                 weights = self.hand_over.merged(policy, self._dtype_of(policy), version, str(error))
                 ready = self._loop.run(pool.sync(weights))
-            answers = [self._loop.run(probe.ask(server)) for server in ready]
+            run = self.hand_over.run if self.renews else None
+            answers = [self._loop.run(probe.ask(server, run)) for server in ready]
             probe.check([server.client.url for server in ready], answers)
         except (ServerError, UnsupportedError, BadReplyError, UserError) as error:
             for server in pool.servers:

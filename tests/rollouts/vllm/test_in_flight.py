@@ -20,10 +20,12 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, VLLMServer
+from gspo_lightning.rollouts.serving.answers import BadReplyError
 from gspo_lightning.rollouts.serving.client import Client
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.pool import UNFINISHED, Faults, Pool, Server, Weights
 from gspo_lightning.rollouts.vllm import server
+from gspo_lightning.rollouts.vllm.protocol import parse
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 from tests.rollouts.toy_server import Reply, ToyServer
 from tests.runs import runs
@@ -186,6 +188,45 @@ def test_what_was_sampled_while_weights_were_replaced_by_halves_is_asked_again(
         assert len(new) > 0
         assert gap(policy, old) < 1e-5 if old else True
         assert gap(newer, new) < 1e-5
+
+
+def test_a_server_without_the_route_is_refused_at_once(toy: ToyServer, policy: Policy) -> None:
+    toy.scale_out = False
+    with closing(VLLMServer([toy.url], **FAST)) as source:
+        with pytest.raises(UserError, match="switched off: start it with --enable-scale-out"):
+            source.sync_weights(policy, 0)
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        None,
+        [],
+        [{"start": 0, "end": 4}],
+        [7],
+        [{"version": "a1-3-1", "start": 0, "end": 3}],
+        [{"version": "a1-3-1", "start": 0, "end": 10**12}],
+        [{"version": "a1-3-1", "start": 0, "end": None}],
+        [{"version": "a1-3-1", "start": 1, "end": 4}],
+        [{"version": "a1-3-1", "start": 0, "end": 2}, {"version": "b2-3-1", "start": 2, "end": 4}],
+    ],
+)
+def test_tokens_of_unknown_weights_are_a_bad_reply(spans: Any) -> None:
+    asked = {"n": 1, "prompt": [3], "max_tokens": 4, "stop_token_ids": [], "stop": []}
+    choice = {"token_ids": [1, 2, 3, 4], "logprobs": {"token_logprobs": [-1.0] * 4}, "finish_reason": "length"}
+    with pytest.raises(BadReplyError, match="weights"):
+        parse({"choices": [choice | {"weight_versions": spans}]}, asked, 9, run="a1")
+
+
+def test_another_prompt_than_was_sent_is_found_out(toy: ToyServer, policy: Policy) -> None:
+    def shortens(route: str, body: dict[str, Any], reply: Reply) -> Reply:
+        return (200, reply[1] | {"prompt_token_ids": [3]}) if route == "/inference/v1/generate" else reply
+
+    with closing(VLLMServer([toy.url], **FAST)) as source:
+        source.sync_weights(policy, 0)
+        toy.fault = shortens
+        with pytest.raises(InfrastructureError, match="it read another prompt than it was sent"):
+            source.generate(policy, [Prompt(1, "", (3, 4))], group_size=2, sampling=SAMPLING, draws=DRAWS, version=0)
 
 
 def test_a_server_that_cannot_forget_is_found_out(toy: ToyServer, policy: Policy) -> None:
