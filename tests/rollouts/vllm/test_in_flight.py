@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import gc
 import json
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -190,11 +193,55 @@ def test_what_was_sampled_while_weights_were_replaced_by_halves_is_asked_again(
         assert gap(newer, new) < 1e-5
 
 
+def test_weights_for_which_there_is_no_room_leave_the_rollout_what_it_has(
+    toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of this project, which all ranks raise together, and which a retry or a renewal puts up with."""
+
+    def full(*_: object, **__: object) -> Path:
+        raise OSError(28, "No space left on device")
+
+    toy.pace_s = 0.02
+    with closing(VLLMServer([toy.url], **FAST)) as source, monkeypatch.context() as patch:
+
+        def act() -> None:
+            patch.setattr(source.hand_over.folders, "write", full)
+            source.renew(newer, 7)
+
+        groups = Asked(source, policy, prompts).during(toy, act)
+        assert not by_weights(groups, 7)
+        with pytest.raises(InfrastructureError, match="No space left"):
+            source.sync_weights(newer, 7)
+
+
+def test_newer_weights_that_are_others_on_the_server_stop_the_run(
+    toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt]
+) -> None:
+    """What requests in flight have got is no rollout of anybody; no warning would take it out of what is trained on."""
+    toy.pace_s = 0.02
+    other = Policy(build_tiny_model("tiny-qwen3", seed=6), policy.tokenizer).eval()
+
+    def wrong(route: str, body: dict[str, Any], reply: Reply) -> Reply:
+        if route == "/collective_rpc":
+            toy._policy = other
+        return reply
+
+    def act() -> None:
+        toy.fault = wrong
+        with pytest.raises(InfrastructureError, match="differ from the trainer's"):
+            source.renew(newer, 7)
+
+    with closing(VLLMServer([toy.url], **FAST)) as source:
+        Asked(source, policy, prompts).during(toy, act)
+
+
 def test_a_server_without_the_route_is_refused_at_once(toy: ToyServer, policy: Policy) -> None:
     toy.scale_out = False
-    with closing(VLLMServer([toy.url], **FAST)) as source:
-        with pytest.raises(UserError, match="switched off: start it with --enable-scale-out"):
-            source.sync_weights(policy, 0)
+    with (
+        closing(VLLMServer([toy.url], **FAST)) as source,
+        pytest.raises(UserError, match="switched off: start it with --enable-scale-out"),
+    ):
+        source.sync_weights(policy, 0)
 
 
 @pytest.mark.parametrize(
@@ -227,6 +274,19 @@ def test_another_prompt_than_was_sent_is_found_out(toy: ToyServer, policy: Polic
         toy.fault = shortens
         with pytest.raises(InfrastructureError, match="it read another prompt than it was sent"):
             source.generate(policy, [Prompt(1, "", (3, 4))], group_size=2, sampling=SAMPLING, draws=DRAWS, version=0)
+
+
+def test_older_weights_are_let_go(toy: ToyServer, policy: Policy, newer: Policy) -> None:
+    """The copy that was given in flight is of no use once newer ones are asked for."""
+    with closing(VLLMServer([toy.url], **FAST)) as source:
+        source.sync_weights(policy, 3)
+        renewed = copy.deepcopy(newer)
+        source.renew(renewed, 7)
+        known = weakref.ref(renewed)
+        del renewed
+        source.sync_weights(newer, 9)
+        gc.collect()
+        assert known() is None
 
 
 def test_a_server_that_cannot_forget_is_found_out(toy: ToyServer, policy: Policy) -> None:
