@@ -24,11 +24,14 @@ from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, VLLMServer
 from gspo_lightning.rollouts.serving.answers import BadReplyError
-from gspo_lightning.rollouts.serving.client import Client
+from gspo_lightning.rollouts.serving.client import Client, ServerError
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.pool import UNFINISHED, Faults, Pool, Server, Weights
+from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.vllm import server
+from gspo_lightning.rollouts.vllm.handover import HandOver
 from gspo_lightning.rollouts.vllm.protocol import parse
+from gspo_lightning.rollouts.vllm.transfer import Sender
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 from tests.rollouts.toy_server import Reply, ToyServer
 from tests.runs import runs
@@ -358,6 +361,34 @@ def test_a_server_goes_on_when_who_has_paused_it_closes(toy: ToyServer, policy: 
         assert at_it.wait(10)
         work.cancel()
     assert toy._going.is_set()
+
+
+def test_what_is_sent_from_gpu_to_gpu_has_its_own_name(
+    toy: ToyServer, policy: Policy, newer: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server is brought back with the weights of a rollout while newer ones are made ready for it."""
+    sent: list[Policy] = []
+
+    async def send(self: Sender, server: Server, policy: Policy, *_: object, **__: object) -> None:
+        sent.append(policy)
+
+    monkeypatch.setattr(Sender, "send", send)
+    hand_over = HandOver(WeightFolders(str(tmp_path), in_memory=False), "a1", 10.0, in_flight=True)
+    hand_over.way = "nccl"
+    older, new = (hand_over.prepare(p, torch.float32, v) for p, v in ((policy, 3), (newer, 7)))
+
+    async def deliver(weights: Weights) -> None:
+        known = Server(Client(Endpoint(toy.url), 5.0, 5.0))
+        try:
+            await hand_over.deliver(known, weights)
+        finally:
+            await known.client.close()
+
+    with pytest.raises(ServerError, match="those that it had are gone here, too"):
+        asyncio.run(deliver(older))
+    assert (toy.tag, sent) == ("default", [])
+    asyncio.run(deliver(new))
+    assert (toy.tag, sent) == (new.tag, [newer])
 
 
 def of_another_rank(toy: ToyServer, tag: str, silence_s: float = 5.0) -> tuple[Pool, Server]:
