@@ -254,7 +254,9 @@ class Pool:
             server.heard = time.monotonic()
             return result
         except asyncio.CancelledError:
-            if future.cancelled() and not server.ready:
+            task = asyncio.current_task()
+            given_up = task is not None and task.cancelling()  # by who has asked, while the server gets new weights
+            if future.cancelled() and not server.ready and not given_up:
                 raise ServerError(server.ailment) from None
             future.cancel()
             raise

@@ -432,6 +432,30 @@ def test_a_rollout_of_another_rank_may_end_while_weights_are_being_replaced(toy:
     asyncio.run(run())
 
 
+def test_a_request_can_be_cancelled_while_weights_are_being_replaced(toy: ToyServer) -> None:
+    """One group of a rollout has failed: the others are given up, and not asked for anew."""
+
+    async def run() -> None:
+        pool, known = of_another_rank(toy, "a1-3-1")
+        toy.tag, asked = "a1-3-1", asyncio.Event()
+
+        async def answer(_: Server) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        request = asyncio.create_task(pool.ask(answer))
+        await asked.wait()
+        known.ready = False
+        request.cancel()
+        try:
+            with pytest.raises(asyncio.CancelledError):
+                await request
+        finally:
+            await pool.close()
+
+    asyncio.run(run())
+
+
 def test_other_ranks_wait_for_the_first_to_give_weights_and_not_for_ever(toy: ToyServer) -> None:
     for tag in ("default", UNFINISHED):
         toy.tag = tag
