@@ -156,7 +156,7 @@ class Client:
         """
         self.halted = True
         try:
-            await self._text("POST", "/pause?mode=keep", {}, needed_for_sync=True)
+            await self._text("POST", "/pause?mode=keep&clear_cache=false", {}, needed_for_sync=True)
             yield
         except BaseException:
             with suppress(ServerError, UnsupportedError):  # what went wrong first says more

@@ -156,7 +156,7 @@ def test_weights_that_do_not_arrive_leave_the_rollout_what_it_has(
     toy.pace_s = 0.02
 
     def refuses(route: str, body: dict[str, Any], reply: Reply) -> Reply:
-        return (500, {"error": "out of memory"}) if route == "/pause?mode=keep" else reply
+        return (500, {"error": "out of memory"}) if route == "/pause?mode=keep&clear_cache=false" else reply
 
     def act() -> None:
         toy.fault = refuses
@@ -317,7 +317,7 @@ def test_a_server_that_does_not_say_which_weights_it_used_is_refused(toy: ToySer
             source.generate(policy, [Prompt(1, "", (3, 4))], group_size=2, sampling=SAMPLING, draws=DRAWS, version=0)
 
 
-@pytest.mark.parametrize("route", ["/pause?mode=keep", "/resume"])
+@pytest.mark.parametrize("route", ["/pause?mode=keep&clear_cache=false", "/resume"])
 @pytest.mark.parametrize("again", [True, False])
 def test_a_server_goes_on_although_it_did_not_say_that_it_would(
     toy: ToyServer, policy: Policy, prompts: list[Prompt], route: str, again: bool
