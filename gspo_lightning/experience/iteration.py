@@ -164,7 +164,8 @@ class Iteration:
         """Have the newest weights go on with what is still being sampled for this iteration, where the source can."""
         source = self.respond.source
         if source.renews and any(all_gather_objects(prefetcher.at_work(number))):
-            source.renew(self._copy(), self.learner.version)
+            with fail_together():
+                source.renew(self._copy(), self.learner.version)
 
     def _copy(self) -> Policy:
         """The weights of now, which nobody changes; one copy for all who need them, where there may be several."""

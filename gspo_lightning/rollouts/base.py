@@ -221,6 +221,9 @@ class RolloutSource(ABC):
         Args:
             policy: the weights, which nobody changes any more.
             version: optimizer steps.
+
+        Raises:
+            InfrastructureError: what is going on cannot be used.
         """
 
     def rest(self) -> None:  # noqa: B027 (in-process sources hold nothing of their own)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib.util
 import io
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -177,6 +179,36 @@ def test_a_server_reads_pictures_as_the_trainer_does(tmp_path: Path) -> None:
         source.open(512)
         check(source, policy)
         check_limits(source, policy)
+
+
+def test_pictures_are_read_again_by_weights_that_arrive_in_flight(tmp_path: Path) -> None:
+    """By the tower, too; the engine is in a process of its own, as in a run."""
+    policy = policy_of("tiny-qwen3-vl", tmp_path)
+    newer = copy.deepcopy(policy)
+    with torch.no_grad():
+        for weight in newer.model.base_model.visual.parameters():
+            weight.mul_(1.3)
+    prompts, sampling = prompts_of(policy), SamplingParams(440)
+    with closing(VLLMServer(weights_in_flight=True)) as source:
+        source.open(512)
+        source.sync_weights(policy, 3)
+        (server,) = source._checked_pool.servers
+        with ThreadPoolExecutor(1) as pool:
+            before = source._loop.run(server.client.progress()) or 0.0
+            rollout = pool.submit(served.sample, source, policy, prompts, 24, sampling, 3)
+            while (source._loop.run(server.client.progress()) or 0.0) < before + 400:
+                assert not rollout.done()
+            source.renew(newer, 7)
+            groups = rollout.result(120)
+    seen = 0
+    for weights, version in ((policy, 3), (newer, 7)):
+        gaps = served.gaps(weights, groups, sampling.temperature)
+        for gap, r in zip(gaps, (r for group in groups for r in group), strict=True):
+            mask = torch.full_like(r.token_ids, r.policy_version) if r.versions is None else r.versions
+            own = gap[mask == version]
+            seen += len(own) > 0
+            assert len(own) == 0 or float(own.max()) < 1e-4, version
+    assert seen > len(prompts) * 24  # some have tokens of both
 
 
 @pytest.mark.parametrize("name", MODELS)

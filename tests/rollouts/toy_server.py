@@ -139,7 +139,7 @@ class ToyServer:
         if route == "/update_weight_version":
             self.tag = body["new_version"]
             return 200, {"success": True}
-        if route == "/pause?mode=keep":
+        if route == "/pause?mode=keep&clear_cache=false":
             self.paused += 1
             self._going.clear()
             return 200, {"status": "paused"}

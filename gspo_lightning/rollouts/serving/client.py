@@ -45,6 +45,8 @@ class Client:
         self._base = self.url if self._socket is None else "http://localhost"
         self._headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
         self._session: aiohttp.ClientSession | None = None
+        self.halted = False
+        """It was paused, and has not said since that it goes on."""
 
     async def close(self) -> None:
         """Close the connections."""
@@ -152,14 +154,25 @@ class Client:
             UnsupportedError: it has no such routes (vLLM has them with VLLM_SERVER_DEV_MODE=1).
             ServerError: it failed.
         """
-        await self._text("POST", "/pause?mode=keep", {}, needed_for_sync=True)
+        self.halted = True
         try:
+            await self._text("POST", "/pause?mode=keep&clear_cache=false", {}, needed_for_sync=True)
             yield
         except BaseException:
             with suppress(ServerError, UnsupportedError):  # what went wrong first says more
-                await self._text("POST", "/resume", {}, timeout_s=self.health_timeout_s)
+                await self.resume()
             raise
-        await self._text("POST", "/resume", {}, needed_for_sync=True)
+        await self.resume()
+
+    async def resume(self) -> None:
+        """Have it go on after a pause.
+
+        Raises:
+            UnsupportedError: it has no such route (vLLM has it with VLLM_SERVER_DEV_MODE=1).
+            ServerError: it failed.
+        """
+        await self._text("POST", "/resume", {}, timeout_s=self.health_timeout_s, needed_for_sync=True)
+        self.halted = False
 
     async def take(self, tag: str, *, pictures: bool = False) -> None:
         """Forget what was computed with other weights, and remember the tag of those that it has now.

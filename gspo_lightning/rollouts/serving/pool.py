@@ -111,12 +111,18 @@ class Pool:
     Args:
         servers: one or more.
         faults: how much is put up with.
-        deliver: gives a server its weights.
-        in_flight: weights may be replaced by newer ones of the same run while requests are in flight.
+        deliver: gives a server its weights; None: another rank does, whenever it has others.
+        in_flight: weights may be replaced by newer ones of the same run while requests are in flight, and answers say
+            by which they were sampled.
     """
 
     def __init__(
-        self, servers: Sequence[Server], faults: Faults, deliver: Deliver = deliver_files, *, in_flight: bool = False
+        self,
+        servers: Sequence[Server],
+        faults: Faults,
+        deliver: Deliver | None = deliver_files,
+        *,
+        in_flight: bool = False,
     ) -> None:
         self.servers, self.faults, self.deliver, self.in_flight = list(servers), faults, deliver, in_flight
         self.weights: Weights | None = None
@@ -179,11 +185,13 @@ class Pool:
             server.lost(f"it has completed no request, and counted no token, for {limit:g} s")
 
     async def check_weights(self) -> None:
-        """Every server that was used still has the weights.
+        """Every server that was used still has the weights, where answers do not say it themselves.
 
         Raises:
             InfrastructureError: one has others: it was restarted, or somebody else uses it, too.
         """
+        if self.in_flight:
+            return
         for server in (s for s in self.servers if s.ready):
             async with server.lock:  # it may be getting others
                 try:
@@ -218,7 +226,8 @@ class Pool:
     async def close(self) -> None:
         """Close connections and end the servers that were started here."""
         for server in self.servers:
-            await server.client.close()
+            async with server.lock:  # who was about to replace its weights has it go on first
+                await server.client.close()
         await asyncio.gather(*(asyncio.to_thread(s.process.discard) for s in self.servers if s.process is not None))
 
     async def _pick(self, tried: Sequence[Server]) -> tuple[Server | None, str]:
@@ -245,7 +254,9 @@ class Pool:
             server.heard = time.monotonic()
             return result
         except asyncio.CancelledError:
-            if future.cancelled() and not server.ready:
+            task = asyncio.current_task()
+            given_up = task is not None and task.cancelling()  # by who has asked, while the server gets new weights
+            if future.cancelled() and not server.ready and not given_up:
                 raise ServerError(server.ailment) from None
             future.cancel()
             raise
@@ -267,12 +278,25 @@ class Pool:
             if not server.base:
                 server.base = await server.client.model()
             server.model = weights.model or server.base
+            if server.client.halted:
+                await server.client.resume()
             if not await self._has(server):
-                async with server.client.paused():
-                    await self.deliver(server, weights)
-                if not await self._has(server):
-                    raise ServerError("it does not have the weights that it was given")
+                await self._give(server, weights)
             server.ready = True
+
+    async def _give(self, server: Server, weights: Weights) -> None:
+        """Have it get what it lacks."""
+        if self.deliver is not None:
+            async with server.client.paused():
+                await self.deliver(server, weights)
+            if not await self._has(server):
+                raise ServerError("it does not have the weights that it was given")
+            return
+        deadline = time.monotonic() + self.faults.silence_s
+        while await server.client.weights() == UNFINISHED and time.monotonic() < deadline:
+            await asyncio.sleep(0.25)
+        if not await self._has(server):
+            raise ServerError("it does not have the weights, and only the first rank gives them while others sample")
 
     async def _has(self, server: Server) -> bool:
         """Whether it has the weights that it should have."""

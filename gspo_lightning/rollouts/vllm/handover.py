@@ -54,7 +54,8 @@ class HandOver:
         self.adapters = not in_flight
         """Whether servers are given adapters as such."""
         self._sender: Sender | None = None
-        self._policy: weakref.ref[Policy] | None = None
+        self._prepared: tuple[str, weakref.ref[Policy]] | None = None
+        """The tag of whole weights, and the policy that has them."""
         self._dtype = torch.float32
         self._count = 0
         self._base: tuple[float, Path, str] | None = None
@@ -71,17 +72,19 @@ class HandOver:
         Raises:
             OSError: no room.
         """
-        self._policy, self._dtype = weakref.ref(policy), dtype
+        self._dtype = dtype
         self._count += 1
         tag, pictures = tag_of(self.run, version, self._count), shown_to(policy) is not None
         if not (self.adapters and has_adapters(policy.model)):
             folder = self._folder(policy, adapters=True)
+            self._prepared = tag, weakref.ref(policy)
             return Weights(folder, tag, in_files=self._in_files, pictures=pictures)
         norm = frozen_norm(policy)
         if self._base is None or not math.isclose(self._base[0], norm, rel_tol=1e-6):
             self._base = norm, self._folder(policy, adapters=False), f"{self.run}-base{self._count}"
         _, folder, base = self._base
         adapters = self.folders.write_adapters(policy, dtype)
+        self._prepared = base, weakref.ref(policy)
         return Weights(folder, f"{base}-{version}-{self._count}", base, adapters, self._in_files, pictures)
 
     @property
@@ -117,7 +120,7 @@ class HandOver:
     def close(self) -> None:
         """Remove all files."""
         self.folders.close()
-        self.way = self._base = self._sender = self._policy = None
+        self.way = self._base = self._sender = self._prepared = None
 
     def _folder(self, policy: Policy, *, adapters: bool) -> Path:
         if self._in_files:
@@ -148,8 +151,8 @@ class HandOver:
         if self.way is None or self.way == "files":
             await deliver_files(server, weights)
             return
-        policy = None if self._policy is None else self._policy()
-        if policy is None:
+        tag, found = self._prepared or ("", lambda: None)
+        if (policy := found()) is None or tag != weights.tag:  # newer ones may be on their way
             raise ServerError("it lost its weights, and those that it had are gone here, too")
         if self._sender is None:
             self._sender = Sender(self.way, self.timeout_s)

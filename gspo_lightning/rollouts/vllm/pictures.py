@@ -78,7 +78,9 @@ async def completed(
     reply = await client.generate(asked, patiently=patiently, name=name)
     if not isinstance(reply, dict) or not isinstance(reply.get("choices"), list):
         raise BadReplyError(f"it sent no choices: {shown(reply)}")
-    if sight is not None:
+    if sight is None:
+        _check_text(reply.get("prompt_token_ids"), body["prompt"])
+    else:
         check_read(client.url, reply.get("prompt_token_ids"), body["prompt"], media, sight)
         _check_places(reply.get("mm_placeholders"), media)
     return {"choices": [_completion(choice) for choice in reply["choices"]]}
@@ -125,6 +127,11 @@ def check_read(who: str, read: Any, sent: Sequence[int], media: Media, sight: Qw
         fix=f'start it with --mm-processor-kwargs \'{{"min_pixels": {low}, "max_pixels": {high}}}\' (in '
         "data.rollouts.options: mm_processor_kwargs), or change data.pictures.max_pixels",
     )
+
+
+def _check_text(read: Any, sent: Sequence[int]) -> None:
+    if read != list(sent):
+        raise BadReplyError(f"it read another prompt than it was sent (prompt_token_ids: {shown(read)})")
 
 
 def _refuse(media: Media) -> None:

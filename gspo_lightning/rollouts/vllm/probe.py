@@ -57,16 +57,21 @@ class Probe:
         """The request for one response, without the model's name."""
         return request("", self.row, 1, self.sampling, seed=1, unsaid=unsaid_of(self.policy))
 
-    async def ask(self, server: Server) -> Answer:
+    async def ask(self, server: Server, run: str | None = None) -> Answer:
         """One response.
+
+        Args:
+            server: asked.
+            run: see :func:`~gspo_lightning.rollouts.vllm.protocol.parse`.
 
         Raises:
             BadReplyError: it cannot answer by token ids with log-probabilities.
             UserError: it reads pictures in another way than the trainer.
         """
         body = self.request | {"model": server.model}
-        reply = await completed(server.client, body, self.row.prompt.media, shown_to(self.policy))
-        return parse(reply, body, self._vocabulary)[0]
+        media, sight = self.row.prompt.media, shown_to(self.policy)
+        reply = await completed(server.client, body, media, sight, versions=run is not None)
+        return parse(reply, body, self._vocabulary, run=run)[0]
 
     @torch.no_grad()
     def check(self, urls: Sequence[str], answers: Sequence[Answer]) -> float:

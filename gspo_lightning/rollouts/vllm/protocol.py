@@ -127,12 +127,13 @@ def _versions(spans: Any, count: int, run: str) -> list[int]:
     """
     found: list[int] = []
     for span in spans if isinstance(spans, list) else []:
-        version = version_in(str(span["version"]), run)
-        if version is None:
-            raise BadReplyError(f"it sampled from weights that this run has not given it ({span['version']})")
-        if span["start"] != len(found):
+        tag, start, end = map(span.get, ("version", "start", "end")) if isinstance(span, dict) else (None, None, None)
+        if start != len(found) or type(end) is not int or end > count:
             break
-        found += [version] * (span["end"] - span["start"])
+        version = version_in(str(tag), run)
+        if version is None:
+            raise BadReplyError(f"it sampled from weights that this run has not given it ({shown(tag)})")
+        found += [version] * (end - start)
     if len(found) != count:
         raise BadReplyError(f"it does not say which weights sampled each token (weight_versions: {shown(spans)})")
     return found

@@ -47,6 +47,10 @@ __all__ = ["VLLMServer"]
 log = logging.getLogger(__name__)
 
 
+class _OtherWeightsError(InfrastructureError):
+    """A server that has taken weights answers from others."""
+
+
 class VLLMServer(RolloutSource):
     """Samples on vLLM servers over HTTP and sends them the new weights before every rollout.
 
@@ -203,7 +207,7 @@ class VLLMServer(RolloutSource):
         with fail_together():  # who tries again needs the first rank
             if rank_and_world()[0] != 0:
                 if self._pool is None:
-                    self._connect(endpoints, deliver_elsewhere)
+                    self._connect(endpoints, None if self.renews else deliver_elsewhere)  # they may be older ones
                 self._loop.run(self._checked_pool.sync(weights))
         self._synced = (weakref.ref(policy), version)
 
@@ -213,13 +217,15 @@ class VLLMServer(RolloutSource):
         Only the first rank has to do anything: the others learn from the answers what was sampled by which weights.
 
         Raises:
-            UserError: a server serves another model.
+            InfrastructureError: a server goes on with other weights than those that it says it has.
         """
         if rank_and_world()[0] != 0 or self._pool is None:
             return
         self._newest = policy, version
         try:
             self._give(policy, version)
+        except _OtherWeightsError:
+            raise
         except InfrastructureError as error:
             log.warning("weights %d were not given to requests in flight: %s", version, error)
 
@@ -228,12 +234,17 @@ class VLLMServer(RolloutSource):
         with self._giving:
             if self._newest is not None and self._newest[1] > version:
                 policy, version = self._newest
+            elif self._newest is not None and self._newest[1] < version:
+                self._newest = None  # rollouts come in the order of their versions
             if self._held is not None and self._held[0] is policy and self._held[1] == version:
                 weights = self._held[2]
                 self._loop.run(self._checked_pool.sync(weights))
             else:
                 self._held = None
-                weights = self._give_these(policy, version)
+                try:
+                    weights = self._give_these(policy, version)
+                except OSError as error:  # no room for the files; what ranks raise together is an error of ours
+                    raise InfrastructureError(f"weights could not be handed over: {error}") from error
                 self._held = (policy, version, weights) if self.renews else None
             return [server.client.endpoint for server in self._checked_pool.servers], weights
 
@@ -253,13 +264,15 @@ class VLLMServer(RolloutSource):
             except NoAdaptersError as error:
                 weights = self.hand_over.merged(policy, self._dtype_of(policy), version, str(error))
                 ready = self._loop.run(pool.sync(weights))
-            answers = [self._loop.run(probe.ask(server)) for server in ready]
+            run = self.hand_over.run if self.renews else None
+            answers = [self._loop.run(probe.ask(server, run)) for server in ready]
             probe.check([server.client.url for server in ready], answers)
         except (ServerError, UnsupportedError, BadReplyError, UserError) as error:
             for server in pool.servers:
                 server.ready = False
             if self._met or isinstance(error, ServerError):  # it worked before, so it may again
-                raise InfrastructureError(f"a server failed while weights were being copied: {error}") from error
+                kind = _OtherWeightsError if isinstance(error, UserError) else InfrastructureError
+                raise kind(f"a server failed while weights were being copied: {error}") from error
             if isinstance(error, UserError):
                 raise
             raise UserError("data.rollouts", f"cannot be used for training: {error}", fix=_FIX) from error
@@ -398,7 +411,7 @@ class VLLMServer(RolloutSource):
 
     # servers -----------------------------------------------------------------------------------------------------
 
-    def _connect(self, endpoints: Sequence[Endpoint], deliver: Deliver) -> None:
+    def _connect(self, endpoints: Sequence[Endpoint], deliver: Deliver | None) -> None:
         servers = [Server(self._client(endpoint)) for endpoint in endpoints]
         self._pool = Pool(servers, self.faults, deliver, in_flight=self.renews)
 

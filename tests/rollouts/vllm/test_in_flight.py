@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import gc
 import json
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,15 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Draws, VLLMServer
+from gspo_lightning.rollouts.serving.answers import BadReplyError
+from gspo_lightning.rollouts.serving.client import Client, ServerError
+from gspo_lightning.rollouts.serving.endpoint import Endpoint
+from gspo_lightning.rollouts.serving.pool import UNFINISHED, Faults, Pool, Server, Weights
+from gspo_lightning.rollouts.serving.weights import WeightFolders
+from gspo_lightning.rollouts.vllm import server
+from gspo_lightning.rollouts.vllm.handover import HandOver
+from gspo_lightning.rollouts.vllm.protocol import parse
+from gspo_lightning.rollouts.vllm.transfer import Sender
 from gspo_lightning.types import Prompt, Rollout, SamplingParams
 from tests.rollouts.toy_server import Reply, ToyServer
 from tests.runs import runs
@@ -143,7 +156,7 @@ def test_weights_that_do_not_arrive_leave_the_rollout_what_it_has(
     toy.pace_s = 0.02
 
     def refuses(route: str, body: dict[str, Any], reply: Reply) -> Reply:
-        return (500, {"error": "out of memory"}) if route == "/pause?mode=keep" else reply
+        return (500, {"error": "out of memory"}) if route == "/pause?mode=keep&clear_cache=false" else reply
 
     def act() -> None:
         toy.fault = refuses
@@ -183,6 +196,102 @@ def test_what_was_sampled_while_weights_were_replaced_by_halves_is_asked_again(
         assert gap(newer, new) < 1e-5
 
 
+def test_weights_for_which_there_is_no_room_leave_the_rollout_what_it_has(
+    toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of this project, which all ranks raise together, and which a retry or a renewal puts up with."""
+
+    def full(*_: object, **__: object) -> Path:
+        raise OSError(28, "No space left on device")
+
+    toy.pace_s = 0.02
+    with closing(VLLMServer([toy.url], **FAST)) as source, monkeypatch.context() as patch:
+
+        def act() -> None:
+            patch.setattr(source.hand_over.folders, "write", full)
+            source.renew(newer, 7)
+
+        groups = Asked(source, policy, prompts).during(toy, act)
+        assert not by_weights(groups, 7)
+        with pytest.raises(InfrastructureError, match="No space left"):
+            source.sync_weights(newer, 7)
+
+
+def test_newer_weights_that_are_others_on_the_server_stop_the_run(
+    toy: ToyServer, policy: Policy, newer: Policy, prompts: list[Prompt]
+) -> None:
+    """What requests in flight have got is no rollout of anybody; no warning would take it out of what is trained on."""
+    toy.pace_s = 0.02
+    other = Policy(build_tiny_model("tiny-qwen3", seed=6), policy.tokenizer).eval()
+
+    def wrong(route: str, body: dict[str, Any], reply: Reply) -> Reply:
+        if route == "/collective_rpc":
+            toy._policy = other
+        return reply
+
+    def act() -> None:
+        toy.fault = wrong
+        with pytest.raises(InfrastructureError, match="differ from the trainer's"):
+            source.renew(newer, 7)
+
+    with closing(VLLMServer([toy.url], **FAST)) as source:
+        Asked(source, policy, prompts).during(toy, act)
+
+
+def test_a_server_without_the_route_is_refused_at_once(toy: ToyServer, policy: Policy) -> None:
+    toy.scale_out = False
+    with (
+        closing(VLLMServer([toy.url], **FAST)) as source,
+        pytest.raises(UserError, match="switched off: start it with --enable-scale-out"),
+    ):
+        source.sync_weights(policy, 0)
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        None,
+        [],
+        [{"start": 0, "end": 4}],
+        [7],
+        [{"version": "a1-3-1", "start": 0, "end": 3}],
+        [{"version": "a1-3-1", "start": 0, "end": 10**12}],
+        [{"version": "a1-3-1", "start": 0, "end": None}],
+        [{"version": "a1-3-1", "start": 1, "end": 4}],
+        [{"version": "a1-3-1", "start": 0, "end": 2}, {"version": "b2-3-1", "start": 2, "end": 4}],
+    ],
+)
+def test_tokens_of_unknown_weights_are_a_bad_reply(spans: Any) -> None:
+    asked = {"n": 1, "prompt": [3], "max_tokens": 4, "stop_token_ids": [], "stop": []}
+    choice = {"token_ids": [1, 2, 3, 4], "logprobs": {"token_logprobs": [-1.0] * 4}, "finish_reason": "length"}
+    with pytest.raises(BadReplyError, match="weights"):
+        parse({"choices": [choice | {"weight_versions": spans}]}, asked, 9, run="a1")
+
+
+def test_another_prompt_than_was_sent_is_found_out(toy: ToyServer, policy: Policy) -> None:
+    def shortens(route: str, body: dict[str, Any], reply: Reply) -> Reply:
+        return (200, reply[1] | {"prompt_token_ids": [3]}) if route == "/inference/v1/generate" else reply
+
+    with closing(VLLMServer([toy.url], **FAST)) as source:
+        source.sync_weights(policy, 0)
+        toy.fault = shortens
+        with pytest.raises(InfrastructureError, match="it read another prompt than it was sent"):
+            source.generate(policy, [Prompt(1, "", (3, 4))], group_size=2, sampling=SAMPLING, draws=DRAWS, version=0)
+
+
+def test_older_weights_are_let_go(toy: ToyServer, policy: Policy, newer: Policy) -> None:
+    """The copy that was given in flight is of no use once newer ones are asked for."""
+    with closing(VLLMServer([toy.url], **FAST)) as source:
+        source.sync_weights(policy, 3)
+        renewed = copy.deepcopy(newer)
+        source.renew(renewed, 7)
+        known = weakref.ref(renewed)
+        del renewed
+        source.sync_weights(newer, 9)
+        gc.collect()
+        assert known() is None
+
+
 def test_a_server_that_cannot_forget_is_found_out(toy: ToyServer, policy: Policy) -> None:
     toy.forgets = False
     with (
@@ -206,6 +315,167 @@ def test_a_server_that_does_not_say_which_weights_it_used_is_refused(toy: ToySer
         toy.fault = silent
         with pytest.raises(InfrastructureError, match="does not say which weights sampled each token"):
             source.generate(policy, [Prompt(1, "", (3, 4))], group_size=2, sampling=SAMPLING, draws=DRAWS, version=0)
+
+
+@pytest.mark.parametrize("route", ["/pause?mode=keep&clear_cache=false", "/resume"])
+@pytest.mark.parametrize("again", [True, False])
+def test_a_server_goes_on_although_it_did_not_say_that_it_would(
+    toy: ToyServer, policy: Policy, prompts: list[Prompt], route: str, again: bool
+) -> None:
+    """An answer is lost, and who stays paused would be waited for in vain."""
+    lost = 0
+
+    def loses(asked: str, body: dict[str, Any], reply: Reply) -> Reply:
+        nonlocal lost
+        if asked != route or lost:
+            return reply
+        lost += 1
+        if route == "/resume":
+            toy._going.clear()
+        return 500, {"error": "lost"}
+
+    with closing(VLLMServer([toy.url], **FAST | {"retries": int(again)})) as source:
+        source.sync_weights(policy, 0)
+        source._checked_pool.servers[0].ready, toy.tag = False, "default"  # it was started anew
+        toy.fault = loses
+        with nullcontext() if again else pytest.raises(InfrastructureError, match="lost"):
+            source.generate(policy, prompts[:1], group_size=2, sampling=SAMPLING, draws=DRAWS, version=0)
+    assert lost
+    assert toy._going.is_set() or (route == "/resume" and not again)
+
+
+def test_a_server_goes_on_when_who_has_paused_it_closes(toy: ToyServer, policy: Policy) -> None:
+    at_it = threading.Event()
+
+    def slow(route: str, body: dict[str, Any], reply: Reply) -> Reply:
+        if route == "/collective_rpc":
+            at_it.set()
+            time.sleep(0.5)
+        return reply
+
+    toy.fault = slow
+    with closing(VLLMServer([toy.url], **FAST)) as source:
+        source.open(64)
+        source._checked_pool.weights = Weights(source.hand_over.folders.write(policy), "a1-0-1")
+        work = source._loop.submit(source._checked_pool.ask(lambda known: known.client.weights()))
+        assert at_it.wait(10)
+        work.cancel()
+    assert toy._going.is_set()
+
+
+def test_what_is_sent_from_gpu_to_gpu_has_its_own_name(
+    toy: ToyServer, policy: Policy, newer: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server is brought back with the weights of a rollout while newer ones are made ready for it."""
+    sent: list[Policy] = []
+
+    async def send(self: Sender, server: Server, policy: Policy, *_: object, **__: object) -> None:
+        sent.append(policy)
+
+    monkeypatch.setattr(Sender, "send", send)
+    hand_over = HandOver(WeightFolders(str(tmp_path), in_memory=False), "a1", 10.0, in_flight=True)
+    hand_over.way = "nccl"
+    older, new = (hand_over.prepare(p, torch.float32, v) for p, v in ((policy, 3), (newer, 7)))
+
+    async def deliver(weights: Weights) -> None:
+        known = Server(Client(Endpoint(toy.url), 5.0, 5.0))
+        try:
+            await hand_over.deliver(known, weights)
+        finally:
+            await known.client.close()
+
+    with pytest.raises(ServerError, match="those that it had are gone here, too"):
+        asyncio.run(deliver(older))
+    assert (toy.tag, sent) == ("default", [])
+    asyncio.run(deliver(new))
+    assert (toy.tag, sent) == (new.tag, [newer])
+
+
+def of_another_rank(toy: ToyServer, tag: str, silence_s: float = 5.0) -> tuple[Pool, Server]:
+    """What a rank that is not the first one has of a server; ``tag``: the weights that it was told of."""
+    known = Server(Client(Endpoint(toy.url), 5.0, 5.0))
+    pool = Pool([known], Faults(0, 0.01, 5.0, 5.0, silence_s), None, in_flight=True)
+    pool.weights = Weights(Path("/nowhere"), tag)
+    return pool, known
+
+
+async def asked_once(pool: Pool) -> str:
+    """The tag of the server as a request finds it."""
+    try:
+        tag: str = await pool.ask(lambda asked: asked.client.weights())
+        await pool.check_weights()
+        return tag
+    finally:
+        await pool.close()
+
+
+def test_other_ranks_leave_a_server_alone_whose_weights_are_being_replaced(toy: ToyServer) -> None:
+    """They would put older weights over those that the first rank is about to name."""
+
+    async def run() -> str:
+        pool, _ = of_another_rank(toy, "a1-3-1")
+        toy.tag = UNFINISHED
+        asyncio.get_running_loop().call_later(0.6, setattr, toy, "tag", "a1-7-2")
+        return await asked_once(pool)
+
+    assert asyncio.run(run()) == "a1-7-2"
+    assert (toy.paused, toy.loads) == (0, 0)
+
+
+def test_a_rollout_of_another_rank_may_end_while_weights_are_being_replaced(toy: ToyServer) -> None:
+    async def run() -> None:
+        pool, known = of_another_rank(toy, "a1-3-1")
+        known.ready, toy.tag = True, UNFINISHED
+        await asked_once(pool)
+        assert known.ready
+
+    asyncio.run(run())
+
+
+def test_a_request_can_be_cancelled_while_weights_are_being_replaced(toy: ToyServer) -> None:
+    """One group of a rollout has failed: the others are given up, and not asked for anew."""
+
+    async def run() -> None:
+        pool, known = of_another_rank(toy, "a1-3-1")
+        toy.tag, asked = "a1-3-1", asyncio.Event()
+
+        async def answer(_: Server) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        request = asyncio.create_task(pool.ask(answer))
+        await asked.wait()
+        known.ready = False
+        request.cancel()
+        try:
+            with pytest.raises(asyncio.CancelledError):
+                await request
+        finally:
+            await pool.close()
+
+    asyncio.run(run())
+
+
+def test_other_ranks_wait_for_the_first_to_give_weights_and_not_for_ever(toy: ToyServer) -> None:
+    for tag in ("default", UNFINISHED):
+        toy.tag = tag
+        with pytest.raises(InfrastructureError, match="only the first rank gives them"):
+            asyncio.run(asked_once(of_another_rank(toy, "a1-3-1", silence_s=0.1)[0]))
+    assert (toy.paused, toy.loads) == (0, 0)
+
+
+def test_a_rank_that_is_not_the_first_gives_no_weights(
+    toy: ToyServer, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [Endpoint(toy.url)], Weights(Path("/nowhere"), "a1-3-1")
+    monkeypatch.setattr(server, "rank_and_world", lambda: (1, 2))
+    monkeypatch.setattr(server, "all_gather_objects", lambda value: [told if value is None else value])
+    with closing(VLLMServer([toy.url], **FAST)) as source:
+        with pytest.raises(InfrastructureError, match="only the first rank gives them"):
+            source.sync_weights(policy, 3)
+        toy.tag = "a1-7-2"
+        source.sync_weights(policy, 3)
+    assert (toy.paused, toy.loads) == (0, 0)
 
 
 @pytest.mark.parametrize(
