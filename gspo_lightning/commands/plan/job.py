@@ -74,6 +74,8 @@ class Job:
     """Whether a critic has only a head of its own, on the policy's hidden states."""
     lockstep: bool = False
     """Whether responses are sampled from the shards, layer by layer, in step with all ranks (FSDP2)."""
+    copies: int = 0
+    """Of the weights that are trained, kept for rollouts ahead of training (``data.max_staleness``)."""
     max_pixels: int | None = None
     """Of a picture (``data.pictures.max_pixels``); None is the limit of the model's processor."""
 
@@ -234,6 +236,7 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
         critic_epochs=1 if critic is None else critic.epochs,
         critic_shared=critic is not None and critic.share,
         lockstep=options.get("rollouts") == "lockstep",
+        copies=data.settings.max_staleness + (data.settings.max_staleness > 0 and rollouts.renews),
         max_pixels=data.sets.pictures.max_pixels,
     )
 

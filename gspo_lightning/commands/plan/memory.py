@@ -129,6 +129,8 @@ def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
         gathered = (2 * counts.largest_layer + counts.outside) * job.compute_bytes
         memory.add("gathered weights", gathered, TRAINING)
         memory.add("gathered weights", gathered if job.lockstep and job.in_process else whole, SAMPLING)
+    if job.copies:
+        memory.add("weights of rollouts ahead", job.copies * trained * (4 if job.lora else size))
     if job.old_policy == "ResidentSnapshot":
         memory.add("old policy", counts.trainable * (4 if job.lora else size) / kept)
     elif job.old_policy == "OffloadedSnapshot":

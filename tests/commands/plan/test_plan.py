@@ -107,6 +107,18 @@ def test_fewer_rows_than_a_group_are_sampled_where_no_group_fits(
     assert "256 responses of a device are sampled 16 at a time" in capsys.readouterr().out
 
 
+def test_rollouts_ahead_have_weights_of_their_own(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    total = counts_of(job.model).total
+    found = memory_of(dataclasses.replace(job, copies=2), CPU).items["weights of rollouts ahead"]
+    assert found == dict.fromkeys((SAMPLING, TRAINING, STEPPING), 2 * 4 * total)
+    assert "weights of rollouts ahead" not in memory_of(job, CPU).items
+    server = '--data.rollouts={"class_path": "VLLMServer", "init_args": {"weights_in_flight": true}}'
+    for given, size in (([], " 0.3 MiB"), ([server], " 0.7 MiB")):  # 87,300 weights; in flight the newest ones, too
+        assert main(["plan", f"--config={QUICKSTART}", "--device=24GiB", "--data.max_staleness=1", *given]) == 0
+        (line,) = (row for row in capsys.readouterr().out.splitlines() if "weights of rollouts ahead" in row)
+        assert line.count(size) == 3
+
+
 def test_a_reference_is_sharded(job: Job) -> None:
     total = counts_of(job.model).total
     for world, strategy in ((1, "single"), (4, "fsdp"), (4, "ddp")):
