@@ -51,7 +51,7 @@ def test_a_server_takes_adapters_alone(adapted: Policy, prompts: list[Prompt]) -
     with closing(VLLMServer(options=options, environment=served.QUICK_START["environment"])) as source:
         check(source, adapted, prompts)
         assert source.hand_over.adapters
-        (server,) = source._checked_pool.servers
+        (server,) = source.servers.pool.servers
         assert server.process is not None
         log = server.process.log.read_text()
         assert log.count("POST /collective_rpc") == 1  # the frozen weights

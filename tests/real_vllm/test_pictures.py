@@ -192,11 +192,11 @@ def test_pictures_are_read_again_by_weights_that_arrive_in_flight(tmp_path: Path
     with closing(VLLMServer(weights_in_flight=True)) as source:
         source.open(512)
         source.sync_weights(policy, 3)
-        (server,) = source._checked_pool.servers
+        (server,) = source.servers.pool.servers
         with ThreadPoolExecutor(1) as pool:
-            before = source._loop.run(server.client.progress()) or 0.0
+            before = source.servers.loop.run(server.client.progress()) or 0.0
             rollout = pool.submit(served.sample, source, policy, prompts, 24, sampling, 3)
-            while (source._loop.run(server.client.progress()) or 0.0) < before + 400:
+            while (source.servers.loop.run(server.client.progress()) or 0.0) < before + 400:
                 assert not rollout.done()
             source.renew(newer, 7)
             groups = rollout.result(120)

@@ -58,11 +58,11 @@ def test_requests_in_flight_go_on_with_new_weights(url: str, policy: Policy, pro
     with closing(VLLMServer([url], weights_in_flight=True)) as source:
         source.open(128)
         source.sync_weights(policy, 3)
-        server = source._checked_pool.servers[0]
+        server = source.servers.pool.servers[0]
         with ThreadPoolExecutor(1) as pool:
-            before = source._loop.run(server.client.progress())
+            before = source.servers.loop.run(server.client.progress())
             rollout = pool.submit(served.sample, source, policy, prompts, 4, sampling, 3)
-            while source._loop.run(server.client.progress()) < before + 200:
+            while source.servers.loop.run(server.client.progress()) < before + 200:
                 assert not rollout.done()
             source.renew(newer, 7)
             groups = rollout.result(120)

@@ -60,7 +60,7 @@ def test_a_source_measures_it_over_its_servers(toy: ToyServer, policy: Policy, p
         source.generate(
             policy, prompts, group_size=2, sampling=SamplingParams(6), draws=Draws.of(0, Purpose.TRAIN_SAMPLING, 0)
         )
-        (server,) = source._checked_pool.servers
+        (server,) = source.servers.pool.servers
         clock = Clock()
         server.occupancy = Occupancy(clock)
         server.occupancy.begin()

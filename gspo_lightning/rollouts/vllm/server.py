@@ -11,12 +11,10 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from gspo_lightning.addresses import is_loopback
 from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.policy.policy import Policy
@@ -26,20 +24,19 @@ from gspo_lightning.rollouts.base import Beginning, Enough, Progress, RolloutSou
 from gspo_lightning.rollouts.drawing import Draws
 from gspo_lightning.rollouts.ending import cut
 from gspo_lightning.rollouts.serving.answers import BadReplyError
-from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
-from gspo_lightning.rollouts.serving.endpoint import Endpoint, PrivateFolder, check_host, given, on_port, on_socket
+from gspo_lightning.rollouts.serving.client import ServerError, UnsupportedError
+from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.flying import Flying
-from gspo_lightning.rollouts.serving.loop import LoopThread
-from gspo_lightning.rollouts.serving.pool import Deliver, Faults, Pool, Server, Weights
-from gspo_lightning.rollouts.serving.process import LocalServer
+from gspo_lightning.rollouts.serving.pool import Faults, Server, Weights
 from gspo_lightning.rollouts.serving.tags import run_of
 from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.vllm.handover import HandOver, NoAdaptersError, deliver_elsewhere
-from gspo_lightning.rollouts.vllm.local import Defaults, LocalVLLM, check_installed, check_options
+from gspo_lightning.rollouts.vllm.local import LocalVLLM, check_options
 from gspo_lightning.rollouts.vllm.pictures import completed, shown_to, unsaid_of
 from gspo_lightning.rollouts.vllm.probe import Probe
 from gspo_lightning.rollouts.vllm.protocol import parse, request, seed_of, to_rollouts
-from gspo_lightning.rollouts.vllm.ways import Circumstances, WayOrAuto, choose, devices, is_near
+from gspo_lightning.rollouts.vllm.servers import Servers
+from gspo_lightning.rollouts.vllm.ways import WayOrAuto, choose
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams, WeightsOn
 
 __all__ = ["VLLMServer"]
@@ -133,28 +130,21 @@ class VLLMServer(RolloutSource):
         check_options(options or {}, environment or {})
         if weights_in_flight:
             _check_in_flight(options or {}, routed_experts)
-        self.urls, self.count, self.dtype = urls, start, dtype
-        self._given = None if urls is None else given(urls, plain_http)
-        if host is not None:
-            check_host(host, plain_http)
-        self._host, self._private = host, PrivateFolder()
-        self.records_routes = routed_experts
+        self.dtype, self.records_routes, self.renews = dtype, routed_experts, weights_in_flight
         started = ({"enable_return_routed_experts": True} if routed_experts else {}) | (options or {})
-        self.local_servers = LocalVLLM(python or sys.executable, gpus, dtype, started, dict(environment or {}))
+        self.servers = Servers(
+            urls, start, LocalVLLM(python or sys.executable, gpus, dtype, started, dict(environment or {})), host,
+            plain_http=plain_http, faults=Faults(retries, backoff_s, health_every_s, start_timeout_s, timeout_s),
+            health_timeout_s=health_timeout_s, in_flight=weights_in_flight,
+        )  # fmt: skip
         self.concurrency, self.tolerance, self.exact_seeds = concurrency, tolerance, exact_seeds
-        self.timeout_s, self.health_timeout_s = timeout_s, health_timeout_s
-        self.faults = Faults(retries, backoff_s, health_every_s, start_timeout_s, timeout_s)
-        self.transfer, self._plain_http = transfer, plain_http
+        self.health_timeout_s, self.transfer = health_timeout_s, transfer
         folders = WeightFolders(weights_dir, in_memory=urls is None)
         self.hand_over = HandOver(folders, secrets.token_hex(4), timeout_s, in_flight=weights_in_flight)
-        self.renews = weights_in_flight
         self._newest: tuple[Policy, int] | None = None
         self._held: tuple[Policy, int, Weights] | None = None
         self._giving = threading.Lock()
-        self._longest = 0
         self._synced: tuple[weakref.ref[Policy], int] | None = None
-        self._pool: Pool | None = None
-        self._loop = LoopThread("vllm")
         self._met = False
 
     # life --------------------------------------------------------------------------------------------------------
@@ -165,21 +155,14 @@ class VLLMServer(RolloutSource):
         Raises:
             UserError: it is not.
         """
-        self._longest = max(self._longest, longest)
-        if self.urls is None:
-            check_installed(self.local_servers.python)
-        elif self._pool is None:
-            self._connect(self._given or [], self.hand_over.deliver)
-            self._loop.run(self._checked_pool.reach())
+        self.servers.longest = max(self.servers.longest, longest)
+        self.servers.look(self.hand_over.deliver)
 
     def close(self) -> None:
         """End servers that were started here, and forget the weights."""
-        if self._pool is not None:
-            self._loop.run(self._pool.close())
-        self._loop.close()
-        self._pool = self._synced = self._newest = self._held = None
+        self.servers.close()
+        self._synced = self._newest = self._held = None
         self.hand_over.close()
-        self._private.close()
 
     # weights -----------------------------------------------------------------------------------------------------
 
@@ -206,9 +189,9 @@ class VLLMServer(RolloutSource):
         endpoints, weights = all_gather_objects(shared[0])[0]
         with fail_together():  # who tries again needs the first rank
             if rank_and_world()[0] != 0:
-                if self._pool is None:
-                    self._connect(endpoints, None if self.renews else deliver_elsewhere)  # they may be older ones
-                self._loop.run(self._checked_pool.sync(weights))
+                if not self.servers.met:  # files here may be of older weights than those in flight
+                    self.servers.connect(endpoints, None if self.renews else deliver_elsewhere)
+                self.servers.loop.run(self.servers.pool.sync(weights))
         self._synced = (weakref.ref(policy), version)
 
     def renew(self, policy: Policy, version: int) -> None:
@@ -219,7 +202,7 @@ class VLLMServer(RolloutSource):
         Raises:
             InfrastructureError: a server goes on with other weights than those that it says it has.
         """
-        if rank_and_world()[0] != 0 or self._pool is None:
+        if rank_and_world()[0] != 0 or not self.servers.met:
             return
         self._newest = policy, version
         try:
@@ -238,7 +221,7 @@ class VLLMServer(RolloutSource):
                 self._newest = None  # rollouts come in the order of their versions
             if self._held is not None and self._held[0] is policy and self._held[1] == version:
                 weights = self._held[2]
-                self._loop.run(self._checked_pool.sync(weights))
+                self.servers.loop.run(self.servers.pool.sync(weights))
             else:
                 self._held = None
                 try:
@@ -246,26 +229,27 @@ class VLLMServer(RolloutSource):
                 except OSError as error:  # no room for the files; what ranks raise together is an error of ours
                     raise InfrastructureError(f"weights could not be handed over: {error}") from error
                 self._held = (policy, version, weights) if self.renews else None
-            return [server.client.endpoint for server in self._checked_pool.servers], weights
+            return [server.client.endpoint for server in self.servers.pool.servers], weights
 
     def _give_these(self, policy: Policy, version: int) -> Weights:
         probe = Probe(policy, self.tolerance, self.dtype)
-        self._longest = max(self._longest, probe.length) if self._longest else 0
-        if self._pool is None:
-            self._connect(self._given or [], self.hand_over.deliver)
+        servers, dtype = self.servers, self._dtype_of(policy)
+        servers.longest = max(servers.longest, probe.length) if servers.longest else 0
+        if not servers.met:
+            servers.connect(None, self.hand_over.deliver)
         if self.hand_over.way is None:
-            self.hand_over.way = choose(self.transfer, self._circumstances(policy))
-            self._add_local(policy)
-        weights = self.hand_over.prepare(policy, self._dtype_of(policy), version)
-        pool = self._checked_pool
+            self.hand_over.way = choose(self.transfer, servers.circumstances(policy))
+            servers.add_own(policy, str(dtype)[6:], self.hand_over)
+        weights = self.hand_over.prepare(policy, dtype, version)
+        pool, loop = servers.pool, servers.loop
         try:
             try:
-                ready = self._loop.run(pool.sync(weights))
+                ready = loop.run(pool.sync(weights))
             except NoAdaptersError as error:
-                weights = self.hand_over.merged(policy, self._dtype_of(policy), version, str(error))
-                ready = self._loop.run(pool.sync(weights))
+                weights = self.hand_over.merged(policy, dtype, version, str(error))
+                ready = loop.run(pool.sync(weights))
             run = self.hand_over.run if self.renews else None
-            answers = [self._loop.run(probe.ask(server, run)) for server in ready]
+            answers = [loop.run(probe.ask(server, run)) for server in ready]
             probe.check([server.client.url for server in ready], answers)
         except (ServerError, UnsupportedError, BadReplyError, UserError) as error:
             for server in pool.servers:
@@ -286,7 +270,7 @@ class VLLMServer(RolloutSource):
 
     def measured(self) -> dict[str, float]:
         """How much of the time servers waited for this rank: the smallest over ranks bounds their idle time."""
-        return {"throughput/server_idle_share": 1.0 if self._pool is None else self._pool.idle_share()}
+        return {"throughput/server_idle_share": self.servers.pool.idle_share() if self.servers.met else 1.0}
 
     # sampling ----------------------------------------------------------------------------------------------------
 
@@ -343,7 +327,7 @@ class VLLMServer(RolloutSource):
                 ended.add(i)
             if enough is not None and not flying.over and enough(ended):
                 flying.over = True
-                self._loop.submit(flying.end(self.health_timeout_s))
+                self.servers.loop.submit(flying.end(self.health_timeout_s))
         return [found.get(i) or cut(row, version) for i, row in enumerate(beginnings)]
 
     def _answers(
@@ -362,7 +346,7 @@ class VLLMServer(RolloutSource):
             raise RuntimeError(f"version {version} was not copied by sync_weights()")
         vocabulary = int(policy.model.config.get_text_config().vocab_size)
         routing = policy.routing if self.records_routes else None
-        weights = self._checked_pool.weights
+        weights = self.servers.pool.weights
         run = run_of(weights.tag) if self.renews and weights is not None else None
 
         async def ask(row: Beginning, server: Server) -> list[Rollout]:
@@ -380,7 +364,7 @@ class VLLMServer(RolloutSource):
             return to_rollouts(answers, row, numbers, sampling, version, policy)
 
         done: queue.SimpleQueue[tuple[int, list[Rollout]] | None] = queue.SimpleQueue()
-        future = self._loop.submit(self._all(rows, ask, done))
+        future = self.servers.loop.submit(self._all(rows, ask, done))
         try:
             while (item := done.get()) is not None:
                 yield item
@@ -389,7 +373,7 @@ class VLLMServer(RolloutSource):
             future.cancel()
 
     async def _all(self, rows: Sequence[Beginning], ask: Any, done: queue.SimpleQueue[Any]) -> None:
-        pool = self._checked_pool
+        pool = self.servers.pool
         slots = asyncio.Semaphore(self.concurrency * len(pool.servers))
 
         async def one(i: int, row: Beginning) -> None:
@@ -408,50 +392,6 @@ class VLLMServer(RolloutSource):
         finally:
             watch.cancel()
             done.put(None)
-
-    # servers -----------------------------------------------------------------------------------------------------
-
-    def _connect(self, endpoints: Sequence[Endpoint], deliver: Deliver | None) -> None:
-        servers = [Server(self._client(endpoint)) for endpoint in endpoints]
-        self._pool = Pool(servers, self.faults, deliver, in_flight=self.renews)
-
-    def _client(self, endpoint: Endpoint) -> Client:
-        return Client(endpoint, self.timeout_s, self.health_timeout_s)
-
-    def _circumstances(self, policy: Policy) -> Circumstances:
-        """What decides which way weights take."""
-        cuda, ranks = policy.device.type == "cuda", rank_and_world()[1]
-        if self.urls is None:
-            trusted = self._host is None or is_loopback(self._host) or self._plain_http
-            own, theirs = devices(policy.device, self.local_servers.gpus, self.count, self.local_servers.options)
-            return Circumstances(cuda, ranks, trusted, shown_to(policy) is not None, own, theirs)
-        clients = [server.client for server in self._checked_pool.servers]
-        backends = [self._loop.run(client.backend()) for client in clients] if cuda else []
-        return Circumstances(cuda, ranks, self._plain_http or all(map(is_near, self.urls)), configured=backends)
-
-    def _add_local(self, policy: Policy) -> None:
-        """The servers that are ours; they start when they are first needed."""
-        device, dtype = policy.device.type, str(self._dtype_of(policy))[6:]
-        also = self.hand_over.options(policy, self.local_servers.options) if self.urls is None else ({}, {})
-        for number in range(self.count if self.urls is None else 0):
-            private = self._private.make()
-            endpoint = on_socket(private, number) if self._host is None else on_port(self._host)
-            start = functools.partial(self._start, endpoint, number, device, dtype, also)
-            self._checked_pool.servers.append(Server(self._client(endpoint), start))
-
-    def _start(
-        self, endpoint: Endpoint, number: int, device: str, dtype: str, also: Defaults, folder: Path
-    ) -> LocalServer:
-        private, root = self._private.make(), self.hand_over.folders.root
-        return self.local_servers.start(
-            folder, endpoint, private, number=number, device=device, dtype=dtype, longest=self._longest, also=also,
-            remove=[private, *([root] if root is not None else [])],
-        )  # fmt: skip
-
-    @property
-    def _checked_pool(self) -> Pool:
-        assert self._pool is not None
-        return self._pool
 
 
 def _check_in_flight(options: Mapping[str, Any], routed_experts: bool) -> None:

@@ -140,12 +140,12 @@ def test_started_servers_take_adapters_where_they_are_told_to(
     adapted: Policy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = VLLMServer(options={"enable_lora": True})
-    options, environment = source.hand_over.options(adapted, source.local_servers.options)
+    options, environment = source.hand_over.options(adapted, source.servers.local.options)
     assert options == {"max_lora_rank": 8}  # the smallest that vLLM takes and that fits
     assert environment == {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
     assert source.hand_over.adapters
     assert not caplog.records
     plain = VLLMServer()
-    assert plain.hand_over.options(adapted, plain.local_servers.options) == ({}, {})
+    assert plain.hand_over.options(adapted, plain.servers.local.options) == ({}, {})
     assert not plain.hand_over.adapters
     assert "enable_lora: true" in caplog.text

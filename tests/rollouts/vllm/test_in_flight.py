@@ -336,7 +336,7 @@ def test_a_server_goes_on_although_it_did_not_say_that_it_would(
 
     with closing(VLLMServer([toy.url], **FAST | {"retries": int(again)})) as source:
         source.sync_weights(policy, 0)
-        source._checked_pool.servers[0].ready, toy.tag = False, "default"  # it was started anew
+        source.servers.pool.servers[0].ready, toy.tag = False, "default"  # it was started anew
         toy.fault = loses
         with nullcontext() if again else pytest.raises(InfrastructureError, match="lost"):
             source.generate(policy, prompts[:1], group_size=2, sampling=SAMPLING, draws=DRAWS, version=0)
@@ -356,8 +356,8 @@ def test_a_server_goes_on_when_who_has_paused_it_closes(toy: ToyServer, policy: 
     toy.fault = slow
     with closing(VLLMServer([toy.url], **FAST)) as source:
         source.open(64)
-        source._checked_pool.weights = Weights(source.hand_over.folders.write(policy), "a1-0-1")
-        work = source._loop.submit(source._checked_pool.ask(lambda known: known.client.weights()))
+        source.servers.pool.weights = Weights(source.hand_over.folders.write(policy), "a1-0-1")
+        work = source.servers.loop.submit(source.servers.pool.ask(lambda known: known.client.weights()))
         assert at_it.wait(10)
         work.cancel()
     assert toy._going.is_set()

@@ -183,7 +183,7 @@ def test_a_server_may_take_its_time_but_not_be_silent(
         return reply
 
     with closing(VLLMServer([toy.url], **options)) as source:
-        source.timeout_s = 20.0  # for the weights
+        source.servers.timeout_s = 20.0  # for the weights
         source.sync_weights(policy, 0)
         wanted = ids(ask(source, policy, prompts[:2]))
         toy.fault = slow
@@ -451,14 +451,14 @@ def test_a_server_of_our_own_is_started_anew_and_ends_with_us(
         source.open(64)
         source.sync_weights(policy, 0)
         wanted = ids(ask(source, policy, prompts))
-        (server,) = source._checked_pool.servers
+        (server,) = source.servers.pool.servers
         assert server.process is not None
         guarded = guard._descendants(server.process.process.pid)
         os.kill(guarded[0], signal.SIGKILL)
         assert ids(ask(source, policy, prompts)) == wanted
         assert guard._descendants(server.process.process.pid) != guarded
         last = server.process.process.pid
-        folder, private, log = source.hand_over.folders.root, source._private.root, server.process.log
+        folder, private, log = source.hand_over.folders.root, source.servers.private.root, server.process.log
     (kept,) = tmp_path.glob("gspo-server-*.log")  # of the one that was killed
     assert kept != log
     assert not Path(f"/proc/{last}").exists() or guard._descendants(last) == []

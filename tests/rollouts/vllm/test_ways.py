@@ -100,8 +100,8 @@ def test_servers_that_run_already_take_weights_of_a_model_with_pictures(
     found = {}
     for urls in (["http://127.0.0.1:1"], None):
         with closing(VLLMServer(urls, gpus=None if urls else ["0"])) as source:
-            source._connect(source._given or [], source.hand_over.deliver)
-            found[urls is None] = source._circumstances(seeing)
+            source.servers.connect(None, source.hand_over.deliver)
+            found[urls is None] = source.servers.circumstances(seeing)
     assert choose("auto", found[False]) == choose(backend, found[False]) == backend  # type: ignore[arg-type]
     assert choose("auto", found[True]) == "files"
 

@@ -1,0 +1,134 @@
+"""The servers of a source: those at its URLs, or those that are started here once it is known what they serve."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+from gspo_lightning.addresses import is_loopback
+from gspo_lightning.distributed import rank_and_world
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.rollouts.serving.client import Client
+from gspo_lightning.rollouts.serving.endpoint import Endpoint, PrivateFolder, check_host, given, on_port, on_socket
+from gspo_lightning.rollouts.serving.loop import LoopThread
+from gspo_lightning.rollouts.serving.pool import Deliver, Faults, Pool, Server
+from gspo_lightning.rollouts.serving.process import LocalServer
+from gspo_lightning.rollouts.vllm.handover import HandOver
+from gspo_lightning.rollouts.vllm.local import Defaults, LocalVLLM, check_installed
+from gspo_lightning.rollouts.vllm.pictures import shown_to
+from gspo_lightning.rollouts.vllm.ways import Circumstances, devices, is_near
+
+__all__ = ["Servers"]
+
+
+class Servers:
+    """A pool, the loop it lives in, and what its servers are started with.
+
+    Args:
+        urls: of servers that are running; None starts some.
+        count: that are started.
+        local: how they are started.
+        host: that those listen on; None is a socket file.
+        plain_http: whether a key may go to another host unencrypted.
+        faults: how much is put up with.
+        health_timeout_s: seconds that a health check may take.
+        in_flight: weights may be replaced while requests are in flight.
+
+    Raises:
+        UserError: a URL or the host cannot be used.
+    """
+
+    def __init__(
+        self, urls: list[str] | None, count: int, local: LocalVLLM, host: str | None, *, plain_http: bool,
+        faults: Faults, health_timeout_s: float, in_flight: bool,
+    ) -> None:  # fmt: skip
+        self.urls, self.count, self.local = urls, count, local
+        self._given = [] if urls is None else given(urls, plain_http)
+        if host is not None:
+            check_host(host, plain_http)
+        self._host, self._plain_http = host, plain_http
+        self._faults, self._health_timeout_s, self._in_flight = faults, health_timeout_s, in_flight
+        self.private = PrivateFolder()
+        self.loop = LoopThread("vllm")
+        self.timeout_s = faults.silence_s
+        """Seconds that a call with a deadline may take."""
+        self.longest = 0
+        """Tokens of the longest sequence that will be asked for; 0: unknown."""
+        self._pool: Pool | None = None
+
+    @property
+    def met(self) -> bool:
+        """Whether there is a pool."""
+        return self._pool is not None
+
+    @property
+    def pool(self) -> Pool:
+        """Of all servers."""
+        assert self._pool is not None
+        return self._pool
+
+    def look(self, deliver: Deliver) -> None:
+        """See that vLLM, or a server, is there.
+
+        Raises:
+            UserError: it is not.
+        """
+        if self.urls is None:
+            check_installed(self.local.python)
+        elif not self.met:
+            self.connect(self._given, deliver)
+            self.loop.run(self.pool.reach())
+
+    def connect(self, endpoints: Sequence[Endpoint] | None, deliver: Deliver | None) -> None:
+        """Make the pool, of servers at these endpoints; None takes those at the URLs."""
+        servers = [Server(self._client(endpoint)) for endpoint in (self._given if endpoints is None else endpoints)]
+        self._pool = Pool(servers, self._faults, deliver, in_flight=self._in_flight)
+
+    def add_own(self, policy: Policy, dtype: str, hand_over: HandOver) -> None:
+        """Those that are started here: they start when they are first needed.
+
+        Args:
+            policy: that they will sample from.
+            dtype: of their weights.
+            hand_over: gives them weights.
+        """
+        if self.urls is not None:
+            return
+        also = hand_over.options(policy, self.local.options)
+        for number in range(self.count):
+            private = self.private.make()
+            endpoint = on_socket(private, number) if self._host is None else on_port(self._host)
+            start = functools.partial(self._start, endpoint, number, policy.device.type, dtype, also, hand_over)
+            self.pool.servers.append(Server(self._client(endpoint), start))
+
+    def circumstances(self, policy: Policy) -> Circumstances:
+        """What decides which way weights take."""
+        cuda, ranks = policy.device.type == "cuda", rank_and_world()[1]
+        if self.urls is None:
+            trusted = self._host is None or is_loopback(self._host) or self._plain_http
+            own, theirs = devices(policy.device, self.local.gpus, self.count, self.local.options)
+            return Circumstances(cuda, ranks, trusted, shown_to(policy) is not None, own, theirs)
+        backends = [self.loop.run(server.client.backend()) for server in self.pool.servers] if cuda else []
+        return Circumstances(cuda, ranks, self._plain_http or all(map(is_near, self.urls)), configured=backends)
+
+    def close(self) -> None:
+        """End those that were started here."""
+        if self._pool is not None:
+            self.loop.run(self._pool.close())
+        self.loop.close()
+        self._pool = None
+        self.private.close()
+
+    def _client(self, endpoint: Endpoint) -> Client:
+        return Client(endpoint, self.timeout_s, self._health_timeout_s)
+
+    def _start(
+        self, endpoint: Endpoint, number: int, device: str, dtype: str, also: Defaults, hand_over: HandOver,
+        folder: Path,
+    ) -> LocalServer:  # fmt: skip
+        private, root = self.private.make(), hand_over.folders.root
+        return self.local.start(
+            folder, endpoint, private, number=number, device=device, dtype=dtype, longest=self.longest, also=also,
+            remove=[private, *([root] if root is not None else [])],
+        )  # fmt: skip
