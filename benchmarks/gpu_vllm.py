@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -15,15 +16,18 @@ import torch
 
 from benchmarks.gpu_parts import Bench
 from benchmarks.models import Shape, word_tokenizer
+from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts import Draws, RolloutSource, VLLMEngine, VLLMServer
-from gspo_lightning.types import Prompt, SamplingParams
+from gspo_lightning.types import Prompt, Rollout, SamplingParams
 
 __all__ = ["check_engine", "check_ways"]
 
 TOY = Shape(64, 64, 2, 2, 2, 32, 128)
 """With heads as large as vLLM wants them on a CPU."""
 SAMPLING = SamplingParams(32)
+LONG = 192
+"""Tokens of a response that gets new weights in the middle."""
 
 
 def check_engine(bench: Bench) -> dict[str, Any]:
@@ -68,12 +72,54 @@ def check_ways(bench: Bench) -> dict[str, Any]:
     policy = _policy(bench)
     for way, gpus in ways:
         options = {} if bench.toy else {"gpu_memory_utilization": 0.3, "enforce_eager": True}
-        with closing(VLLMServer(transfer=way, gpus=gpus, options=options)) as source:
-            source.open(256)
+        with closing(VLLMServer(transfer=way, gpus=gpus, options=options, weights_in_flight=True)) as source:
+            source.open(LONG + 64)
             seconds = [_timed(bench, source.sync_weights, policy, n) for n in range(3)]
-            _sample(source, policy, 2)
-            found[way] = {"first_s": seconds[0], "later_s": min(seconds[1:])}
+            found[way] = {"first_s": seconds[0], "later_s": min(seconds[1:]), **_in_flight(bench, source, policy, 2)}
     return found
+
+
+def _in_flight(bench: Bench, source: VLLMServer, policy: Policy, version: int) -> dict[str, float]:
+    """Seconds of a hand-over in the middle of a rollout, and the share of its tokens that the new weights sampled.
+
+    Raises:
+        RuntimeError: tokens have log-probabilities that the weights which sampled them do not give them.
+    """
+    newer = policy.frozen_copy().eval()
+    with torch.no_grad():
+        for weight in newer.parameters():
+            weight.mul_(1.02)
+    client = source.servers.pool.servers[0].client
+    before = source.servers.loop.run(client.progress()) or 0.0
+    with ThreadPoolExecutor(1) as pool:
+        rollout = pool.submit(_sample, source, policy, version, SamplingParams(LONG))
+        while not rollout.done() and (source.servers.loop.run(client.progress()) or 0.0) < before + 1000:
+            time.sleep(0.005)
+        seconds = _timed(bench, source.renew, newer, version + 1)
+        rollouts = [r for group in rollout.result() for r in group]
+    found: dict[str, float] = {"in_flight_s": seconds}
+    for weights, number, name in ((policy, version, "old"), (newer, version + 1, "new")):
+        gaps = [_gaps(weights, r)[_versions(r) == number] for r in rollouts]
+        own = torch.cat(gaps)
+        found[f"in_flight_{name}_share"] = len(own) / sum(r.length for r in rollouts)
+        if len(own) and not float(own.mean()) <= (1e-3 if bench.toy else 0.1):
+            raise RuntimeError(f"tokens of the {name} weights are {float(own.mean()):.2g} nats off on average")
+    return found
+
+
+def _versions(rollout: Rollout) -> torch.Tensor:
+    if rollout.versions is not None:
+        return rollout.versions
+    return torch.full_like(rollout.token_ids, rollout.policy_version)
+
+
+@torch.no_grad()
+def _gaps(policy: Policy, rollout: Rollout) -> torch.Tensor:
+    """Nats between what the server reported of each token and what these weights give it."""
+    rollout.reward = 0.0
+    batch = make_micro_batch([rollout]).to(policy.device)
+    assert batch.behaviour_logprobs is not None
+    return (policy(batch, SAMPLING.temperature)[0] - batch.behaviour_logprobs).abs()[0].float().cpu()
 
 
 def _missing(bench: Bench) -> str | None:
@@ -89,9 +135,11 @@ def _policy(bench: Bench) -> Policy:
     return Policy(bench.model(shape).to(dtype), word_tokenizer(shape.vocabulary)).eval()
 
 
-def _sample(source: RolloutSource, policy: Policy, version: int) -> None:
+def _sample(
+    source: RolloutSource, policy: Policy, version: int, sampling: SamplingParams = SAMPLING
+) -> list[list[Rollout]]:
     rows = [Prompt(i, "", tuple(range(3 + i, 19 + i))) for i in range(8)]
-    source.generate(policy, rows, group_size=8, sampling=SAMPLING, draws=Draws(version), version=version)
+    return source.generate(policy, rows, group_size=8, sampling=sampling, draws=Draws(version), version=version)
 
 
 def _timed(bench: Bench, work: Callable[..., Any], *arguments: Any) -> float:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import torch
 
+from gspo_lightning.policy.loading import load_policy
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.settings import ModelSettings
 from gspo_lightning.policy.tiny import build_tiny_model
-from gspo_lightning.rollouts import Beginning, VLLMServer
+from gspo_lightning.rollouts import Beginning, RolloutSource, VLLMEngine, VLLMServer
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.process import LocalServer
 from gspo_lightning.types import FinishReason, Prompt, SamplingParams
@@ -79,6 +81,27 @@ def test_requests_in_flight_go_on_with_new_weights(url: str, policy: Policy, pro
             assert float(own.max()) < 1e-3, version
         source.sync_weights(newer, 7)
         assert served.largest_gap(newer, served.sample(source, newer, prompts, 4, version=7)) < 1e-3
+
+
+def test_an_output_head_that_is_the_embedding_is_replaced_too(prompts: list[Prompt]) -> None:
+    """On a CPU vLLM packs a tied head once; the probe shows whether the server, or the engine, has the new one."""
+    tied = load_policy(ModelSettings(config_overrides=served.OVERRIDES | {"tie_word_embeddings": True})).eval()
+    started = {"options": {"block_size": served.BLOCK, **served.QUICK_START["options"]}}
+    sources: list[RolloutSource] = [
+        VLLMServer(**started, environment=served.QUICK_START["environment"]),
+        VLLMEngine(options={"block_size": served.BLOCK}),
+    ]
+    for source in sources:
+        policy = tied.frozen_copy().eval()
+        with closing(source):
+            source.open(128)
+            for version in range(2):
+                source.sync_weights(policy, version)
+                found = served.sample(source, policy, prompts, 2, version=version)
+                assert served.largest_gap(policy, found) < 1e-3
+                policy = tied.frozen_copy().eval()
+                with torch.no_grad():
+                    policy.model.get_input_embeddings().weight.mul_(1.3)
 
 
 def test_every_route_asks_for_the_key_which_no_command_line_and_no_log_shows(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 import tempfile
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
@@ -16,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from gspo_lightning.policy.lora import save_adapters
 from gspo_lightning.policy.policy import Policy
 
-__all__ = ["WeightFolders", "in_checkpoint_format", "save_without_weights"]
+__all__ = ["WeightFolders", "in_checkpoint_format", "needs_own_head", "own_head", "save_without_weights", "untie"]
 
 MEMORY = Path("/dev/shm")
 """Files that never reach a disk, on Linux."""
@@ -45,6 +47,31 @@ def save_without_weights(policy: Policy, folder: str | Path) -> None:
     policy.tokenizer.save_pretrained(folder)
     if policy.sight is not None:
         policy.sight.save(Path(folder))
+
+
+HEAD = "lm_head.weight"
+
+
+def needs_own_head(policy: Policy) -> bool:
+    """Whether vLLM must be told that the output head is not the embedding (:func:`untie`), though it is.
+
+    On a CPU it packs the head anew only where the head itself is read: a tied one keeps its first weights (0.32). On
+    GPUs nothing is packed. Models that read pictures are left: their settings have other names.
+    """
+    return policy.device.type == "cpu" and policy.sight is None and bool(policy.model.config.tie_word_embeddings)
+
+
+def own_head(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights of the output head by the name that checkpoints give it."""
+    return {HEAD: policy.model.get_output_embeddings().weight.detach().to(dtype).contiguous().clone()}
+
+
+def untie(policy: Policy, folder: Path, dtype: torch.dtype) -> None:
+    """Give a saved model whose output head is its embedding a head of its own, with the same weights."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    save_file(own_head(policy, dtype), folder / "lm_head.safetensors", metadata={"format": "pt"})
+    file.write_text(json.dumps({**config, "tie_word_embeddings": False}, indent=2), encoding="utf-8")
 
 
 class WeightFolders:

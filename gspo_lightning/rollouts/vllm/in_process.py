@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,14 @@ from gspo_lightning.policy.lora import frozen_norm, has_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.precision import compute_dtype
 from gspo_lightning.rollouts.serving.answers import Answer
-from gspo_lightning.rollouts.serving.weights import WeightFolders, in_checkpoint_format, save_without_weights
+from gspo_lightning.rollouts.serving.weights import (
+    WeightFolders,
+    in_checkpoint_format,
+    needs_own_head,
+    own_head,
+    save_without_weights,
+    untie,
+)
 from gspo_lightning.rollouts.vllm.local import lora_rank, parallelism
 from gspo_lightning.rollouts.vllm.pictures import NOT_SAMPLING, engine_prompt, shown_to
 from gspo_lightning.rollouts.vllm.random_state import RandomState
@@ -89,6 +97,8 @@ class InProcessEngine:
             policy.save_pretrained(self._folder, compute_dtype(policy), adapters=not self._lora)
         else:
             save_without_weights(policy, self._folder)
+        if needs_own_head(policy):
+            untie(policy, Path(self._folder), compute_dtype(policy))
         self._sight = shown_to(policy)
         self._owns_group = not torch.distributed.is_initialized()
         try:
@@ -159,11 +169,15 @@ class InProcessEngine:
     def _reload(self, policy: Policy, *, adapters: bool) -> None:
         if self._spread:
             folder = self._folders.write(policy, compute_dtype(policy), adapters=adapters)
+            if needs_own_head(policy):
+                untie(policy, folder, compute_dtype(policy))
             self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
             self._folders.keep()
         else:
-            weights = iter(in_checkpoint_format(policy, adapters=adapters).items())
-            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+            weights = in_checkpoint_format(policy, adapters=adapters)
+            if needs_own_head(policy):
+                weights |= own_head(policy, compute_dtype(policy))
+            self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
 
     def run(
         self,
