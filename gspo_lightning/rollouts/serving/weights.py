@@ -7,9 +7,10 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
@@ -49,7 +50,7 @@ def save_without_weights(policy: Policy, folder: str | Path) -> None:
         policy.sight.save(Path(folder))
 
 
-HEAD = "lm_head.weight"
+HEAD, WHOLE = "lm_head.weight", "model.safetensors"
 
 
 def needs_own_head(policy: Policy) -> bool:
@@ -68,10 +69,19 @@ def own_head(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
 
 def untie(policy: Policy, folder: Path, dtype: torch.dtype) -> None:
     """Give a saved model whose output head is its embedding a head of its own, with the same weights."""
-    file = folder / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8"))
-    save_file(own_head(policy, dtype), folder / "lm_head.safetensors", metadata={"format": "pt"})
-    file.write_text(json.dumps({**config, "tie_word_embeddings": False}, indent=2), encoding="utf-8")
+    config, index, whole = (folder / name for name in ("config.json", f"{WHOLE}.index.json", WHOLE))
+    _change(config, {"tie_word_embeddings": False})
+    if index.exists():  # the weights are in several files
+        save_file(own_head(policy, dtype), folder / "lm_head.safetensors", metadata={"format": "pt"})
+        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        _change(index, {"weight_map": files | {HEAD: "lm_head.safetensors"}})
+    elif whole.exists():
+        save_file(load_file(whole) | own_head(policy, dtype), whole, metadata={"format": "pt"})
+
+
+def _change(file: Path, words: dict[str, Any]) -> None:
+    found = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(found | words, indent=2), encoding="utf-8")
 
 
 class WeightFolders:

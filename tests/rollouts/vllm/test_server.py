@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import PreTrainedTokenizerFast
 
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.policy.loading import load_policy
@@ -31,7 +32,7 @@ from gspo_lightning.policy.tiny import build_tiny_model
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rollouts import Beginning, Draws, GroupedSampler, VLLMEngine, VLLMServer
 from gspo_lightning.rollouts.serving import guard
-from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
+from gspo_lightning.rollouts.serving.weights import in_checkpoint_format, untie
 from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 from tests.rollouts.toy_server import Fault, Reply, ToyServer
 
@@ -545,3 +546,20 @@ def test_an_engine_computes_in_the_dtype_of_training(policy: Policy, autocast: b
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         assert VLLMEngine()._arguments(policy, 8)["dtype"] == dtype
         assert VLLMEngine(dtype="float32")._arguments(policy, 8)["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("shard", ["5GB", "100KB"])
+def test_a_tied_head_has_weights_of_its_own_on_a_cpu(
+    tmp_path: Path, shard: str, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Whoever reads the folder finds the same model, in one file or several."""
+    tied = load_policy(ModelSettings(config_overrides={"tie_word_embeddings": True})).eval()
+    tied.model.save_pretrained(tmp_path, max_shard_size=shard)
+    tokenizer.save_pretrained(tmp_path)
+    untie(tied, tmp_path, torch.float32)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1 or shard == "100KB"
+    found = load_policy(ModelSettings(str(tmp_path))).eval()
+    assert not found.model.config.tie_word_embeddings
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        assert torch.equal(found.model(ids).logits, tied.model(ids).logits)
