@@ -62,12 +62,13 @@ def needs_own_head(policy: Policy) -> bool:
     return policy.device.type == "cpu" and policy.sight is None and bool(policy.model.config.tie_word_embeddings)
 
 
-def own_head(policy: Policy, dtype: torch.dtype) -> dict[str, Tensor]:
+def own_head(policy: Policy, dtype: torch.dtype | None) -> dict[str, Tensor]:
     """The weights of the output head by the name that checkpoints give it."""
-    return {HEAD: policy.model.get_output_embeddings().weight.detach().to(dtype).contiguous().clone()}
+    weight = policy.model.get_output_embeddings().weight.detach()
+    return {HEAD: weight.to(dtype or weight.dtype).contiguous().clone()}
 
 
-def untie(policy: Policy, folder: Path, dtype: torch.dtype) -> None:
+def untie(policy: Policy, folder: Path, dtype: torch.dtype | None) -> None:
     """Give a saved model whose output head is its embedding a head of its own, with the same weights."""
     config, index, whole = (folder / name for name in ("config.json", f"{WHOLE}.index.json", WHOLE))
     _change(config, {"tie_word_embeddings": False})
@@ -116,6 +117,8 @@ class WeightFolders:
         transformers_logging.disable_progress_bar()
         try:
             policy.save_pretrained(folder, dtype, adapters=adapters)
+            if needs_own_head(policy):
+                untie(policy, folder, dtype)
         finally:
             if shown:
                 transformers_logging.enable_progress_bar()

@@ -16,7 +16,7 @@ from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.client import ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.pool import UNFINISHED, Server, Weights, deliver_files
 from gspo_lightning.rollouts.serving.tags import tag_of
-from gspo_lightning.rollouts.serving.weights import WeightFolders, needs_own_head, untie
+from gspo_lightning.rollouts.serving.weights import WeightFolders
 from gspo_lightning.rollouts.vllm.local import GENERATE, Defaults, lora_rank
 from gspo_lightning.rollouts.vllm.pictures import shown_to
 from gspo_lightning.rollouts.vllm.transfer import Sender
@@ -124,10 +124,7 @@ class HandOver:
 
     def _folder(self, policy: Policy, *, adapters: bool) -> Path:
         if self._in_files:
-            folder = self.folders.write(policy, self._dtype, adapters=adapters)
-            if needs_own_head(policy):
-                untie(policy, folder, self._dtype)
-            return folder
+            return self.folders.write(policy, self._dtype, adapters=adapters)
         return self.folders.write_without_weights(policy)
 
     def keep(self, weights: Weights) -> None:

@@ -169,8 +169,6 @@ class InProcessEngine:
     def _reload(self, policy: Policy, *, adapters: bool) -> None:
         if self._spread:
             folder = self._folders.write(policy, compute_dtype(policy), adapters=adapters)
-            if needs_own_head(policy):
-                untie(policy, folder, compute_dtype(policy))
             self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
             self._folders.keep()
         else:
