@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -103,14 +104,49 @@ def choose(wanted: str = AUTO) -> Isolation:
 
 
 def with_packages(isolation: Isolation, names: tuple[str, ...]) -> Isolation:
-    """The same, with packages that programs may import.
+    """The same isolation, with packages that programs may import; a program that imports them all is run once.
+
+    A package comes from the interpreter that runs programs, else from this environment if both interpreters load the
+    same extension modules.
 
     Raises:
-        UserError: one of them cannot be found by the interpreter that runs programs.
+        UserError: one of them is installed for neither, or cannot be imported inside the sandbox.
     """
     python = isolation.python
     found = tuple((name, _package(python, name)) for name in names)
-    return replace(isolation, python=replace(python, packages=found))
+    extended = replace(isolation, python=replace(python, packages=found))
+    if names and (reason := _import_error(extended.kind, extended.python)):
+        raise UserError(
+            "CodeExecutor.packages",
+            f"programs cannot import {' and '.join(names)}: {reason} ({isolation.kind} with {python.executable})",
+            fix=_how_to_install(python, names),
+        )
+    return extended
+
+
+@functools.cache
+def _import_error(kind: Kind, python: Interpreter) -> str:
+    """Why a program that imports all packages of the interpreter fails; empty if it works."""
+    names = ", ".join(name for name, _ in python.packages)
+    program = f"def imports():\n    try:\n        import {names}\n    except BaseException as e:\n        return repr(e)\n"
+    try:
+        with Sandbox(kind, python, program, Limits(cpu_s=20, memory_mb=1024)) as box:
+            outcome = box.run({"entry": "imports", "arguments": []})
+    except InfrastructureError as error:
+        return str(error)
+    if outcome.end is not End.FINISHED:
+        return f"{outcome.end}: {outcome.detail}"
+    return str(outcome.value or "")
+
+
+def _how_to_install(python: Interpreter, names: tuple[str, ...]) -> str:
+    packages, own = " ".join(names), os.path.realpath(sys.executable)
+    system = f"install python3-{names[0]} of this system, or: " if python.executable.startswith("/usr/bin/") else ""
+    return (
+        f"{system}{python.executable} -m pip install {packages}"
+        + (f"; or give {own} and its packages to every user to read (chmod)" if python.executable != own else "")
+        + "; or leave them out of `packages` if no program needs them"
+    )
 
 
 @functools.cache
@@ -118,22 +154,29 @@ def _package(python: Interpreter, name: str) -> tuple[str, ...]:
     """The folder of a package, and the one with its libraries."""
     if not name.isidentifier():
         raise UserError("CodeExecutor.packages", f"{name!r} is not a name of a package")
-    if python.executable == Interpreter.own().executable:
-        spec = importlib.util.find_spec(name)
-        places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    else:
-        script = "import importlib.util as u, sys; s = u.find_spec(sys.argv[1]); print(*s.submodule_search_locations)"
+    place = None
+    if python.executable != Interpreter.own().executable:
+        script = (
+            "import importlib.util as u, json, sys, sysconfig as c; s = u.find_spec(sys.argv[1]); "
+            "print(json.dumps([c.get_config_var('SOABI'), list(s.submodule_search_locations or ()) if s else []]))"
+        )
         asked = subprocess.run(
             [python.executable, "-I", "-c", script, name], capture_output=True, text=True, timeout=60, check=False
         )
-        places = asked.stdout.split("\n")[:1] if asked.returncode == 0 else []
-    if not places or not os.path.isdir(places[0]):
+        extensions, places = json.loads(asked.stdout) if asked.returncode == 0 else ("", [])
+        place = places[0] if places else None
+    else:
+        extensions = sysconfig.get_config_var("SOABI")
+    if place is None and extensions == sysconfig.get_config_var("SOABI"):
+        spec = importlib.util.find_spec(name)
+        place = next(iter(spec.submodule_search_locations or ()), None) if spec is not None else None
+    if place is None or not os.path.isdir(place):
         raise UserError(
             "CodeExecutor.packages",
             f"names {name}, which {python.executable} has not installed as a package",
-            fix=f"install it for that interpreter, or leave {name} out",
+            fix=_how_to_install(python, (name,)),
         )
-    folder = os.path.realpath(places[0])
+    folder = os.path.realpath(place)
     return (folder, *(p for p in [f"{folder}.libs"] if os.path.isdir(p)))
 
 

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator
 from gspo_lightning.commands.doctor.finding import Finding
 from gspo_lightning.errors import UserError
 from gspo_lightning.sandbox import cpp
-from gspo_lightning.sandbox.probe import INSTALL, choose, trials
+from gspo_lightning.sandbox.probe import INSTALL, choose, trials, with_packages
 
 __all__ = ["CHECKS"]
 
 PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "math-verify", "bitsandbytes")
 LEAST = {"torch": (2, 10), "lightning": (2, 6), "transformers": (5, 16)}
 """Package -> the oldest version that is supported."""
+PROGRAM_PACKAGES = ("numpy",)
+"""Packages that programs of the shipped suites and data configs may import."""
 
 
 def versions() -> Iterator[Finding]:
@@ -78,6 +80,13 @@ def sandbox() -> Iterator[Finding]:
     if chosen is not None:
         reason = cpp.missing(chosen)
         yield Finding("note" if reason else "ok", "C++ programs", reason or "one was compiled, and ran")
+        for name in PROGRAM_PACKAGES:
+            try:
+                with_packages(chosen, (name,))
+                yield Finding("ok", f"{name} in programs", "a program imported it")
+            except UserError as error:
+                needs = f"{error.problem}; suites and data sets with `packages: [{name}]` do not start"
+                yield Finding("note", f"{name} in programs", needs, error.fix)
 
 
 def precision() -> Iterator[Finding]:

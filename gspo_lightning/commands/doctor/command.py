@@ -28,12 +28,14 @@ def main(argv: Sequence[str]) -> int:
         if name not in CHECKS:
             raise UserError("gspo doctor", f"{name!r} is not a check; it must be one of {', '.join(CHECKS)}")
     console = Console()
-    problems = 0
+    problems = notes = 0
     for name in options.check or CHECKS:
         findings = list(CHECKS[name]())
         problems += sum(finding.state == "problem" for finding in findings)
+        notes += sum(finding.state == "note" for finding in findings)
         console.print(_table(name, findings))
-    console.print(f"{problems} problem{'s' * (problems != 1)}" if problems else "no problems")
+    found = f"{problems} problem{'s' * (problems != 1)}" if problems else "no problems"
+    console.print(found + f", {notes} note{'s' * (notes != 1)}" * (notes > 0))
     return int(problems > 0)
 
 

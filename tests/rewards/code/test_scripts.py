@@ -197,10 +197,16 @@ def test_a_script_pays_no_cheat_and_none_makes_itself_missing(name: str, executo
     assert score.status != "missing"
 
 
-def test_what_searches_its_memory_finds_what_is_there() -> None:
-    """The search of the cheat above is no empty try: it finds an argument."""
-    argument = asserts("for x in [26025927]:\n    assert f(str(x)) == x", entry_point="f")
-    assert CodeExecutor(timeout_s=2.0).score(SEARCH, argument).reward == 1.0
+def test_what_searches_its_memory_finds_what_is_there(executor: CodeExecutor) -> None:
+    """The search of the cheat above is no empty try: it finds an argument, or Landlock keeps its own memory from it."""
+    if executor.isolation == Kind.BUBBLEWRAP:
+        argument = asserts("for x in [26025927]:\n    assert f(str(x)) == x", entry_point="f")
+        assert executor.score(SEARCH, argument).reward == 1.0
+        return
+    tries = SEARCH.replace("def f(x):", "def search(x):")
+    tries += "def f(x):\n    try:\n        return search(x)\n    except OSError as error:\n        return type(error).__name__"
+    closed = {"type": "call", "entry_point": "f", "tests": [{"input": [1], "output": "PermissionError"}]}
+    assert executor.score(tries, closed).reward == 1.0
 
 
 @pytest.mark.parametrize(
