@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import ROOT
+from tests.support.caller import forget_the_caller
 from tests.support.leftovers import describe, end_group_and_ranks, threads_left
 from tests.support.order import SEED_VARIABLE, in_order, shuffled
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from gspo_lightning.policy.policy import Policy
     from gspo_lightning.types import Prompt
 
+forget_the_caller()
 # before torch and huggingface_hub are imported, and for child processes, too
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test never waits for the network
 os.environ["OMP_NUM_THREADS"] = "1"  # threads of several processes would wait for each other

@@ -18,6 +18,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from tests.support.caller import default_signals
+
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["tests.conftest", "gspo_lightning.commands.fit.command", "tests.runs.processes"])
 SECONDS = 120
@@ -118,6 +120,7 @@ def _child(
     os.environ.update(environment)
     os.setsid()  # a Ctrl-C at the test runner's terminal is not for this process
     _write_to(log)
+    default_signals()
     from gspo_lightning.cli import main
 
     if kill_at:
