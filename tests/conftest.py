@@ -92,6 +92,18 @@ def page_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
 
 @pytest.fixture
+def numpy_for_programs() -> None:
+    """Skip where the sandbox's Python has no numpy and cannot load this environment's."""
+    from gspo_lightning.errors import UserError
+    from gspo_lightning.sandbox import choose, with_packages
+
+    try:
+        with_packages(choose(), ("numpy",))
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
     from gspo_lightning.policy.tiny import character_tokenizer
 

@@ -128,11 +128,9 @@ def with_packages(isolation: Isolation, names: tuple[str, ...]) -> Isolation:
 def _import_error(kind: Kind, python: Interpreter) -> str:
     """Why a program that imports all packages of the interpreter fails; empty if it works."""
     names = ", ".join(name for name, _ in python.packages)
-    program = (
-        f"def imports():\n    try:\n        import {names}\n    except BaseException as e:\n        return repr(e)\n"
-    )
+    body = f"    try:\n        import {names}\n    except BaseException as e:\n        return repr(e)\n"
     try:
-        with Sandbox(kind, python, program, Limits(cpu_s=20, memory_mb=1024)) as box:
+        with Sandbox(kind, python, f"def imports():\n{body}", Limits(cpu_s=20, memory_mb=1024)) as box:
             outcome = box.run({"entry": "imports", "arguments": []})
     except InfrastructureError as error:
         return str(error)

@@ -250,7 +250,7 @@ def test_a_kill_leaves_no_process_and_the_next_start_no_file(
         reward = f"CodeExecutor:{json.dumps({'isolation': isolation})}"
         build_reward(reward)
     except UserError:
-        pytest.skip(f"{isolation} does not work here")
+        pytest.skip(f"{isolation} does not work here: make sandbox; gspo doctor")
     options = ["--input", str(files[0]), "--output", str(files[1]), "--workers", "2", "--reward", reward]
     command = [sys.executable, "-m", "gspo_lightning", "score", *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}

@@ -120,7 +120,7 @@ def test_a_foreign_machine_is_killed(machine: str) -> None:
 def test_system_calls_have_the_numbers_that_libseccomp_knows(machine: str) -> None:
     name = ctypes.util.find_library("seccomp")
     if name is None:
-        pytest.skip("libseccomp is not installed")
+        pytest.skip("needs libseccomp: install libseccomp2")
     resolve = ctypes.CDLL(name).seccomp_syscall_resolve_name_arch
     table = syscalls.ALWAYS + syscalls.METADATA + syscalls.CONDITIONAL
     ours = syscalls.numbers(table, machine)
@@ -342,7 +342,7 @@ for kind in sys.argv[1:]:
 def test_an_ordinary_user_has_the_same_sandboxes() -> None:
     """With the system's interpreter, which such a user can read. ``unsafe`` shows that the peek is no empty try."""
     if not Path("/usr/bin/python3").exists() or os.getuid() == NOBODY:
-        pytest.skip("there is no interpreter of the system's")
+        pytest.skip("needs /usr/bin/python3: install python3")
     kinds = [trial.kind.value for trial in probe.trials() if trial.works and trial.python.executable.startswith("/usr")]
     package = Path(sys.modules["gspo_lightning"].__file__ or "").parents[1]
     found = subprocess.run(

@@ -73,6 +73,7 @@ def test_grids(tmp_path: Path) -> None:
     assert sizes == {"small": 3, "medium": 1, "large": 1, "x-large": 1}  # 2!^2, 2!^4, 3!^3; 4!^4; 5!^4; 6!^6 ways
 
 
+@pytest.mark.usefixtures("numpy_for_programs")
 def test_programs(tmp_path: Path) -> None:
     lines = [
         {"id": row["question_id"], "completion": Sum(i).right("python")}
@@ -82,6 +83,7 @@ def test_programs(tmp_path: Path) -> None:
     assert (numbers["avg@1"]["value"], numbers["avg@1"]["n"]) == (1.0, 6)
 
 
+@pytest.mark.usefixtures("numpy_for_programs")
 def test_contests(tmp_path: Path) -> None:
     """Of the first contest A and B are solved: 1,500 points, nobody stands before us. Of the second one A: 1 problem.
 

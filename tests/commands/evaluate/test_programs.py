@@ -14,6 +14,8 @@ from gspo_lightning.sandbox.probe import choose
 from gspo_lightning.statistics.rating import rating
 from tests.suites.made_up import Sum, codeforces, contest, livecodebench
 
+pytestmark = pytest.mark.usefixtures("numpy_for_programs")
+
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -173,6 +173,7 @@ def test_a_killed_evaluation_leaves_no_lock(aime: Path, tmp_path: Path, capsys: 
     evaluate(output, *words, "--completions", answers)  # a killed process holds nothing
 
 
+@pytest.mark.usefixtures("numpy_for_programs")
 def test_a_fingerprint_is_not_of_the_machine() -> None:
     suite = load_suite("livecodebench")
     assert isinstance(suite.reward, CodeExecutor)

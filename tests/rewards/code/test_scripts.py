@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from gspo_lightning.rewards import CodeExecutor
 from gspo_lightning.rewards.code.asserts import UnsupportedTestError
 from gspo_lightning.rewards.code.scripts import script_of
 from gspo_lightning.sandbox import Kind, choose
+from gspo_lightning.sandbox.launch import Interpreter
+from gspo_lightning.sandbox.probe import _import_error
 
 
 def asserts(*tests: str, **more: Any) -> dict[str, Any]:
@@ -265,6 +268,35 @@ def test_packages_are_there_if_they_are_asked_for(kind: Kind) -> None:
     without = CodeExecutor(isolation=kind.value)
     assert without.score(program, answer).reward == 0.0
     assert without.score("def f(x):\n    return [0.3]", plus).status == "missing"
+
+
+def test_a_package_of_this_environment_reaches_the_interpreter_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a program may not read our own interpreter (a home of mode 700), the system's is the one that runs."""
+    chosen = choose()
+    if chosen.python.executable == Interpreter.own().executable:
+        pytest.skip("programs run with this interpreter itself: keep it in a folder for one user only to try this")
+    package = tmp_path / "only_here"
+    package.mkdir()
+    (package / "__init__.py").write_text("ANSWER = 42\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    answer = {"type": "stdin", "tests": [{"input": "", "output": "42"}]}
+    program = "import only_here\nprint(only_here.ANSWER)"
+    closed = next(parent for parent in tmp_path.parents if parent.name.startswith("pytest-of-"))
+    modes = {folder: folder.stat().st_mode for folder in (tmp_path, *tmp_path.parents) if folder.is_relative_to(closed)}
+    with pytest.raises(UserError, match=r"CodeExecutor\.packages: programs cannot import only_here: .*ModuleNotFound"):
+        CodeExecutor(packages=["only_here"])  # pytest's folders are for their owner
+    try:
+        for folder in modes:
+            folder.chmod(0o755)
+        _import_error.cache_clear()
+        assert CodeExecutor(packages=["only_here"]).score(program, answer).reward == 1.0
+        assert CodeExecutor().score(program, answer).reward == 0.0
+    finally:
+        for folder, mode in modes.items():
+            folder.chmod(mode & 0o7777)
+        _import_error.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["no_such_package", "no name", "json.decoder"])

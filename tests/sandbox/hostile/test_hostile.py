@@ -30,7 +30,7 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 @pytest.mark.parametrize(("program", "kind"), CASES)
 def test_stopped_by_its_layer(program: Hostile, kind: Kind, working: dict[Kind, Trial], target: dict[str, Any]) -> None:
     if kind not in working:
-        pytest.skip(f"{kind} does not work here")
+        pytest.skip(f"{kind} does not work here: make sandbox; gspo doctor")
     assert list(complaints(program, kind, working[kind].python, target)) == []
 
 
@@ -45,7 +45,7 @@ def test_stopped_by_its_layer_for_an_ordinary_user(
 ) -> None:
     """All of them in one process of another user, with the system's interpreter, which such a user can read."""
     if kind not in working or not Path(SYSTEM_PYTHON).exists():
-        pytest.skip(f"{kind} with {SYSTEM_PYTHON} does not work here")
+        pytest.skip(f"{kind} with {SYSTEM_PYTHON} does not work here: make sandbox; gspo doctor")
     os.chown(target["folder"], ORDINARY, ORDINARY)
     for name in ("secret", "scratch"):
         os.chown(target[name], ORDINARY, ORDINARY)
