@@ -12,8 +12,10 @@ TEST_PROCESSES ?= 2
 BIN := $(VENV)/bin
 COMPILED := PYTHONDONTWRITEBYTECODE=# of the tests' processes: where that is set, each compiles all it imports again
 SANDBOX_TESTS := tests/sandbox tests/rewards/code
+USER_TESTS := $(SANDBOX_TESTS) tests/resume tests/commands/export tests/commands/init tests/runs/test_one_writer.py \
+  tests/runs/test_checkpoints.py tests/runs/test_named_faults.py tests/rollouts/vllm/test_key.py
 
-.PHONY: help install sandbox bench-install bench gpu-check device-check docs quickstart test test-quick test-long test-sandbox \
+.PHONY: help install sandbox bench-install bench gpu-check device-check docs quickstart there test test-quick test-long test-sandbox test-user \
   test-trl test-wheel test-vllm \
   audit mutants check format lint types doctest constraints clean
 
@@ -23,6 +25,7 @@ help:
 	@echo "make test-quick            without the tests marked slow"
 	@echo "make test-long             the long forms: kills, damage, fuzzing, a soak, more seeds (about an hour)"
 	@echo "make test-sandbox          programs in bubblewrap, which is installed first; make test takes it or Landlock"
+	@echo "make test-user             tests of programs, files and permissions as an ordinary user, where root calls"
 	@echo "make test-trl              the comparisons with TRL, which is installed first; make test skips them without it"
 	@echo "make test-vllm             training through real vLLM; its environment is built once, in VLLM_HOME"
 	@echo "make docs                  the documentation as a site, in build/site"
@@ -68,11 +71,16 @@ sandbox:
 bench: bench-install
 	$(BIN)/python -m benchmarks --quick --json $(BENCH_ARGS)
 
-gpu-check:  # with what is there: images with CUDA bring their own torch
-	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_check $(GPU_CHECK_ARGS)
+# with what is there: images with CUDA bring their own torch; an environment is made only where there is none
+THERE := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+there:
+	@$(THERE) -c 'import torch, lightning, transformers' 2> /dev/null || $(MAKE) --no-print-directory install
 
-device-check:  # as gpu-check: with what is there
-	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.device_check
+gpu-check: there
+	@python=$(BIN)/python; test -x $$python || python=$(PYTHON); $$python -m benchmarks.gpu_check $(GPU_CHECK_ARGS)
+
+device-check: there
+	@python=$(BIN)/python; test -x $$python || python=$(PYTHON); $$python -m benchmarks.device_check
 
 # the site: warnings are errors, nothing is fetched
 docs: $(VENV)/.docs-installed
@@ -98,6 +106,9 @@ test-long: install  # tests one by one in two processes
 # with GSPO_TESTS_EXPECT, what was installed and does not work is a failure and not a skip
 test-sandbox: install sandbox
 	GSPO_TESTS_EXPECT=bubblewrap $(BIN)/python -m pytest $(SANDBOX_TESTS)
+
+test-user: install  # root's rights hide what a user meets: closed folders, namespaces, signals
+	$(BIN)/python -m tools.ordinary_user -m pytest -n $(TEST_PROCESSES) --dist loadfile -p no:cacheprovider $(USER_TESTS)
 
 test-trl: bench-install
 	GSPO_TESTS_EXPECT=trl $(BIN)/python -m pytest tests/objectives/test_against_trl.py tests/benchmarks/test_benchmarks.py \
