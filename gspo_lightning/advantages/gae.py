@@ -37,8 +37,9 @@ class GAE(Advantages):
     """Generalised advantage estimation over tokens (arXiv 1506.02438, Eq. 16): needs ``model.critic``.
 
     ``A_t = delta_t + gamma lam A_t+1`` with ``delta_t = r_t + gamma V_t+1 - V_t``, where t counts the tokens that the
-    policy chose and V is 0 after the last of them. The reward is paid at the last token (what turns earned, at their
-    ends, with ``data.turn_credit: turn``), a KL penalty (``data.kl_in_reward``) at every token.
+    policy chose and V is 0 after the last of them. The reward is paid at the last token (what a step was scored
+    with, at its end; what turns earned, at theirs, with ``data.turn_credit: turn``), a KL penalty
+    (``data.kl_in_reward``) at every token.
 
     Args:
         gamma: discount per token, in [0, 1]. Below 1 long responses are worth less.

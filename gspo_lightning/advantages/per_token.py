@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -57,24 +57,37 @@ def assign_token_advantages(
 def token_rewards(rollout: Rollout, shaping: Shaping) -> Tensor:
     """[T] float64: what each token earned. The score, less what truncation costs, is paid at the last token.
 
-    With ``shaping.turn_reward`` what turns earned is paid at their ends instead; a KL penalty wherever it arises.
+    What steps were scored with is paid at their last tokens instead, and so is what turns earned with
+    ``shaping.turn_reward``; a KL penalty wherever it arises.
     """
     found = torch.zeros(len(rollout.token_ids), dtype=torch.float64)
     own = torch.nonzero(rollout.response_mask).squeeze(-1)
     if rollout.reward is None or not len(own):
         return found
     rest = rollout.reward - shaping.truncation_penalty * (shaping.truncated == "penalise" and rollout.truncated)
-    if shaping.turn_reward is not None:
-        scale = shaping.share(rollout) * shaping.weight(shaping.turn_reward)
-        for end, earned in zip(rollout.turn_ends, rollout.turn_rewards, strict=False):
-            before = own[own < end]
-            if len(before):
-                found[before[-1]] += scale * earned
-                rest -= scale * earned
+    for end, earned in _paid_early(rollout, shaping):
+        before = own[own < end]
+        if len(before):
+            found[before[-1]] += earned
+            rest -= earned
     found[own[-1]] += rest
     if rollout.token_penalties is not None:
         found -= torch.where(rollout.response_mask, rollout.token_penalties.double(), 0.0)
     return found
+
+
+def _paid_early(rollout: Rollout, shaping: Shaping) -> Iterator[tuple[int, float]]:
+    """(end, what was earned by then) of turns and steps, in units of the reward.
+
+    A response is worth the mean of its steps' scores, so each of K steps earns the K-th part of its own: how many
+    there are makes no response better.
+    """
+    if shaping.turn_reward is not None:
+        for end, earned in zip(rollout.turn_ends, rollout.turn_rewards, strict=False):
+            yield end, shaping.weight_for(rollout, shaping.turn_reward) * earned
+    for name, steps in rollout.steps.items():
+        for end, score in steps:
+            yield end, shaping.weight_for(rollout, name) * score / len(steps)
 
 
 def whitened(values: Tensor, mask: Tensor, device: torch.device) -> Tensor:

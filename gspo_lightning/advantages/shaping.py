@@ -115,6 +115,10 @@ class Shaping:
         """Of a reward, 1 where none was given."""
         return self.weights.get(name, 1.0)
 
+    def weight_for(self, rollout: Rollout, name: str) -> float:
+        """Of a reward in the weighted sum of a response: more than :meth:`weight` where other rewards do not apply."""
+        return self.share(rollout) * self.weight(name)
+
     def share(self, rollout: Rollout) -> float:
         """What the weights of the rewards that apply to a response are multiplied by."""
         return applying_weight(self.weights, {name: rollout.applies(name) for name in rollout.reward_parts})
@@ -149,12 +153,24 @@ def assign_advantages(
     for rollout, value in zip(rollouts, values, strict=True):
         rollout.advantage = value
     if scored := step_rewards(rollouts):
-        add_steps(groups, scored, shaping.weights, advantages, device)
+        _check_scored(scored, shaping)
+        add_steps(groups, scored, shaping.weight_for, advantages, device)
         whole = torch.tensor([float(is_dead(group, shaping)) for group in groups], dtype=torch.float64, device=device)
         dead = float(gather_rows(whole).mean())
     if shaping.turn_reward is not None:
         _assign_turns(groups, names, advantages, shaping, device)
     return dead
+
+
+def _check_scored(names: Sequence[str], shaping: Shaping) -> None:
+    """Refuse scores of steps that would be dropped, or would count twice; a reward may return them unannounced."""
+    field, value = ("turn_credit", "turn") if shaping.turn_reward is not None else ("combine_rewards", shaping.combine)
+    if value != "weighted_sum":
+        raise UserError(
+            f"data.{field}",
+            f"is {value!r}, but data.rewards.{names[0]} scored steps, which are compared with each other",
+            fix="use turn_credit: conversation and combine_rewards: weighted_sum, or return scores without steps",
+        )
 
 
 def _compare(

@@ -8,7 +8,7 @@ other rewards say of the whole response is compared as ever and added to all of 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ def equal_steps(group: Sequence[Rollout]) -> bool:
 def add_steps(
     groups: Sequence[Sequence[Rollout]],
     names: Sequence[str],
-    weights: Mapping[str, float],
+    weight: Callable[[Rollout, str], float],
     advantages: Advantages,
     device: torch.device,
 ) -> None:
@@ -43,7 +43,7 @@ def add_steps(
     Args:
         groups: P groups of G rollouts on this rank, with ``advantage``.
         names: of the rewards that score steps, the same on every rank.
-        weights: of rewards by name; 1 where there is none.
+        weight: of a reward, by name, for a response.
         advantages: the comparison within a group; its samples are the steps.
         device: for the collective.
     """
@@ -55,7 +55,7 @@ def add_steps(
         for rollout in itertools.chain.from_iterable(groups):
             steps = rollout.steps.get(name, ()) if _counts(rollout) else ()
             values = torch.tensor([next(compared) for _ in steps], dtype=torch.float64)
-            later = weights.get(name, 1.0) * values.flip(0).cumsum(0).flip(0)
+            later = weight(rollout, name) * values.flip(0).cumsum(0).flip(0)
             start = 0
             for (end, _), value in zip(steps, later.tolist(), strict=True):
                 assert rollout.token_advantages is not None

@@ -21,7 +21,8 @@ class StepReward(Reward):
     Subclasses define :meth:`score_steps`. A step ends behind ``marker``, the last one where the completion ends; what
     is white space only belongs to the step before it. The reward of the completion is the mean of its steps' scores:
     what logs show, and what tells a dead group. The advantages come from the single scores
-    (:mod:`gspo_lightning.advantages.steps`), and the objective must take one per token or per segment.
+    (:mod:`gspo_lightning.advantages.steps`; ``GAE`` pays each at the end of its step), and the objective must take one
+    per token or per segment.
 
     >>> class _Short(StepReward):
     ...     def score_steps(self, steps: Sequence[str], sample: Sample) -> list[float]:

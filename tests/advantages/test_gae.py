@@ -121,6 +121,42 @@ def test_what_a_token_earns() -> None:
     assert token_rewards(row(None, [1, 1]), Shaping()).tolist() == [0, 0]
 
 
+def test_what_a_step_earns() -> None:
+    """A half of 1 and of 0 at the ends of two steps, and what else the response earned at its last token."""
+    rollout = row(0.5, [1, 1, 1, 1])
+    rollout.steps, rollout.reward_parts = {"steps": ((2, 1.0), (4, 0.0))}, {"steps": 0.5}
+    assert token_rewards(rollout, Shaping()).tolist() == [0, 0.5, 0, 0]
+    rollout.reward, rollout.reward_parts["correct"] = 2.0 * 0.5 + 0.25 * 1.0, 1.0
+    weights = {"steps": 2.0, "correct": 0.25}
+    assert token_rewards(rollout, Shaping(weights=weights)).tolist() == [0, 1.0, 0, 0.25]
+    rollout.reward, rollout.reward_parts["correct"] = 2.25 * 0.5, None  # the others have its weight
+    rollout.reward_statuses = {"steps": "ok", "correct": "not_applicable"}
+    assert token_rewards(rollout, Shaping(weights=weights)).tolist() == [0, 1.125, 0, 0]
+    rollout.reward, rollout.reward_parts, rollout.reward_statuses = 3.0, {"steps": 3.0}, {}
+    assert token_rewards(rollout, Shaping()).tolist() == [0, 0.5, 0, 2.5]  # a total that is not the mean is still paid
+    between = row(0.5, [1, 0, 1, 1, 0])
+    between.steps = {"steps": ((2, 1.0), (4, 0.0))}  # paid to a token that the policy chose
+    assert token_rewards(between, Shaping()).tolist() == [0.5, 0, 0, 0, 0]
+
+
+def test_steps_by_hand() -> None:
+    """V = (.5, .25, .75, .5), gamma 1, lambda .5; scores 1 and 0 of two steps of two tokens earn r = (0, .5, 0, 0).
+
+    delta_3 = -.5; delta_2 = .5 - .75 = -.25; delta_1 = .5 + .75 - .25 = 1; delta_0 = .25 - .5 = -.25.
+    A_3 = -.5; A_2 = -.25 - .25 = -.5; A_1 = 1 - .25 = .75; A_0 = -.25 + .375 = .125. Returns: .5, .5, 0, 0.
+    The same .5 at the end: A_3 = 0; A_2 = -.25; A_1 = .5 - .125 = .375; A_0 = -.25 + .1875 = -.0625.
+    """
+    stepwise, plain = (row(0.5, [1, 1, 1, 1], [0.5, 0.25, 0.75, 0.5]) for _ in range(2))
+    stepwise.steps = {"steps": ((2, 1.0), (4, 0.0))}
+    assign_token_advantages([[stepwise], [plain]], GAE(lam=0.5, whiten=False), Shaping(), CPU)
+    assert stepwise.token_advantages is not None
+    assert stepwise.returns is not None
+    assert plain.token_advantages is not None
+    assert stepwise.token_advantages.tolist() == [0.125, 0.75, -0.5, -0.5]
+    assert stepwise.returns.tolist() == [0.5, 0.5, 0.0, 0.0]
+    assert plain.token_advantages.tolist() == [-0.0625, 0.375, -0.25, 0.0]
+
+
 def test_rows_that_take_no_part_change_nothing() -> None:
     def judged(*more: Rollout) -> list[list[float]]:
         rows = [row(1.0, [1, 1], [0.5, 0.25]), row(0.0, [1, 0, 1], [0.1, 0.0, 0.3]), *more]

@@ -9,6 +9,7 @@ import torch
 
 from gspo_lightning.advantages import GroupMean, GroupNormalised
 from gspo_lightning.advantages.shaping import Shaping, assign_advantages, is_dead
+from gspo_lightning.errors import UserError
 from gspo_lightning.packing.batches import make_micro_batch
 from gspo_lightning.types import FinishReason, Prompt, Rollout
 
@@ -54,6 +55,29 @@ def test_what_judges_the_whole_response_is_added_to_all_its_steps() -> None:
     group = [rollout(0, 3, [(1, 1.0), (3, 0.0)], correct=1.0), rollout(1, 1, [(1, 0.5)], correct=0.0)]
     assign_advantages([group], GroupMean(), Shaping(), CPU)
     assert tokens_of(group) == [[0.5, 0.0, 0.0], [-0.5]]
+
+
+def test_steps_that_judge_alone_have_the_weight_of_all() -> None:
+    """Scores 1 and 0, less their mean; what does not apply leaves its weight of 3 to the steps' 1."""
+    group = [rollout(0, 1, [(1, 1.0)]), rollout(1, 1, [(1, 0.0)])]
+    for one in group:
+        one.reward_parts["correct"], one.reward_statuses = None, {"correct": "not_applicable"}
+    assign_advantages([group], GroupMean(), Shaping(weights={"correct": 3.0}), CPU)
+    assert tokens_of(group) == [[2.0], [-2.0]]
+
+
+@pytest.mark.parametrize(
+    ("shaping", "field"),
+    [
+        (Shaping(turn_reward="game"), "data.turn_credit: is 'turn'"),
+        (Shaping(combine="normalised_separately"), "data.combine_rewards: is 'normalised_separately'"),
+    ],
+)
+def test_scores_of_steps_are_not_dropped(shaping: Shaping, field: str) -> None:
+    """Of a reward that is no ``StepReward``, and so was not refused at the start."""
+    group = [rollout(0, 1, [(1, 1.0)]), rollout(1, 1, [(1, 0.0)])]
+    with pytest.raises(UserError, match=rf"{field}, but data\.rewards\.steps scored steps"):
+        assign_advantages([group], GroupMean(), shaping, CPU)
 
 
 def test_groups_do_not_see_each_other_and_missing_responses_take_no_part() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from gspo_lightning.experience import iteration
+from gspo_lightning.experience.respond import Groups
 from gspo_lightning.policy.tiny import character_tokenizer
 from gspo_lightning.rewards.steps import split_steps
-from gspo_lightning.types import MicroBatch
+from gspo_lightning.types import MicroBatch, Rollout
 from tests.runs import runs
 from tests.runs.processes import Command
 from tests.runs.test_invariance import SGD
@@ -65,6 +68,51 @@ def test_every_step_has_the_advantage_that_its_scores_say(
     assert several > 2  # responses of more than one step
     norms = [value for _, value in runs.scalars(run)["optim/gradient_norm"]]
     assert all(0 < value < float("inf") for value in norms)
+
+
+def of_gae(ids: list[int], values: list[float], gamma: float, lam: float) -> tuple[list[float], list[float]]:
+    """Advantages and returns of a response from its tokens alone: each of K steps pays the K-th part of its score."""
+    tokenizer = character_tokenizer()
+    texts = [tokenizer.decode(ids[:count], skip_special_tokens=True) for count in range(len(ids) + 1)]
+    places = [*split_steps(texts[-1], "x")]
+    paid = [0.0] * len(ids)
+    for start, end in zip([0, *places], places, strict=False):
+        last = max(count for count, text in enumerate(texts) if len(text) <= end)  # special tokens have no characters
+        paid[last - 1] += (1 - (end - start) / 10) / len(places)
+    advantages, returns, following = [0.0], [0.0], 0.0
+    for earned, value in zip(reversed(paid), reversed(values), strict=True):
+        advantages.insert(0, earned + gamma * following - value + gamma * lam * advantages[0])
+        returns.insert(0, earned + gamma * returns[0])
+        following = value
+    return advantages[:-1], returns[:-1]
+
+
+@pytest.mark.parametrize("objective", [GIVEN, ["--model.objective=GSPOToken"]])
+def test_a_critic_is_asked_about_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: list[str]
+) -> None:
+    seen: list[Rollout] = []
+    own = iteration.assign_token_advantages
+
+    def noted(groups: Groups, *rest: Any) -> dict[str, float]:
+        found = own(groups, *rest)
+        seen.extend(r for group in groups for r in group)
+        return found
+
+    monkeypatch.setattr(iteration, "assign_token_advantages", noted)
+    gae = {"class_path": "GAE", "init_args": {"gamma": 0.9, "lam": 0.7, "whiten": False}}
+    critic = ["--model.critic=ValueModel", "--model.critic.lr=1e-2", f"--data.advantages={json.dumps(gae)}"]
+    runs.fit(tmp_path, *STEPS, *objective, *critic, "--trainer.max_epochs=2")
+    several = [r for r in seen if len(r.steps.get("steps", ())) > 1]
+    assert len(several) > 4
+    assert any(bool(r.values.any()) for r in several if r.values is not None)  # of the second iteration
+    for rollout in seen:
+        assert rollout.values is not None
+        assert rollout.token_advantages is not None
+        assert rollout.returns is not None
+        hand = of_gae(rollout.token_ids.tolist(), rollout.values.tolist(), 0.9, 0.7)
+        assert rollout.token_advantages.tolist() == pytest.approx(hand[0], abs=1e-5)
+        assert rollout.returns.tolist() == pytest.approx(hand[1], abs=1e-5)
 
 
 @pytest.mark.parametrize(
