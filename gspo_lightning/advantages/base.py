@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gspo_lightning.errors import UserError
 
-__all__ = ["Advantages", "dead_groups", "try_advantages"]
+__all__ = ["Advantages", "dead_groups", "learns_from_dead_groups", "try_advantages"]
 
 
 class Advantages(ABC):
@@ -108,8 +108,25 @@ def try_advantages(advantages: Advantages, group_size: int) -> None:
     """
     if advantages.per_token:
         return  # they need values
+    advantages(*_living_and_dead(group_size))
+
+
+def learns_from_dead_groups(advantages: Advantages, group_size: int) -> bool:
+    """Whether a group whose rewards are all equal has advantages all the same: it is compared with other groups.
+
+    >>> from gspo_lightning.advantages import BatchNormalised, GroupNormalised
+    >>> learns_from_dead_groups(GroupNormalised(), 4), learns_from_dead_groups(BatchNormalised(), 4)
+    (False, True)
+    """
+    if advantages.per_token:
+        return True
+    return advantages.min_group_size < 2 and bool(advantages(*_living_and_dead(group_size))[group_size:].any())
+
+
+def _living_and_dead(group_size: int) -> tuple[Tensor, Tensor]:
+    """Rewards and group ids of two groups; those of the second are equal."""
     rewards = torch.cat([torch.arange(group_size) % 2, torch.ones(group_size)]).double()
-    advantages(rewards, torch.arange(2).repeat_interleave(group_size))
+    return rewards, torch.arange(2).repeat_interleave(group_size)
 
 
 def _check_result(advantages: Advantages, found: object, count: int) -> None:

@@ -203,7 +203,8 @@ class Iteration:
 
     def _by_source(self, groups: Groups) -> dict[str, float]:
         names, shaping = self.prompts.sources, self.settings.shaping
-        return measure_sources(groups, names, lambda g: is_dead(g, shaping), self.learner.device) if names else {}
+        dead = (lambda group: is_dead(group, shaping)) if self.settings.dead_groups else None
+        return measure_sources(groups, names, dead, self.learner.device) if names else {}
 
     def _of_rollouts(self) -> dict[str, float]:
         """What the rollout source has measured itself, the smallest of the ranks' values."""
@@ -271,7 +272,7 @@ class Iteration:
         learner, settings = self.learner, self.settings
         if not isinstance(settings.advantages, GAE) or learner.critic is None:
             dead = assign_advantages(groups, settings.advantages, settings.shaping, learner.device)
-            return {"reward/dead_groups": dead}
+            return {"reward/dead_groups": dead} if settings.dead_groups else {}
         learner.critic.judge(batches, rows)
         found = assign_token_advantages(groups, settings.advantages, settings.shaping, learner.device)
         return found | learner.critic.learn(batches, rows, lr_factor=learner.lr_factor, memory=self.memory)

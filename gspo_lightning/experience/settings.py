@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gspo_lightning.advantages.base import Advantages, try_advantages
+from gspo_lightning.advantages.base import Advantages, learns_from_dead_groups, try_advantages
 from gspo_lightning.advantages.shaping import Shaping
 from gspo_lightning.advantages.within_groups import GroupNormalised
 from gspo_lightning.errors import UserError
@@ -57,6 +57,7 @@ class ExperienceSettings:
         )  # fmt: skip
         self._check_range(positive, least=1)
         self._check_groups()
+        self._check_resampling()
         self._check_range(("prompts_in_flight", "max_carry", "max_staleness"), least=0)
         self._check_flight()
         if self.kl_in_reward < 0:
@@ -79,6 +80,11 @@ class ExperienceSettings:
     def updates_per_iteration(self) -> int:
         """Optimizer steps per rollout batch."""
         return self.minibatches_per_rollout * self.epochs_per_rollout
+
+    @property
+    def dead_groups(self) -> bool:
+        """Whether some groups may teach nothing, because their rewards are equal."""
+        return self.group_size > 1 and not self.advantages.per_token
 
     @property
     def partial(self) -> bool:
@@ -153,6 +159,21 @@ class ExperienceSettings:
                 "data.prompts_per_rollout",
                 f"{prompts} prompts cannot be dealt evenly to {cuts} mini-batches",
                 fix=f"use {near} prompts, or a divisor of {prompts} for data.minibatches_per_rollout",
+            )
+
+    def _check_resampling(self) -> None:
+        if not self.resample_dead_groups:
+            return
+        field, name = "data.resample_dead_groups", type(self.advantages).__name__
+        if self.group_size == 1:
+            why = "but data.group_size is 1: every group would be replaced, as one reward equals itself"
+            raise UserError(field, f"is {self.resample_dead_groups}, {why}", fix="use 0, or a data.group_size above 1")
+        if learns_from_dead_groups(self.advantages, self.group_size):
+            raise UserError(
+                field,
+                f"is {self.resample_dead_groups}, but data.advantages is {name}, which also learns from a group whose "
+                "rewards are all equal",
+                fix="use 0, or advantages that compare the responses of a group (GroupNormalised)",
             )
 
     def _check_flight(self) -> None:

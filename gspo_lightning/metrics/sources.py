@@ -20,7 +20,7 @@ _COLUMN = "source"
 def measure_sources(
     groups: Sequence[Sequence[Rollout]],
     names: Sequence[str],
-    is_dead: Callable[[Sequence[Rollout]], bool],
+    is_dead: Callable[[Sequence[Rollout]], bool] | None,
     device: torch.device,
 ) -> dict[str, float]:
     """Scalars of each source over all ranks, under their tags (docs/metrics.md); of what is there nothing is left out.
@@ -28,14 +28,15 @@ def measure_sources(
     Args:
         groups: this rank's, scored.
         names: of the sources, the same on every rank.
-        is_dead: whether a group teaches nothing.
+        is_dead: whether a group teaches nothing; None: every group teaches.
         device: of the collective.
     """
     sums = torch.zeros(len(names), 6, dtype=torch.float64)
     for group in groups:
         known = [r.reward for r in group if r.reward is not None]
+        dead = is_dead is not None and is_dead(group)
         sums[names.index(group[0].prompt.columns[_COLUMN])] += torch.tensor(
-            [sum(known), len(known), sum(r.length for r in group), len(group), is_dead(group), 1], dtype=torch.float64
+            [sum(known), len(known), sum(r.length for r in group), len(group), dead, 1], dtype=torch.float64
         )
     found: dict[str, float] = {}
     for name, row in zip(names, all_sum(sums.to(device)).tolist(), strict=True):
@@ -45,6 +46,7 @@ def measure_sources(
             found[f"source/{name}/reward"] = reward / scored
         if count:
             found[f"source/{name}/length"] = tokens / responses
+        if count and is_dead is not None:
             found[f"source/{name}/dead_groups"] = dead / count
     return found
 

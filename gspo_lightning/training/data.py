@@ -82,7 +82,8 @@ class PromptDataModule(LightningDataModule):
         truncated_responses: ``keep``, ``mask`` (excluded from statistics, loss and denominator) or ``penalise``.
         truncation_penalty: subtracted from the reward of a truncated response with ``penalise``; reward units.
         resample_dead_groups: additional prompts per iteration and rank that may replace those whose responses all
-            earned the same reward (DAPO's dynamic sampling with a budget); 0 keeps every group.
+            earned the same reward (DAPO's dynamic sampling with a budget); 0 keeps every group. Needs advantages that
+            learn nothing from such groups.
         kl_in_reward: weight of a KL penalty to the initial policy that is subtracted from the reward, per nat of the
             whole response, between the trainer's own log-probabilities (one more forward pass); groups whose rewards
             are equal stay dead. 0 needs no reference. As a loss term instead: model.objective.kl_coef.

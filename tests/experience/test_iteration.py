@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from gspo_lightning.advantages import GAE, BatchNormalised, Raw
 from gspo_lightning.advantages.shaping import Shaping
 from gspo_lightning.errors import UserError
 from gspo_lightning.experience.collect import Experience
@@ -195,6 +196,14 @@ def test_nothing_to_learn_from_stops_before_any_forward_pass(
         ({"prompts_in_flight": 2}, "fewer than data.prompts_per_rollout = 4"),
         ({"prompts_in_flight": 8, "max_staleness": 1}, "data.max_staleness: cannot be combined with partial rollouts"),
         ({"resample_dead_groups": 1, "max_staleness": 1}, "cannot be combined with asynchronous rollouts"),
+        (
+            {"resample_dead_groups": 8, "group_size": 1, "advantages": Raw()},
+            r"data\.resample_dead_groups: is 8, but data\.group_size is 1: every group would be replaced",
+        ),
+        *(
+            ({"resample_dead_groups": 8, "advantages": advantages}, f"is 8, but data.advantages is {name}, which also")
+            for name, advantages in {"GAE": GAE(), "Raw": Raw(), "BatchNormalised": BatchNormalised()}.items()
+        ),
         ({"kl_in_reward": -0.1}, "data.kl_in_reward: is -0.1; it must be 0 or above"),
         ({"max_carry": -1}, "data.max_carry: is -1; it must be 0 or above"),
     ],

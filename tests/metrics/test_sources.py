@@ -43,6 +43,12 @@ def test_means_of_each_source() -> None:
     }  # fmt: skip
 
 
+def test_where_every_group_teaches_none_is_dead() -> None:
+    found = measure_sources(GROUPS, NAMES, None, torch.device("cpu"))
+    assert found["source/math/groups"] == 2.0
+    assert not any(tag.endswith("dead_groups") for tag in found)
+
+
 def test_a_source_that_has_nothing_now_has_no_means() -> None:
     assert measure_sources(GROUPS[:1], NAMES, dead, torch.device("cpu")).get("source/code/reward") is None
 

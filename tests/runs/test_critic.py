@@ -258,6 +258,10 @@ REFUSED = {
         ["--model.critic.share=true", f"--config={runs.ROOT / 'configs' / 'fsdp2.yaml'}", "--trainer.devices=1"],
         "model.critic.share: is true, but FSDP2Strategy",
     ),
+    "groups that teach the critic": (
+        ["--data.resample_dead_groups=8"],
+        "data.resample_dead_groups: is 8, but data.advantages is GAE, which also learns from a group whose rewards are",
+    ),
     "two lambdas": (["--data.advantages.lam=0.9", "--data.advantages.alpha=0.05"], "alpha computes lam"),
 }
 

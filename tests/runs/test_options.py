@@ -91,6 +91,23 @@ def test_dead_groups_are_replaced_within_the_budget(taught: Path) -> None:
     assert resampled["data/iteration"] == plain["data/iteration"]
 
 
+ALONE = ["--data.group_size=1", "--data.advantages=BatchNormalised", "--data.prompts_per_rollout=32"]
+
+
+def test_groups_of_one_are_not_dead(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They are compared with each other: nothing is counted, warned of or replaced because one reward equals itself."""
+    found = runs.scalars(runs.fit(tmp_path, *UNTAUGHT, *ALONE))
+    assert found["optim/gradient_norm"][0][1] > 0
+    assert "reward/dead_groups" not in found
+    assert "nothing to learn from yet" not in caplog.text
+
+
+def test_groups_of_one_cannot_be_resampled(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    runs.fit(tmp_path, *UNTAUGHT, *ALONE, "--data.resample_dead_groups=8", code=2)
+    said = " ".join(capfd.readouterr().err.split())
+    assert "data.resample_dead_groups: is 8, but data.group_size is 1: every group would be replaced" in said
+
+
 def test_gradient_checkpointing_changes_memory_not_results(tmp_path: Path) -> None:
     plain = runs.fit(tmp_path / "plain", *UNTAUGHT)
     saved = runs.fit(tmp_path / "saved", *UNTAUGHT, "--model.gradient_checkpointing=true")

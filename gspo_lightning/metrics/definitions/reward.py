@@ -95,7 +95,7 @@ REWARD = (
         "below 0.5 while learning; rises towards 1 as prompts become solved, which is success and not collapse",
         "If it is high at a low reward/mean, use easier prompts or larger groups; at a high one, harder prompts.",
         "Reward",
-        when="runs without a critic, which compares with more than the group",
+        when="groups of at least two, and no critic, which compares with more than the group",
     ),
     MetricSpec(
         "reward/missing",

@@ -34,7 +34,7 @@ SOURCES = (
         "below 0.5 while it is learned; 1 is a source that is solved, or that is too hard",
         "Near 1 at a high reward lower its weight; at a low one give easier prompts, or use a curriculum.",
         "Sources",
-        when=_MIXTURE,
+        when=f"{_MIXTURE}; as reward/dead_groups",
     ),
     MetricSpec(
         "source/<name>/groups",
