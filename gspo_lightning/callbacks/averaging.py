@@ -64,6 +64,8 @@ class AveragedWeights(Callback):
         """Once per update, and once more where an iteration is over: before it is evaluated and saved."""
         module, average = learner(pl_module), learner(pl_module).average
         assert average is not None, "on_fit_start comes first"
+        if module.critic_only:
+            return  # the weights that everybody starts with are no update of them
         step, iteration = trainer.global_step, trainer.current_epoch
         if step > self._step and self.chosen.should_update(step_idx=step - 1):
             average.update()

@@ -47,9 +47,10 @@ class ValueModel:
         share: read the policy's own hidden states; only the head is trained, and no gradient of a value reaches the
             policy. Costs next to nothing. Not with FSDP.
         lr: learning rate of AdamW (without weight decay). It follows the shape of ``model.lr_scheduler``: in each
-            iteration it is multiplied by what the policy's rate has become of the configured one by then.
+            iteration it is multiplied by what the policy's rate has become of the configured one by then. During
+            ``warm_up``, when that schedule has not begun, it stays as it is.
         warm_up: critic updates behind the values that the policy first learns from, rounded up to whole iterations:
-            until then the policy stays as it is (VC-PPO, arXiv 2503.01491).
+            until then the policy stays as it is (VC-PPO, arXiv 2503.01491), and so does the schedule of its rate.
         epochs: passes over each rollout batch, each with ``data.minibatches_per_rollout`` updates.
         clip: how far a value may move from the one before the first update on a rollout batch, in reward units
             (PPO's value clipping; 0.2 is usual); None sets no limit.
@@ -202,7 +203,7 @@ class ValueModel:
         Args:
             batches: the mini-batches of a rollout batch, this rank's part.
             rows: their rollouts, in the same places.
-            lr_factor: what the learning rate is multiplied by.
+            lr_factor: what the learning rate is multiplied by, once the policy learns.
             memory: cuts an update that does not fit into smaller pieces; None: running out of memory is an error.
 
         Returns:
@@ -213,8 +214,9 @@ class ValueModel:
             InfrastructureError: a row does not fit into memory, or not all ranks' do; the critic stays as it was, too.
         """
         sums, norms = torch.zeros(3, dtype=torch.float64, device=self.device), 0.0
+        lr = self.lr if self.warming else self.lr * lr_factor
         for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
-            group["lr"] = self.lr * lr_factor
+            group["lr"] = lr
         with _own_ways(self._policy), torch.enable_grad():
             for _ in range(self.epochs):
                 for batch, own in zip(batches, rows, strict=True):
@@ -226,7 +228,7 @@ class ValueModel:
             "critic/loss": loss / max(tokens, 1.0),
             "critic/clip": clipped / max(tokens, 1.0),
             "critic/gradient_norm": norms / count,
-            "critic/lr": self.lr * lr_factor,
+            "critic/lr": lr,
             "critic/updates": float(self.updates),
         }
 

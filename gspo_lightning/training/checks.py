@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Protocol
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LRSchedulerCallable
 from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.advantages.base import Advantages
 from gspo_lightning.advantages.shaping import Shaping
 from gspo_lightning.critic import ValueModel
 from gspo_lightning.errors import UserError
+from gspo_lightning.experience.settings import ExperienceSettings
 from gspo_lightning.experience.sources import has_environment
 from gspo_lightning.metrics.meter import UpdateMeter
 from gspo_lightning.objectives import Objective
@@ -56,6 +59,7 @@ class RunModule(Protocol):
     allow_unusual_clip: bool
     routing_replay: Replay
     critic: ValueModel | None
+    build_scheduler: LRSchedulerCallable | None
     teacher_model: TeacherModel | None
 
     @property
@@ -92,6 +96,8 @@ def check_run(data: PromptDataModule, module: RunModule, trainer: Trainer) -> No
     check_device(str(trainer.precision), module.settings.dtype, trainer.strategy.root_device)
     check_strategy(trainer.strategy)
     data.settings.check_ranks(trainer.world_size)
+    if module.critic is not None and module.build_scheduler is not None:
+        _say_what_a_schedule_counts(module.critic, data.settings)
     _check_adapters(module, trainer)
     if data.settings.max_staleness:
         _check_ahead(data, module, trainer)
@@ -202,6 +208,16 @@ def check_critic(
             f"{where}combine_rewards",
             f"is 'normalised_separately', which compares each reward within its group, but {name} compares none",
             fix="use weighted_sum",
+        )
+
+
+def _say_what_a_schedule_counts(critic: ValueModel, settings: ExperienceSettings) -> None:
+    waits = math.ceil(critic.warm_up / (settings.minibatches_per_rollout * critic.epochs))
+    if waits:
+        log.info(
+            "model.critic.warm_up: the first %d updates train the critic alone, and model.lr_scheduler does not count "
+            "them: one that is to end with the run has that many steps less",
+            waits * settings.updates_per_iteration,
         )
 
 

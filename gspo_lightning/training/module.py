@@ -73,8 +73,8 @@ class GSPOModule(PolicyModule):
         old_logprobs: ``auto`` takes those of the rollout source if their measured noise is below a tenth of the clip
             range, and else recomputes them in the training layout; ``source`` and ``recompute`` force one of the two.
         optimizer: built from the policy's trainable parameters.
-        lr_scheduler: stepped once per optimizer step (``ReduceLROnPlateau`` of ``lightning.pytorch.cli``: once per
-            iteration, or per evaluation where it monitors one); None keeps the learning rate constant.
+        lr_scheduler: stepped once per update of the policy (``ReduceLROnPlateau`` of ``lightning.pytorch.cli``: once
+            per iteration, or per evaluation where it monitors one); None keeps the learning rate constant.
         critic: learns the values that ``data.advantages: GAE`` needs; None: advantages come from groups alone.
         cold_start: supervised steps before reinforcement learning, made once and cached; None starts from the model.
         teacher: is followed with ``objective.distill_coef`` (docs/distillation.md): a hub id, a folder, or the URL of a
@@ -179,6 +179,11 @@ class GSPOModule(PolicyModule):
         optimizer = self.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, torch.optim.Optimizer)
         return lr_factor(optimizer)
+
+    @property
+    def critic_only(self) -> bool:
+        """Whether updates train the critic alone: the policy waits until its values are old enough."""
+        return self.critic is not None and self.critic.warming
 
     def on_policy(self, batch: MiniBatch) -> bool:
         """Whether this update is the first on its rollouts, and the snapshot they come from is the policy of now."""
@@ -355,7 +360,7 @@ class GSPOModule(PolicyModule):
             if overflows(scaler, suspects):  # the scaler leaves this update out
                 values["optim/gradient_norm"] = suspects["gradient norm"] = norm = 0.0
         skipped = self.guard.skips(suspects, self.global_step + 1, self.device, lambda: self.dump_update(suspects))
-        if skipped or (self.critic is not None and self.critic.warming):
+        if skipped or self.critic_only:
             optimizer.zero_grad(set_to_none=True)  # a step without gradients changes nothing
         values |= self.meter.before_step(self.policy, norm)
         for look in self.before_update:
@@ -391,7 +396,12 @@ class GSPOModule(PolicyModule):
         self.last_update = update.values
         self.trainer.callback_metrics.update({tag: torch.tensor(value) for tag, value in update.values.items()})
         if over:
-            step_plateaus(self.trainer.lr_scheduler_configs, update.values)
+            step_plateaus(self.trainer.lr_scheduler_configs, update.values, self.lr_scheduler_step)
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
+        """One step after an update of the policy: its first one has the first learning rate of the schedule."""
+        if not self.critic_only:
+            super().lr_scheduler_step(scheduler, metric)
 
     def dump_update(self, values: dict[str, float]) -> Path:
         """Write down what this update saw, with the weights as they are now; returns the path."""

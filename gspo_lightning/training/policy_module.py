@@ -179,7 +179,7 @@ class PolicyModule(LightningModule):
                 logger.log_metrics(found, step=self.global_step)
         if to_callbacks and not self.trainer.sanity_checking:  # Lightning refuses self.log there; others may monitor it
             self.log_dict(found, logger=False)
-            step_plateaus(self.trainer.lr_scheduler_configs, found)
+            step_plateaus(self.trainer.lr_scheduler_configs, found, self.lr_scheduler_step)
 
     def _measure_suites(self) -> dict[str, float]:
         if not self.data.suites.names:

@@ -94,7 +94,9 @@ class GSPOTrainer:
 
     Attributes:
         policy: the model as the rest of this package sees it.
-        optimizer: AdamW; its learning rate may be changed between steps. A critic's changes in the same proportion.
+        optimizer: AdamW; its learning rate may be changed between steps. A critic's changes in the same proportion,
+            once the policy learns: ``critic.warming`` says that the policy waited in the last step, which is none for
+            a schedule.
         rollouts: the source of responses.
         iteration: steps begun so far. Part of every random draw: each step draws anew, and the same model, seed,
             iteration and queries draw the same responses again. Set it to continue where another trainer stopped.

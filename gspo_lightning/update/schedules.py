@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -48,8 +48,16 @@ def lr_factor(optimizer: torch.optim.Optimizer) -> float:
     return float(group["lr"]) / made_with if made_with else 1.0
 
 
-def step_plateaus(configs: Iterable[LRSchedulerConfig], values: Mapping[str, float]) -> None:
-    """One step of every schedule whose metric is among these: at the end of an iteration, or of an evaluation."""
+def step_plateaus(
+    configs: Iterable[LRSchedulerConfig], values: Mapping[str, float], step: Callable[[Any, float], None]
+) -> None:
+    """One step of every schedule whose metric is among these: at the end of an iteration, or of an evaluation.
+
+    Args:
+        configs: Lightning's, of all schedules.
+        values: of metrics, by tag.
+        step: Lightning's hook, called with a schedule and the value of its metric.
+    """
     for config in configs:
         if config.reduce_on_plateau and config.monitor in values:
-            config.scheduler.step(values[config.monitor])
+            step(config.scheduler, values[config.monitor])

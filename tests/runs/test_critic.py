@@ -158,6 +158,52 @@ def test_the_policy_waits_for_the_critic(tmp_path: Path) -> None:
     assert runs.largest_difference(runs.weights(start), runs.weights(moves)) > 1e-3
 
 
+RISES = [
+    "--model.critic.warm_up=3", "--model.lr_scheduler=torch.optim.lr_scheduler.LinearLR",
+    "--model.lr_scheduler.start_factor=0.01", "--model.lr_scheduler.total_iters=4", "--trainer.max_epochs=4",
+]  # fmt: skip
+
+
+def test_the_first_update_of_the_policy_has_the_first_rate_of_the_schedule(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of 8 updates the first 4 train the critic alone: the policy's 4 have 1/100 + 99/100 * (0, 1/4, 1/2, 3/4)."""
+    run = runs.fit(tmp_path / "whole", *OPTIONS, *RISES)
+    rates = [0.01] * 4 + [0.01, 0.2575, 0.505, 0.7525]
+    assert [v for _, v in runs.scalars(run)["optim/lr"]] == pytest.approx([0.5 * rate for rate in rates])
+    of_critic = [1.0] * 4 + [0.01] * 2 + [0.505] * 2  # its own until the schedule begins
+    assert [v for _, v in runs.scalars(run)["critic/lr"]] == pytest.approx([1e-3 * rate for rate in of_critic])
+    (schedule,) = runs.checkpoint(run)["lr_schedulers"]
+    assert schedule["last_epoch"] == 4
+    assert "the first 4 updates train the critic alone, and model.lr_scheduler does not count them" in caplog.text
+    for updates in (3, 5):
+        assert_goes_on(tmp_path / str(updates), run, updates, *RISES)
+
+
+def test_a_plateau_does_not_count_what_came_before_the_policy(tmp_path: Path) -> None:
+    """Nothing is an improvement here: the second of its looks lowers the rate, and the first is after 3 iterations."""
+    plateau = ["--model.lr_scheduler=lightning.pytorch.cli.ReduceLROnPlateau", "--model.lr_scheduler.mode=max"]
+    strict = ["--model.lr_scheduler.threshold=10", "--model.lr_scheduler.threshold_mode=abs"]
+    watches = [*plateau, "--model.lr_scheduler.monitor=reward/mean", "--model.lr_scheduler.patience=0", *strict]
+    warm = ["--model.critic.warm_up=3", "--trainer.max_epochs=5"]
+    run = runs.fit(tmp_path, *OPTIONS, *watches, *warm)
+    assert [v for _, v in runs.scalars(run)["optim/lr"]] == pytest.approx([0.5] * 8 + [0.05] * 2)
+
+
+def test_weights_that_wait_for_the_critic_are_not_averaged(tmp_path: Path) -> None:
+    """The mean of the weights after the policy's two updates, without four times those of the start."""
+    mean = "--trainer.callbacks+=lightning.pytorch.callbacks.WeightAveraging"
+    one, two = (
+        runs.fit(tmp_path / str(steps), *OPTIONS, "--model.critic.warm_up=3", f"--trainer.max_steps={steps}",
+                 "--trainer.max_epochs=3", mean)
+        for steps in (5, 6)
+    )  # fmt: skip
+    after = [runs.checkpoint(run)["current_model_state"] for run in (one, two)]
+    averaged = runs.weights(two)
+    expected = {name: (after[0][name] + after[1][name]) / 2 for name in after[0]}
+    assert runs.largest_difference({name: averaged[name] for name in expected}, expected) < 1e-6
+
+
 def two_ranks(root: Path, strategy: str, kind: str, *more: str) -> Path:
     argv = [
         "fit", f"--config={runs.QUICKSTART}", f"--config={runs.ROOT / 'configs' / strategy}.yaml", *runs.SMALL,

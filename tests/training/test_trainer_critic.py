@@ -57,6 +57,20 @@ def test_the_policy_waits_for_the_critic(model: PreTrainedModel) -> None:
         assert same(before, weights(model)) is not moved
 
 
+def test_a_schedule_of_the_caller_begins_with_the_policy(model: PreTrainedModel) -> None:
+    """The critic waits for nobody: it learns at its own rate until then, and follows the schedule from there on."""
+    trainer = trainer_of(model, warm_up=3)
+    assert trainer.critic is not None
+    rising = torch.optim.lr_scheduler.LinearLR(trainer.optimizer, start_factor=0.1, total_iters=3)
+    own, policy = trainer.critic.lr, trainer.config.learning_rate
+    for of_critic, of_policy in ((1.0, 0.1), (1.0, 0.1), (0.1, 0.1), (0.4, 0.4)):
+        found = trainer.train_step(QUERIES, graded)
+        assert found["critic/lr"] == pytest.approx(of_critic * own)
+        assert found["optim/lr"] == pytest.approx(of_policy * policy)
+        if not trainer.critic.warming:
+            rising.step()
+
+
 def test_ppo_with_advantages_of_the_batch_needs_no_critic(model: PreTrainedModel) -> None:
     trainer = GSPOTrainer(model, character_tokenizer(), CONFIG, PPO(), BatchNormalised())
     assert trainer.train_step(QUERIES, graded)["optim/gradient_norm"] > 0

@@ -79,7 +79,7 @@ CRITIC = (
     MetricSpec(
         "critic/lr",
         "learning rate of the critic's updates of the iteration: model.critic.lr x (optim/lr of the iteration's first "
-        "update / the policy's configured rate)",
+        "update / the policy's configured rate); model.critic.lr itself while the policy waits (model.critic.warm_up)",
         "1",
         "model.critic.lr, or below it by the shape of model.lr_scheduler",
         "If it is 0, a warm-up of the policy's rate begins at 0: the critic learns from the second iteration on.",
