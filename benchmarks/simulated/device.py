@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
@@ -22,9 +23,10 @@ from torch.utils.backend_registration import (
 from benchmarks.simulated.counts import Counts, package_line
 from gspo_lightning.rollouts.sampler.readback import CARRIERS
 
-__all__ = ["COUNTS", "NAME", "Simulated", "backend", "move", "simulated"]
+__all__ = ["COUNTS", "NAME", "Simulated", "backend", "move", "simulated", "within_thread"]
 
 NAME = "simulated"
+DEVICES = 2
 COUNTS = Counts()
 WAITS = {
     "_local_scalar_dense": "item",
@@ -71,33 +73,42 @@ class _Module(_DummyBackendModule):
         return _inside
 
     def device_count(self) -> int:
-        return int(_inside)
+        return DEVICES if _inside else 0
+
+    def current_device(self) -> int:
+        return getattr(_thread, "device", 0)
+
+    def set_device(self, index: int) -> None:
+        _thread.device = index
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
 
 
 _inside = False
+_MODULE = _Module()
+_thread = threading.local()
+"""The current device of a thread, 0 in a new one as on CUDA."""
 
 
 @functools.cache
 def backend() -> torch.device:
-    """The device; the first call makes PyTorch know it, for as long as the process lives."""
-    _setup_privateuseone_for_python_backend(NAME, _Module(), _Hook())
+    """The first device; the first call makes PyTorch know them, for as long as the process lives."""
+    _setup_privateuseone_for_python_backend(NAME, _MODULE, _Hook())
     return torch.device(NAME, 0)
 
 
 class Simulated(Tensor):
-    """A tensor on the simulated device; ``inner`` is the one on the CPU that has its values."""
+    """A tensor on a simulated device; ``inner`` is the one on the CPU that has its values."""
 
     inner: Tensor  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls: type[Simulated], inner: Tensor, requires_grad: bool = False) -> Simulated:
-        """Of the same sizes, strides and type."""
+    def __new__(cls: type[Simulated], inner: Tensor, index: int = 0) -> Simulated:
+        """Of the same sizes, strides and type, on the device of a number."""
         made: Simulated = torch.Tensor._make_wrapper_subclass(
             cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
-            layout=inner.layout, device=backend(), requires_grad=requires_grad,
+            layout=inner.layout, device=torch.device(backend().type, index),
         )  # fmt: skip
         made.inner = inner
         return made
@@ -108,12 +119,12 @@ class Simulated(Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["inner"], None
+    def __tensor_flatten__(self) -> tuple[list[str], int]:
+        return ["inner"], self.device.index
 
     @staticmethod
-    def __tensor_unflatten__(parts: Mapping[str, Tensor], *_: Any) -> Simulated:
-        return Simulated(parts["inner"])
+    def __tensor_unflatten__(parts: Mapping[str, Tensor], index: int, *_: Any) -> Simulated:
+        return Simulated(parts["inner"], index)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -124,12 +135,17 @@ def _inner(x: Any) -> Any:
     return x.inner if isinstance(x, Simulated) else x
 
 
-def _wrapped(x: Any) -> Any:
-    return Simulated(x) if isinstance(x, Tensor) else x
+def _wrapped(x: Any, index: int) -> Any:
+    return Simulated(x, index) if isinstance(x, Tensor) else x
 
 
 def _is_ours(device: Any) -> bool:
     return device is not None and torch.device(device).type == NAME
+
+
+def _index(device: Any) -> int:
+    found = torch.device(device).index
+    return _MODULE.current_device() if found is None else found
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -147,11 +163,11 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if target is not None and not _is_ours(target):  # new_zeros(device="cpu"): the values are not looked at
         return func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
     plain = [x for x in leaves if isinstance(x, Tensor) and not isinstance(x, Simulated)]
-    _refuse_mixed(name, args, plain)
+    _refuse_mixed(name, args, plain, {x.device.index for x in ours})
     _count(name, args, kwargs)
     if name == "_fused_sdp_choice":
         return 0
-    return _computed(func, name, args, kwargs)
+    return _computed(func, name, args, kwargs, ours[0].device.index)
 
 
 def _to_copy(func: Any, source: Tensor, kwargs: dict[str, Any]) -> Any:
@@ -166,18 +182,23 @@ def _to_copy(func: Any, source: Tensor, kwargs: dict[str, Any]) -> Any:
         COUNTS.copy("to the device", waits=not kwargs.get("non_blocking"))
     elif isinstance(source, Simulated):  # memory that is not pinned: the host waits whatever it was told
         COUNTS.copy("to the host", waits=True)
-    return Simulated(out) if there else out
+    if not there:
+        return out
+    return Simulated(out, source.device.index if target is None else _index(target))
 
 
 def _made(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     """A tensor that is made on the device."""
     if name not in FREE:
         COUNTS.launch(name)
-    return tree_map(_wrapped, func(*args, **{**kwargs, "device": torch.device("cpu")}))
+    there = _index(kwargs["device"])
+    return tree_map(lambda x: _wrapped(x, there), func(*args, **{**kwargs, "device": torch.device("cpu")}))
 
 
-def _refuse_mixed(name: str, args: Any, plain: Sequence[Tensor]) -> None:
+def _refuse_mixed(name: str, args: Any, plain: Sequence[Tensor], devices: set[int]) -> None:
     """Tensors of two devices in one operator, as CUDA refuses them: but numbers of the CPU, and indices from there."""
+    if len(devices) > 1 and name != "copy_":
+        raise RuntimeError(f"Expected all tensors to be on the same device: {name} got {NAME} {sorted(devices)}")
     wrong = [tuple(x.shape) for x in plain if x.dim() > 0] if name not in MIXED else []
     if "index" in name and name in MIXED:
         if not isinstance(args[0], Simulated):
@@ -209,7 +230,7 @@ def _count(name: str, args: Any, kwargs: Mapping[str, Any]) -> None:
         COUNTS.launch(name)
 
 
-def _computed(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+def _computed(func: Any, name: str, args: Any, kwargs: dict[str, Any], index: int) -> Any:
     """On the CPU."""
     cpu = torch.device("cpu")
     own_args = tree_map(lambda x: cpu if isinstance(x, torch.device) else _inner(x), args)
@@ -223,7 +244,7 @@ def _computed(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         return out
     if not isinstance(args[0] if args else None, Simulated) and name == "copy_":
         return args[0]
-    found = tree_map(_wrapped, out)
+    found = tree_map(lambda x: _wrapped(x, index), out)
     if any(isinstance(x, (list, tuple)) for x in args):  # of several tensors: no views among them
         return found
     return return_and_correct_aliasing(func, args, kwargs, found)
@@ -244,23 +265,28 @@ class _Functions(TorchFunctionMode):
         if func in (torch.tensor, torch.as_tensor) and _is_ours(kwargs.get("device")):
             if isinstance(args[0], Simulated):
                 return args[0]
-            del kwargs["device"]
-            return func(*args, **kwargs).to(backend())
+            there = kwargs.pop("device")
+            return func(*args, **kwargs).to(there)
         if func in NORMS and isinstance(args[0], Simulated) and not torch.is_grad_enabled():
             norm = (args[0].inner, *tree_map(_inner, args[1:]))
             COUNTS.launch("_fused_rms_norm")  # a kernel of CUDA; the CPU composes it of others
-            return Simulated(func(*norm, **tree_map(_inner, kwargs)))
+            return Simulated(func(*norm, **tree_map(_inner, kwargs)), args[0].device.index)
         if func is Tensor.tolist and isinstance(args[0], Simulated):
             return args[0].cpu().tolist()
         if func is Tensor.new_tensor and isinstance(args[0], Simulated):
-            return torch.tensor(*args[1:], **{"dtype": args[0].dtype, **kwargs}).to(backend())
+            return torch.tensor(*args[1:], **{"dtype": args[0].dtype, **kwargs}).to(args[0].device)
         return func(*args, **kwargs)
 
 
 class _Carried:
-    """An asynchronous copy: whoever reads it before further work has been launched waits for the newest of it."""
+    """An asynchronous copy: whoever reads it before further work has been launched waits for the newest of it.
+
+    A thread whose current device is another one is an error: events, and kernels that are not PyTorch's, would be there.
+    """
 
     def __init__(self, value: Tensor) -> None:
+        if (here := _MODULE.current_device()) != value.device.index:
+            raise RuntimeError(f"{value.device} is worked on while {NAME}:{here} is current, at {package_line()}")
         self._value, self._launched = _inner(value), COUNTS.launches.total()
         COUNTS.copy("to the host", waits=False)
 
@@ -288,7 +314,7 @@ def _no_inference_mode() -> Iterator[None]:
 
 @contextlib.contextmanager
 def simulated() -> Iterator[Counts]:
-    """There is a simulated device in here; yields what it counts, from 0."""
+    """There are simulated devices in here; yields what they count together, from 0."""
     global _inside
     backend()
     COUNTS.clear()
@@ -300,8 +326,15 @@ def simulated() -> Iterator[Counts]:
         _inside = False
 
 
-def move(module: nn.Module) -> None:
-    """Parameters and buffers go to the device, in place; tied ones stay tied. Gradients are lost.
+@contextlib.contextmanager
+def within_thread() -> Iterator[None]:
+    """The devices of :func:`simulated` in another thread: modes of PyTorch are a thread's own."""
+    with _Dispatch(), _Functions():  # type: ignore[no-untyped-call]
+        yield
+
+
+def move(module: nn.Module, index: int = 0) -> None:
+    """Parameters and buffers go to a device, in place; tied ones stay tied. Gradients are lost.
 
     ``Module.to`` changes the data of parameters, which a wrapper cannot follow.
     """
@@ -309,7 +342,7 @@ def move(module: nn.Module) -> None:
     for part in module.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:
-                fresh = nn.Parameter(Simulated(parameter.detach()), parameter.requires_grad)
+                fresh = nn.Parameter(Simulated(parameter.detach(), index), parameter.requires_grad)
                 part._parameters[name] = known.setdefault(id(parameter), fresh)
         for name, buffer in part._buffers.items():
-            part._buffers[name] = None if buffer is None else Simulated(buffer.detach())
+            part._buffers[name] = None if buffer is None else Simulated(buffer.detach(), index)

@@ -15,6 +15,7 @@ from gspo_lightning.experience.columns import columns_of
 from gspo_lightning.experience.learner import Learner
 from gspo_lightning.experience.steps import token_steps
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.thread_state import on_device
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.rewards import RewardRunner, Sample, SampleScore, ScoreStatus
 from gspo_lightning.rewards.by_record import Judges
@@ -126,7 +127,8 @@ def respond(
     Raises:
         PluginError: the source does not keep its contract (:mod:`gspo_lightning.rollouts.contract`).
 
-    ``context`` is entered once around the whole rollout: in one autocast context weights are cast once.
+    ``context`` is entered once around the whole rollout: in one autocast context weights are cast once. The thread, which
+    may be new, works on the policy's device.
     """
     start = time.perf_counter()
     training = policy.training
@@ -142,7 +144,7 @@ def respond(
 
         source.on_group = submit
     try:
-        with context():
+        with on_device(policy.device), context():
             source.sync_weights(policy, version)
             groups = source.generate(
                 policy,

@@ -15,6 +15,7 @@ import torch
 from gspo_lightning.commands.evaluate.model import Sampled
 from gspo_lightning.errors import UserError
 from gspo_lightning.inspect.asked import Asked, Choice, Numbers, Stop, Told
+from gspo_lightning.policy.thread_state import on_device
 from gspo_lightning.prompts.dialogue import Dialogue
 from gspo_lightning.randomness import Purpose
 from gspo_lightning.registry import component
@@ -138,9 +139,9 @@ class InProcess:
 
     def _answer(self, some: Sequence[_Waiting], sampling: SamplingParams, seed: int, choices: int) -> None:
         try:
-            self._open(max(len(one.prompt.token_ids) for one in some) + sampling.max_response_tokens, sampling)
             draws = Draws.of(seed, Purpose.EVAL_SAMPLING, 0)
-            with torch.no_grad():
+            with torch.no_grad(), on_device(self.policy.device):
+                self._open(max(len(one.prompt.token_ids) for one in some) + sampling.max_response_tokens, sampling)
                 groups = self.source.generate(
                     self.policy, [one.prompt for one in some], group_size=choices, sampling=sampling, draws=draws
                 )

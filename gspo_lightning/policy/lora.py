@@ -21,6 +21,7 @@ from torch import nn
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.four_bit import dequantise, quantise
 from gspo_lightning.policy.freezing import layers_left_out
+from gspo_lightning.policy.thread_state import without_autocast
 from gspo_lightning.randomness import Purpose, stream
 
 if TYPE_CHECKING:
@@ -126,10 +127,14 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def merge_adapters(model: nn.Module) -> None:
-    """Add the adapters to the weights and take them out: an ordinary transformers model again, nothing in 4 bits."""
+    """Add the adapters to the weights and take them out: an ordinary transformers model again, nothing in 4 bits.
+
+    Products of factors have the factors' precision, also where weights are handed over during a rollout.
+    """
     dequantise(model)
     for _, layer in _adapted(model):
-        layer.merge()
+        with without_autocast(layer.weight.device):
+            layer.merge()
     _unwrap(model)
 
 

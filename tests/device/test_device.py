@@ -45,6 +45,24 @@ def seeded() -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def threaded() -> dict[str, Any]:
+    done = run("tests.device.threaded")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_rank_samples_ahead_on_its_own_device(threaded: dict[str, Any]) -> None:
+    assert threaded["there"] == threaded["here"]
+    assert len(threaded["here"]) == 8
+
+
+def test_a_thread_that_stays_on_the_first_device_is_seen(threaded: dict[str, Any]) -> None:
+    said = "simulated:1 is worked on while simulated:0 is current, at rollouts/sampler/readback.py:"
+    assert threaded["left where it began"].startswith(said)
+
+
 @pytest.mark.parametrize("what", [
     "dense", "mixture", "Routing Replay R2", "Routing Replay R3", "critic", "teacher", "teacher's distributions",
     "adapters",

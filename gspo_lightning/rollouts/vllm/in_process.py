@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gspo_lightning.pictures import Media
 from gspo_lightning.policy.lora import frozen_norm, has_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.precision import compute_dtype
+from gspo_lightning.policy.thread_state import without_autocast
 from gspo_lightning.rollouts.serving.answers import Answer
 from gspo_lightning.rollouts.serving.weights import (
     WeightFolders,
@@ -84,6 +86,8 @@ class InProcessEngine:
         self._base: float | None = None
         """Norm of the frozen weights that it has, where it is given adapters as such."""
         self._folders = WeightFolders(None, in_memory=True)
+        self._own_precision = partial(without_autocast, policy.device)
+        """Entered where the engine computes: the trainer's autocast is not for its models."""
         own: dict[str, Any] = {}
         if self._lora:
             own["max_lora_rank"] = lora_rank(policy)
@@ -102,7 +106,7 @@ class InProcessEngine:
         self._sight = shown_to(policy)
         self._owns_group = not torch.distributed.is_initialized()
         try:
-            with undisturbed():
+            with undisturbed(), self._own_precision():
                 import vllm
 
                 self._vllm = vllm
@@ -142,39 +146,41 @@ class InProcessEngine:
         Raises:
             InfrastructureError: the cache was in use.
         """
-        if self._asleep:
-            self._llm.wake_up(tags=["weights"])
-        self._give(policy)
-        if self._asleep:  # only now: weights on their way and the cache need not fit beside each other
-            self._llm.wake_up(tags=["kv_cache"])
-            self._asleep = False
-        if not self._llm.reset_prefix_cache():
-            raise InfrastructureError("vLLM's prefix cache was in use while weights were being copied")
-        if self._sight is not None:
-            self._llm.llm_engine.reset_encoder_cache()
+        dtype = compute_dtype(policy)  # autocast's, where it is on
+        with self._own_precision():
+            if self._asleep:
+                self._llm.wake_up(tags=["weights"])
+            self._give(policy, dtype)
+            if self._asleep:  # only now: weights on their way and the cache need not fit beside each other
+                self._llm.wake_up(tags=["kv_cache"])
+                self._asleep = False
+            if not self._llm.reset_prefix_cache():
+                raise InfrastructureError("vLLM's prefix cache was in use while weights were being copied")
+            if self._sight is not None:
+                self._llm.llm_engine.reset_encoder_cache()
 
-    def _give(self, policy: Policy) -> None:
+    def _give(self, policy: Policy, dtype: torch.dtype) -> None:
         if not self._lora:
-            self._reload(policy, adapters=True)
+            self._reload(policy, dtype, adapters=True)
             return
         norm = frozen_norm(policy)
         if self._base is None or not math.isclose(self._base, norm, rel_tol=1e-6):
-            self._reload(policy, adapters=False)
+            self._reload(policy, dtype, adapters=False)
             self._base = norm
-        folder, number = self._folders.write_adapters(policy, compute_dtype(policy)), next(self._numbers) + 1
+        folder, number = self._folders.write_adapters(policy, dtype), next(self._numbers) + 1
         self._adapter = self._vllm.lora.request.LoRARequest(f"adapters-{number}", number, str(folder))
         self._llm.llm_engine.add_lora(self._adapter)
         self._folders.keep(folder)
 
-    def _reload(self, policy: Policy, *, adapters: bool) -> None:
+    def _reload(self, policy: Policy, dtype: torch.dtype, *, adapters: bool) -> None:
         if self._spread:
-            folder = self._folders.write(policy, compute_dtype(policy), adapters=adapters)
+            folder = self._folders.write(policy, dtype, adapters=adapters)
             self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
             self._folders.keep()
         else:
             weights = in_checkpoint_format(policy, adapters=adapters)
             if needs_own_head(policy):
-                weights |= own_head(policy, compute_dtype(policy))
+                weights |= own_head(policy, dtype)
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
 
     def run(
@@ -207,9 +213,10 @@ class InProcessEngine:
                 name = f"{next(self._numbers)}"
                 places[name] = i
                 prompt, how = engine_prompt(body, media[i], self._sight), self._vllm.SamplingParams(**words)
-                engine.add_request(name, prompt, how, lora_request=self._adapter)
+                with self._own_precision():  # pictures are prepared there
+                    engine.add_request(name, prompt, how, lora_request=self._adapter)
             while places:
-                with random_state.in_use():
+                with random_state.in_use(), self._own_precision():
                     outputs = engine.step()
                 for output in outputs:
                     i = places[output.request_id]

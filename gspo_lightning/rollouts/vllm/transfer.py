@@ -9,7 +9,7 @@ import pickle
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.policy.thread_state import on_device
 from gspo_lightning.rollouts.serving.client import Client, ServerError
 from gspo_lightning.rollouts.serving.pool import Server
 from gspo_lightning.rollouts.serving.weights import in_checkpoint_format
@@ -226,10 +227,10 @@ def _open(way: Way, calls: Calls, source: CheckpointWeights, address: str, worke
 
 
 def _on(device: torch.device, work: Callable[[], Any]) -> Any:
-    """A thread begins on the first device, and may run ahead of what others wrote."""
+    """In a thread of its own, which may run ahead of what others wrote."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    with torch.no_grad(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with torch.no_grad(), on_device(device):
         return work()
 
 

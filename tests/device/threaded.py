@@ -1,0 +1,84 @@
+"""A rank whose device is the second one samples ahead of training, in a thread of its own; in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.simulated.device import backend, move, within_thread
+from benchmarks.simulated.work import Job, simulated_device
+from benchmarks.workloads import Workload
+from gspo_lightning.experience import respond
+from gspo_lightning.experience.respond import Groups, Responder, Unrewarded
+from gspo_lightning.policy.policy import Policy
+from gspo_lightning.randomness import Purpose
+from gspo_lightning.rollouts import GroupedSampler
+from gspo_lightning.rollouts.prefetcher import Job as Work
+from gspo_lightning.rollouts.prefetcher import RolloutPrefetcher
+from gspo_lightning.types import Prompt, Rollout, SamplingParams
+
+JOB = Job(work=Workload(2, 4, (4, 8), 5, 10))
+SAMPLING = SamplingParams(10)
+
+
+class Sampler(GroupedSampler):
+    """Knows the simulated device in whatever thread it is asked."""
+
+    def generate(self, policy: Policy, prompts: Sequence[Prompt], **how: Any) -> list[list[Rollout]]:
+        with within_thread() if policy.device.type == backend().type else nullcontext():
+            return super().generate(policy, prompts, **how)
+
+
+def tokens(policy: Policy, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Of the responses to the prompts, sampled in the thread of a prefetcher."""
+    sampler = Sampler()
+    if policy.device.type == "cpu":
+        sampler.decode = "model"  # without the form for a CPU
+    responder = Responder(sampler, Unrewarded(), JOB.work.group_size, 0, Purpose.TRAIN_SAMPLING)
+
+    def make(iteration: int) -> Work[Groups]:
+        def work(check: Callable[[], None]) -> Groups:
+            return responder(policy, prompts, SAMPLING, iteration=iteration, version=0)[0]
+
+        return work
+
+    prefetcher: RolloutPrefetcher[Groups] = RolloutPrefetcher(1)
+    try:
+        return [rollout.token_ids.tolist() for group in prefetcher.take(0, 1, make) for rollout in group]
+    finally:
+        prefetcher.close()
+
+
+def on_the_second() -> list[list[int]] | str:
+    """The same as a rank that works on the second device, or what went wrong."""
+    ours = JOB.build()
+    with simulated_device():
+        torch.get_device_module(backend()).set_device(1)  # as Lightning does
+        move(ours.policy, 1)
+        try:
+            return tokens(ours.policy, ours.prompts)
+        except RuntimeError as error:
+            return str(error)
+
+
+def main() -> None:
+    """Print what was found as one JSON object."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    backend()
+    ours = JOB.build()
+    found: dict[str, Any] = {"here": tokens(ours.policy, ours.prompts), "there": on_the_second()}
+    with mock.patch.object(respond, "on_device", lambda device: nullcontext()):
+        found["left where it began"] = on_the_second()
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
