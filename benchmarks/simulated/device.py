@@ -281,7 +281,7 @@ class _Functions(TorchFunctionMode):
 class _Carried:
     """An asynchronous copy: whoever reads it before further work has been launched waits for the newest of it.
 
-    A thread whose current device is another one is an error: events, and kernels that are not PyTorch's, would be there.
+    A thread whose current device is another one is an error: there go events, and kernels that are not PyTorch's.
     """
 
     def __init__(self, value: Tensor) -> None:

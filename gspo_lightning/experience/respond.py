@@ -127,8 +127,8 @@ def respond(
     Raises:
         PluginError: the source does not keep its contract (:mod:`gspo_lightning.rollouts.contract`).
 
-    ``context`` is entered once around the whole rollout: in one autocast context weights are cast once. The thread, which
-    may be new, works on the policy's device.
+    ``context`` is entered once around the whole rollout: in one autocast context weights are cast once. The thread,
+    which may be new, works on the policy's device.
     """
     start = time.perf_counter()
     training = policy.training

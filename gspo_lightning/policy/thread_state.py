@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ def on_device(device: torch.device) -> Iterator[None]:
     A new thread begins with device 0, whatever the rank. PyTorch's operators run where their tensors are, but events,
     and kernels of others (Triton's, vLLM's), on the current device.
     """
-    module = getattr(torch, device.type, None)
+    module: Any = getattr(torch, device.type, None)
     if device.index is None or not hasattr(module, "set_device"):  # a CPU
         yield
         return

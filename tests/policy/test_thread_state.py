@@ -25,9 +25,14 @@ def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_device_is_current_until_the_block_ends(current: list[int]) -> None:
-    with pytest.raises(ZeroDivisionError), on_device(torch.device("cuda", 1)):
+    with on_device(torch.device("cuda", 1)):
         assert current == [0, 1]
-        _ = 1 / 0
+    assert current == [0, 1, 0]
+
+
+def test_also_by_an_error(current: list[int]) -> None:
+    with pytest.raises(RuntimeError, match="lost"), on_device(torch.device("cuda", 1)):
+        raise RuntimeError("lost")
     assert current == [0, 1, 0]
 
 
