@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gspo_lightning.faults import written
+from gspo_lightning.policy.classifier import set_pad
 from gspo_lightning.reward_models.card import CARD, card
 from gspo_lightning.reward_models.rows import Text
 from gspo_lightning.unfinished import beside, remove, sweep
@@ -37,6 +38,7 @@ def export(
         content: of the card, see :func:`gspo_lightning.reward_models.card.card`.
     """
     setattr(model.config, READS, reads)
+    set_pad(model, tokenizer.pad_token_id)
     unfinished = beside(folder)
     unfinished.parent.mkdir(parents=True, exist_ok=True)
     sweep(folder.parent, folder.name)

@@ -11,6 +11,7 @@ from transformers import AutoModelForSequenceClassification, PretrainedConfig, P
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.policy.classifier import output_layers
 from gspo_lightning.policy.loading import load_config
 from gspo_lightning.policy.loading_lock import LOADING
 from gspo_lightning.policy.lora import add_adapters
@@ -36,6 +37,7 @@ class _Float32Linear(nn.Linear):
 def load_reward_model(settings: ModelSettings) -> PreTrainedModel:
     """Load it, in train mode, with dropout off; the same weights for the same seed.
 
+    Rows of different lengths need :func:`gspo_lightning.policy.classifier.set_pad` with the token they are padded with.
     A head that the model does not have yet starts at zero, so that all rewards are 0 before the first update. With
     adapters, the head is trained beside them and everything else is frozen; a vision tower always is.
 
@@ -66,7 +68,7 @@ def head_of(model: PreTrainedModel) -> nn.Linear:
     Raises:
         UserError: there is none, or more than one.
     """
-    found = [module for _, module in _outside(model) if isinstance(module, nn.Linear) and module.out_features == 1]
+    found = output_layers(model, 1)
     if len(found) != 1:
         raise UserError(
             "model.name_or_path",
@@ -138,9 +140,6 @@ def _pretrained(settings: ModelSettings) -> PreTrainedModel:
 def _one_output(config: PretrainedConfig) -> PretrainedConfig:
     config.num_labels = 1
     config.problem_type = None
-    if getattr(config, "pad_token_id", None) is None:  # a batch of decoder rows needs one to find its last tokens
-        ends = getattr(config, "eos_token_id", None)
-        config.pad_token_id = ends[0] if isinstance(ends, list) else ends
     return config
 
 

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from gspo_lightning.distributed import all_gather_objects, all_sum
 from gspo_lightning.errors import NonFiniteError, UserError, check_number
+from gspo_lightning.policy.classifier import check_reading, set_pad
 from gspo_lightning.policy.loading import context_length, load_tokenizer
 from gspo_lightning.policy.lora import LoRA, frozen_norm
 from gspo_lightning.policy.settings import DType, ModelSettings
@@ -29,7 +30,7 @@ from gspo_lightning.reward_models.data import PreferenceDataModule
 from gspo_lightning.reward_models.held_out import HeldOut, judge
 from gspo_lightning.reward_models.loss import bradley_terry
 from gspo_lightning.reward_models.model import layers_of, load_reward_model
-from gspo_lightning.reward_models.rows import PairBatch
+from gspo_lightning.reward_models.rows import PairBatch, alone_and_padded
 from gspo_lightning.reward_models.weights import check_frozen, trained_only
 from gspo_lightning.strategies.layers import compute_dtype
 from gspo_lightning.strategies.sharding import total_norm
@@ -114,8 +115,7 @@ class RewardModule(LightningModule):
         if hasattr(self, "model"):
             return
         self.model = load_reward_model(self.settings)
-        if self.model.config.pad_token_id is None:
-            self.model.config.pad_token_id = self.tokenizer.pad_token_id
+        set_pad(self.model, self.tokenizer.pad_token_id)
         self.base_norm = frozen_norm(self.model.base_model) if self.settings.lora is not None else 0.0
         strategy = self.trainer.strategy
         if isinstance(strategy, ModelParallelStrategy):
@@ -147,9 +147,20 @@ class RewardModule(LightningModule):
 
     # the loop ----------------------------------------------------------------------------------------------------
 
+    def on_fit_start(self) -> None:
+        """Judge an answer alone and beside a longer one, where and as the model is trained.
+
+        Raises:
+            UserError: the rewards differ.
+        """
+        pairs = alone_and_padded(self.data.rows["train"], self.tokenizer)
+        if pairs is not None:
+            with self.trainer.precision_plugin.forward_context():
+                check_reading(self.model, *(batch.to(self.device).inputs for batch in pairs))
+
     def forward(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
         """[N] and [N] float32 rewards of the chosen and of the rejected answers."""
-        logits = self.model(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
+        logits = self.model(**batch.inputs).logits
         chosen, rejected = logits[:, 0].float().chunk(2)
         return chosen, rejected
 

@@ -18,7 +18,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 from gspo_lightning.errors import UserError, first_line
 from gspo_lightning.prompts.preferences import Pair, Preferences, Side
 
-__all__ = ["Dropped", "PairBatch", "PairLoader", "Row", "Text", "collate", "encode_pairs"]
+__all__ = ["Dropped", "PairBatch", "PairLoader", "Row", "Text", "alone_and_padded", "collate", "encode_pairs"]
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,11 @@ class PairBatch:
     weights: Tensor
     numbers: Tensor
     total: int
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """What the model is called with."""
+        return {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
 
     def to(self, device: torch.device | str, *_: Any, **__: Any) -> PairBatch:
         """The same pairs on another device (Lightning calls this)."""
@@ -163,6 +168,16 @@ def collate(
         numbers=torch.tensor([*numbers, *[0] * fill]),
         total=total,
     )
+
+
+def alone_and_padded(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> tuple[PairBatch, PairBatch] | None:
+    """The shortest answer without padding, and first beside the longest one; None if all have one length."""
+    sides = [side for row in rows for side in (row.chosen, row.rejected)]
+    short, long = min(sides, key=len), max(sides, key=len)
+    if len(short) == len(long):
+        return None
+    of_short, of_both = (collate([Row(short, other, 0.0, 0)], [0], tokenizer, 1) for other in (short, long))
+    return of_short, of_both
 
 
 class PairLoader:

@@ -70,6 +70,8 @@ class SequenceClassificationReward(Reward):
         self.dtype, self.device = dtype, device
         self.trust_remote_code, self.revision = trust_remote_code, revision
         self._loaded: _Loaded | None = None
+        self._pad: int | None = None
+        """The padding token that the model looks for."""
 
     def prepare(self) -> None:
         """Load model and tokenizer."""
@@ -92,9 +94,8 @@ class SequenceClassificationReward(Reward):
         fitting = sorted((i for i, n in enumerate(lengths) if 0 < n <= limit), key=lambda i: lengths[i])
         for start in range(0, len(fitting), self.batch_size):
             places = fitting[start : start + self.batch_size]
-            batch = tokenizer.pad([rows[i] for i in places], return_tensors="pt").to(model.device)
             with torch.no_grad():
-                logits = model(**batch).logits.float()
+                logits = model(**_padded([rows[i] for i in places], tokenizer, model, self._pad)).logits.float()
             for i, value in zip(places, _values(logits, column, model).tolist(), strict=True):
                 scores[i] = Score(value)
         return scores
@@ -112,17 +113,29 @@ class SequenceClassificationReward(Reward):
         if self._loaded is None:
             import torch
 
+            from gspo_lightning.policy.classifier import pad_of
+
             model, tokenizer = self._from_pretrained()
             device = self.device or (
                 torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
             )
             if tokenizer.pad_token_id is None:
                 tokenizer.pad_token = tokenizer.eos_token
-            if model.config.pad_token_id is None:  # models that read the last token look for it
-                model.config.pad_token_id = tokenizer.pad_token_id
             tokenizer.padding_side = "right"
-            self._loaded = model.to(device).eval(), tokenizer, self._column(model)
+            self._pad = pad_of(model)
+            self._check(model.to(device).eval(), tokenizer)
+            self._loaded = model, tokenizer, self._column(model)
         return self._loaded
+
+    def _check(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Judge a text alone and beside a longer one."""
+        from gspo_lightning.policy.classifier import check_reading
+
+        rows = [tokenizer(text) for text in ("1 + 1", "1 + 1 = 2")]
+        lengths = [len(row["input_ids"]) for row in rows]
+        if 0 < lengths[0] < lengths[1] <= _limit(model, tokenizer):
+            alone, beside = (_padded(some, tokenizer, model, self._pad) for some in (rows[:1], rows))
+            check_reading(model, alone, beside, "SequenceClassificationReward.name_or_path")
 
     def _from_pretrained(self) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         import torch
@@ -178,6 +191,28 @@ class SequenceClassificationReward(Reward):
             )
         hint = did_you_mean(str(self.label), labels.values())
         raise UserError("SequenceClassificationReward.label", f"{self.label!r} is not a label of the model; {hint}")
+
+
+def _padded(
+    rows: Sequence[BatchEncoding], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, pad: int | None
+) -> BatchEncoding:
+    """Rows as a batch in which the model reads each of them where it reads it alone.
+
+    Models read the last token that is not their config's ``pad``: no other token may fill up a row, whatever the
+    tokenizer takes. One that knows none reads the last token: it is told one that ends no row.
+    """
+    import torch
+
+    from gspo_lightning.policy.classifier import set_pad
+
+    batch = tokenizer.pad(list(rows), return_tensors="pt")
+    if pad is None:
+        pad = min(set(range(len(rows) + 1)) - {row["input_ids"][-1] for row in rows})
+        set_pad(model, pad, "SequenceClassificationReward.name_or_path")
+    lengths = torch.tensor([len(row["input_ids"]) for row in rows])
+    filled = torch.arange(batch["input_ids"].shape[1]) >= lengths[:, None]
+    batch["input_ids"] = batch["input_ids"].masked_fill(filled, pad)
+    return batch.to(model.device)
 
 
 def _values(logits: torch.Tensor, column: int, model: PreTrainedModel) -> torch.Tensor:

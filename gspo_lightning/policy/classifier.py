@@ -1,0 +1,97 @@
+"""Where a sequence classifier reads a row: at its last token, whatever stands beside it in a batch.
+
+Decoders read the last token that is not the padding token of their config. Where rows are padded with another token,
+they read a state of the padding in every row but the longest, and nothing fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gspo_lightning.errors import UserError
+
+__all__ = ["check_reading", "output_layers", "pad_of", "set_pad"]
+
+SAME = {torch.float32: 0.01, torch.float64: 0.01}
+"""Largest mean difference between two readings of a row, in their mean size, that is rounding; in a dtype of 16 bits
+0.1. Another token's state differs by about 1, or more."""
+
+
+def pad_of(model: PreTrainedModel) -> int | None:
+    """The padding token that a model looks for; None if it knows none, or one that is no token of its (-1)."""
+    found = [getattr(config, "pad_token_id", None) for config in (model.config.get_text_config(), model.config)]
+    known = [token for token in found if token is not None and 0 <= token < _tokens(model)]
+    return known[0] if known else None
+
+
+def set_pad(model: PreTrainedModel, token: int, field: str = "model.name_or_path") -> None:
+    """Let a model take ``token`` for padding: the rows of a batch have to be padded with it.
+
+    Raises:
+        UserError: the model has no embedding for it.
+    """
+    if token >= (known := _tokens(model)):
+        problem = f"pads rows with token {token} of its tokenizer, but the model knows tokens below {known} only"
+        raise UserError(field, problem, fix="set pad_token in its tokenizer_config.json to a token of the model")
+    for config in (model.config, model.config.get_text_config()):
+        config.pad_token_id = token
+
+
+def _tokens(model: PreTrainedModel) -> int:
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def output_layers(model: PreTrainedModel, outputs: int) -> list[nn.Linear]:
+    """The linear layers outside the backbone that have so many outputs."""
+    backbone = set(model.base_model.modules())
+    outside = (module for module in model.modules() if module not in backbone)
+    return [module for module in outside if isinstance(module, nn.Linear) and module.out_features == outputs]
+
+
+@torch.no_grad()
+def check_reading(
+    model: PreTrainedModel, alone: Mapping[str, Tensor], beside: Mapping[str, Tensor], field: str = "model.name_or_path"
+) -> None:
+    """Refuse a classifier whose output for a row depends on the length of the row beside it.
+
+    Args:
+        model: a sequence classifier.
+        alone: inputs of a batch whose first row has no padding.
+        beside: the same with a longer row, so the first one is padded.
+        field: how the message names the model.
+
+    Raises:
+        UserError: the first rows differ by more than rounding.
+    """
+    heads = output_layers(model, int(model.config.num_labels))
+    with _giving_what_it_reads(heads[0]) if len(heads) == 1 else nullcontext():
+        one, other = (model(**inputs).logits[0] for inputs in (alone, beside))
+    low = torch.is_autocast_enabled(one.device.type) or any(p.dtype not in SAME for p in model.parameters())
+    gap = float((one.double() - other.double()).abs().mean())
+    if not gap <= (0.1 if low else SAME[torch.float32]) * float(one.double().abs().mean()):
+        raise UserError(
+            field,
+            f"{type(model).__name__} judges a text otherwise beside a longer one than alone: it reads padding",
+            fix="use a model of another family, or report this with its name",
+        )
+
+
+@contextmanager
+def _giving_what_it_reads(head: nn.Linear) -> Iterator[None]:
+    """A new head gives 0 for everything: the state that it is given says more."""
+
+    def state(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        given: Tensor = inputs[0]
+        return given
+
+    handle = head.register_forward_hook(state)
+    try:
+        yield
+    finally:
+        handle.remove()
