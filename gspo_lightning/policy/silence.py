@@ -170,9 +170,25 @@ def _moves(model: PreTrainedModel, ids: Tensor, expected: Tensor) -> bool:
 
 
 def _log_probabilities(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """[S, V]."""
-    logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
+    """[S, V]; of a reward model the same of its states [S, D], since its own output may be 0 for everything."""
+    if model.get_output_embeddings() is None:
+        logits = _states(model, ids)
+    else:
+        logits = model(input_ids=ids, use_cache=False).logits[0]
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+
+
+def _states(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """[S, D] of the last layer, after the end token that some classifiers look for."""
+    end = model.config.get_text_config().eos_token_id
+    ends = end if isinstance(end, list) else [] if end is None else [end]
+    found: list[Tensor] = []
+    handle = model.base_model.register_forward_hook(lambda module, inputs, output: found.append(output[0]))
+    try:
+        model(input_ids=torch.cat([ids, ids.new_tensor([ends[:1]])], dim=1) if ends else ids)
+    finally:
+        handle.remove()
+    return found[0][0]
 
 
 def _gap(ours: Tensor, theirs: Tensor) -> float:

@@ -35,9 +35,10 @@ class _Float32Linear(nn.Linear):
 
 
 def load_reward_model(settings: ModelSettings) -> PreTrainedModel:
-    """Load it, in train mode, with dropout off; the same weights for the same seed.
+    """Load it, in train mode; the same weights for the same seed.
 
-    Rows of different lengths need :func:`gspo_lightning.policy.classifier.set_pad` with the token they are padded with.
+    To be trained, it needs :func:`gspo_lightning.policy.silence.silence`, and for rows of different lengths
+    :func:`gspo_lightning.policy.classifier.set_pad`.
     A head that the model does not have yet starts at zero, so that all rewards are 0 before the first update. With
     adapters, the head is trained beside them and everything else is frozen; a vision tower always is.
 
@@ -51,7 +52,6 @@ def load_reward_model(settings: ModelSettings) -> PreTrainedModel:
         model.set_attn_implementation(settings.attn_implementation)
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
-    _without_dropout(model)
     for tower in tower_of(model).values():  # it judges texts: other ranks would wait for these gradients
         tower.requires_grad_(False)
     if settings.gradient_checkpointing:
@@ -154,12 +154,3 @@ def _outside(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
     """The modules that are no part of the backbone."""
     backbone = set(model.base_model.modules())
     yield from ((name, module) for name, module in model.named_modules() if name and module not in backbone)
-
-
-def _without_dropout(model: nn.Module) -> None:
-    """Rates of dropout to 0: the gradient of a batch does not depend on how it is cut."""
-    for module in model.modules():
-        for name, value in list(vars(module).items()):
-            drops = isinstance(module, nn.modules.dropout._DropoutNd) and name == "p"
-            if (drops or "drop" in name) and isinstance(value, float):
-                setattr(module, name, 0.0)

@@ -25,6 +25,7 @@ from gspo_lightning.policy.classifier import check_reading, set_pad
 from gspo_lightning.policy.loading import context_length, load_tokenizer
 from gspo_lightning.policy.lora import LoRA, frozen_norm
 from gspo_lightning.policy.settings import DType, ModelSettings
+from gspo_lightning.policy.silence import hold, silence
 from gspo_lightning.resume import close_epoch, flush, reopen_epoch
 from gspo_lightning.reward_models.data import PreferenceDataModule
 from gspo_lightning.reward_models.held_out import HeldOut, judge
@@ -116,6 +117,7 @@ class RewardModule(LightningModule):
             return
         self.model = load_reward_model(self.settings)
         set_pad(self.model, self.tokenizer.pad_token_id)
+        self.silenced = silence(self.model)
         self.base_norm = frozen_norm(self.model.base_model) if self.settings.lora is not None else 0.0
         strategy = self.trainer.strategy
         if isinstance(strategy, ModelParallelStrategy):
@@ -146,6 +148,13 @@ class RewardModule(LightningModule):
         self.trainer.accumulate_grad_batches = self.data.micro_batches(self.trainer.world_size)
 
     # the loop ----------------------------------------------------------------------------------------------------
+
+    def train(self, mode: bool = True) -> RewardModule:
+        """As of any module; what is random in train mode whatever its settings stays in eval mode."""
+        super().train(mode)
+        if mode and hasattr(self, "silenced") and self.silenced.held:
+            hold(self.model)
+        return self
 
     def on_fit_start(self) -> None:
         """Judge an answer alone and beside a longer one, where and as the model is trained.
