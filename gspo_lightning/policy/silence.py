@@ -184,8 +184,9 @@ def _states(model: PreTrainedModel, ids: Tensor) -> Tensor:
     ends = end if isinstance(end, list) else [] if end is None else [end]
     found: list[Tensor] = []
     handle = model.base_model.register_forward_hook(lambda module, inputs, output: found.append(output[0]))
+    ids = torch.cat([ids, ids.new_tensor([ends[:1]])], dim=1) if ends else ids
     try:
-        model(input_ids=torch.cat([ids, ids.new_tensor([ends[:1]])], dim=1) if ends else ids)
+        model(input_ids=ids, attention_mask=torch.ones_like(ids))
     finally:
         handle.remove()
     return found[0][0]
