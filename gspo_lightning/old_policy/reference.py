@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 
 from gspo_lightning.old_policy.frozen import FrozenPolicy, own_ways
 from gspo_lightning.packing.batches import cut_micro_batches
-from gspo_lightning.policy.lora import adapters_off, has_adapters
+from gspo_lightning.policy.lora import adapters_off, adapts_from_base, has_adapters
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.strategies.sharding import in_step, unwrapped
 from gspo_lightning.types import Rollout
@@ -20,14 +21,18 @@ __all__ = ["ReferencePolicy"]
 class ReferencePolicy(FrozenPolicy):
     """A frozen copy of the initial policy, kept only where a KL term needs it (``kl_coef``, ``kl_in_reward``).
 
-    One more copy of the weights in memory, unless the policy trains adapters: then the reference is the policy with
+    One more copy of the weights that are trained, unless these are new adapters: then the reference is the policy with
     its adapters off.
+
+    Args:
+        policy: at its start.
+        shard: spreads a copy over ranks.
     """
 
     field = "ref_logprobs"
 
     def __init__(self, policy: Policy, shard: Callable[[Policy], Policy] | None = None) -> None:
-        self.adapted = has_adapters(policy.model)
+        self.adapted = adapts_from_base(policy.model)
         if self.adapted:
             self.policy = policy
         else:
@@ -43,6 +48,26 @@ class ReferencePolicy(FrozenPolicy):
         without = adapters_off(unwrapped(self.policy).model) if self.adapted else nullcontext()
         with super()._as_it_was(), without:
             yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it takes to make it again beside the policy of a checkpoint."""
+        return {"adapters_off": self.adapted, "weights": {} if self.adapted else self.policy.model.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any], policy: Policy) -> None:
+        """The inverse of :meth:`state_dict`, wherever this one would have started.
+
+        Args:
+            state: older code wrote the weights alone, and took adapters off wherever there were any.
+            policy: of the same checkpoint, whole.
+        """
+        before, weights = self.adapted, state.get("weights", state)
+        self.adapted = bool(state["adapters_off"]) if "weights" in state else has_adapters(policy.model)
+        if self.adapted:
+            self.policy = policy
+            return
+        if before:
+            super().__init__(policy.frozen_copy())
+        self.policy.model.load_state_dict(weights)
 
     @torch.no_grad()
     def penalise(

@@ -8,6 +8,7 @@ model with its adapters off, and an export has them merged into the weights.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = [
-    "BASE_NORM", "LoRA", "adapter_rank", "adapters_off", "add_adapters", "check_base", "check_names", "frozen_norm",
-    "has_adapters", "merge_adapters", "only_adapters", "remove_adapters", "save_adapters",
+    "BASE_NORM", "LoRA", "adapter_rank", "adapters_off", "adapts_from_base", "add_adapters", "check_base",
+    "check_names", "frozen_norm", "has_adapters", "merge_adapters", "only_adapters", "remove_adapters", "save_adapters",
 ]  # fmt: skip
 
 
 MARK = ".lora_"
 """What names of adapter weights contain."""
+_SECOND = re.compile(r"\.lora_(embedding_)?B\b")
 BASE_NORM = "gspo_base_norm"
 """Where a checkpoint of adapters says which frozen weights they belong to."""
 
@@ -110,6 +112,18 @@ def add_adapters(model: PreTrainedModel, lora: LoRA, seed: int, frozen: Sequence
 def has_adapters(model: nn.Module) -> bool:
     """Whether adapters were put into a model."""
     return next(_adapted(model), None) is not None
+
+
+def adapts_from_base(model: nn.Module) -> bool:
+    """Whether the model with its adapters off is where its training starts.
+
+    It is if adapters are all that is trained and do nothing yet: their second factors are 0. Adapters that were trained
+    before are part of the start. Weights on the meta device are those of adapters that were just made.
+    """
+    if not has_adapters(model) or any(MARK not in name for name, p in model.named_parameters() if p.requires_grad):
+        return False
+    second = [p for name, p in model.named_parameters() if _SECOND.search(name)]
+    return all(p.is_meta or not bool(p.any()) for p in second)
 
 
 @contextmanager

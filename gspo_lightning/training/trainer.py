@@ -310,7 +310,7 @@ class GSPOTrainer:
         ``torch.save(trainer.state_dict(), path)``; then, on a trainer with the same model class, tokenizer, config and
         objective, ``trainer.load_state_dict(torch.load(path, weights_only=True))``.
         """
-        reference = None if self.reference is None else self.reference.policy.model.state_dict()
+        reference = None if self.reference is None else self.reference.state_dict()
         return {
             "model": self.policy.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -337,7 +337,7 @@ class GSPOTrainer:
         if self.critic is not None and theirs is not None:
             self.critic.load_state_dict(theirs)
         if self.reference is not None:
-            self.reference.policy.model.load_state_dict(state["reference"])
+            self.reference.load_state_dict(state["reference"], self.policy)
         self.optimizer.load_state_dict(state["optimizer"])
         self.iteration, self.version = int(state["iteration"]), int(state["version"])
         self.old_logprobs.noise = state["noise"]

@@ -122,14 +122,32 @@ def test_adapters_on_another_base_are_refused(tmp_path: Path, whole: Path, capsy
 
 
 def test_the_reference_is_the_policy_with_adapters_off() -> None:
-    policy, start = adapted(), load_policy(ModelSettings("tiny-qwen3"))
+    policy, start = adapted(scale=0.0), load_policy(ModelSettings("tiny-qwen3"))
     reference = ReferencePolicy(policy)
     assert reference.policy is policy
+    policy.load_state_dict(adapted().state_dict())
     with torch.no_grad(), adapters_off(policy.model):
         off = policy(batch())[0]
     with torch.no_grad():
         assert torch.equal(off, start(batch())[0])
         assert not torch.equal(policy(batch())[0], off)
+
+
+@pytest.mark.parametrize("whole_model", [False, True], ids=["adapters", "adapters and weights"])
+def test_the_reference_of_adapters_that_were_trained_before_has_them(whole_model: bool) -> None:
+    policy = adapted(scale=0.0 if whole_model else 0.05).requires_grad_(True)
+    for name, weight in policy.named_parameters():
+        weight.requires_grad_(whole_model or ".lora_" in name)
+    with torch.no_grad():
+        start = policy(batch())[0]
+        reference = ReferencePolicy(policy)
+        for weight in policy.parameters():
+            if weight.requires_grad:
+                weight.add_(0.05)
+        assert torch.equal(reference.policy(batch())[0], start)
+        assert not torch.equal(policy(batch())[0], start)
+    frozen = {id(p) for p in policy.parameters() if not p.requires_grad}
+    assert frozen == {id(p) for name, p in reference.policy.named_parameters() if id(p) in frozen}
 
 
 def test_a_copy_shares_the_frozen_weights_and_merging_changes_no_logit() -> None:
