@@ -33,7 +33,7 @@ class ToolUse(Environment):
         tools: name -> tool.
         style: how calls are written.
         instructions: system message that tells the policy about its tools; None writes one for ``tags`` (leave it empty
-            where the chat template gets ``tools`` through ``data.chat_template_kwargs``).
+            where the chat template gets ``tools``, of each record or through ``data.chat_template_kwargs``).
         wrong_call: the reply to a wrong call; None explains the error.
         max_calls: calls of one turn that are answered; further ones are not.
 

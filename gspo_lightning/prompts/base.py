@@ -16,7 +16,7 @@ Record = Mapping[str, Any]
 Completion = str | Sequence[Message]
 """What a demonstration answers: a text, or a conversation that begins with the policy's (``assistant``) first turn."""
 Prompted = str | Sequence[Message] | Record
-"""What a demonstration answers to: a text, messages, or a record with ``prompt`` and its pictures."""
+"""What a demonstration answers to: a text, messages, or a record with ``prompt`` and its pictures or ``tools``."""
 Demonstration = tuple[Prompted, Completion]
 """(prompt, completion). Where both are messages, a chat template writes the conversation."""
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.prompts.base import Completion, Demonstration
+from gspo_lightning.prompts.base import Completion, Demonstration, Prompted
 from gspo_lightning.prompts.on_demand import Placed
 from gspo_lightning.prompts.pictures.columns import COLUMNS, has_pictures
+from gspo_lightning.rewards.chat import tools_of
 from gspo_lightning.types import Message
 
 __all__ = ["Demonstrations", "MalformedError", "messages_of", "read_demonstrations"]
@@ -25,8 +26,8 @@ def read_demonstrations(records: Iterable[Mapping[str, Any]], where: Callable[[i
     """All of them, each checked.
 
     A record with a ``completion`` has a ``prompt``, too; each is a text or a list of messages. Any other has
-    ``messages``: a conversation, of which the policy learns to say every turn of the ``assistant``. Further columns
-    are not read.
+    ``messages``: a conversation, of which the policy learns to say every turn of the ``assistant``. The chat template
+    gets ``tools``; further columns are not read.
 
     Args:
         records: in the order of their file.
@@ -56,18 +57,23 @@ def _pair(record: Mapping[str, Any]) -> Demonstration:
     if record.get("completion") is not None:
         if has_pictures(record):
             seen = {k: record[k] for k in ("prompt", *COLUMNS) if record.get(k) is not None}
-            return seen, _answered(_text_or_messages(record["completion"], "completion"))
+            return seen | tools_of(record), _answered(_text_or_messages(record["completion"], "completion"))
         prompt = _text_or_messages(record.get("prompt"), "prompt")
-        return prompt, _answered(_text_or_messages(record["completion"], "completion"))
+        return _asked(prompt, record), _answered(_text_or_messages(record["completion"], "completion"))
     if record.get("messages") is not None:
         said = messages_of(record["messages"], "messages")
         first = next((i for i, message in enumerate(said) if message["role"] == "assistant"), len(said))
         if not 0 < first < len(said) or said[-1]["role"] != "assistant":
             raise MalformedError("'messages' must begin with a question and end with a turn of the assistant")
-        return said[:first], said[first:]
+        return _asked(said[:first], record), said[first:]
     there = [name for name, value in record.items() if value is not None]
     known = ", ".join(sorted(str(name)[:60] for name in there)[:20]) or "no columns"
     raise MalformedError(f"has neither 'prompt' and 'completion' nor 'messages'; it has {known}", _MAP)
+
+
+def _asked(prompt: str | list[Message], record: Mapping[str, Any]) -> Prompted:
+    tools = tools_of(record)
+    return {"prompt": prompt, **tools} if tools else prompt
 
 
 def _answered(completion: Completion) -> Completion:

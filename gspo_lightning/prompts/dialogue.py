@@ -13,6 +13,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.policy.vision.sight import sight_of
 from gspo_lightning.prompts.base import Completion
 from gspo_lightning.prompts.encode import encode_prompt, unknown_token
+from gspo_lightning.rewards.chat import tools_of
 from gspo_lightning.types import Message
 
 __all__ = ["Dialogue"]
@@ -47,8 +48,12 @@ class Dialogue:
         self._unsaid = frozenset(() if sight is None else sight.unsaid)
         self._ids: dict[str, list[int]] = {}  # environments repeat themselves, and tokenizers are slow to call
 
-    def opening(self, messages: Sequence[Message]) -> list[int]:
+    def opening(self, messages: Sequence[Message], columns: Mapping[str, Any] | None = None) -> list[int]:
         """Token ids of a prompt made of messages.
+
+        Args:
+            messages: with at least one.
+            columns: of the record, whose own ``tools`` the template gets.
 
         Raises:
             UserError: the template refuses them, or the tokenizer does not know every character.
@@ -58,7 +63,8 @@ class Dialogue:
             return self._known(text, encode_prompt(text, self.tokenizer, None, {}, self.field)[1])
         system = None if messages[0]["role"] == "system" else self.system_prompt
         try:
-            text, ids = encode_prompt(list(messages), self.tokenizer, system, self.template_kwargs, self.field)
+            kwargs = {**self.template_kwargs, **tools_of(columns or {})}
+            text, ids = encode_prompt(list(messages), self.tokenizer, system, kwargs, self.field)
         except TemplateError as error:
             raise self._refused(messages, error) from error
         return self._known(text, ids)

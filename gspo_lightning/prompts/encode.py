@@ -23,6 +23,7 @@ from gspo_lightning.prompts.pictures.encode import SeeingEncoder, Seen, check_sa
 from gspo_lightning.prompts.pictures.reading import BadPictureError
 from gspo_lightning.prompts.pictures.settings import Pictures
 from gspo_lightning.prompts.specials import Ends
+from gspo_lightning.rewards.chat import tools_of
 from gspo_lightning.types import Prompt
 
 __all__ = ["EncodedPrompts", "Encoder", "encode_prompt", "encode_prompts", "unknown_token"]
@@ -44,8 +45,8 @@ def encode_prompts(
 ) -> list[Prompt]:
     """Prompts in the order of the records; too long ones are counted and dropped with a message, never cut.
 
-    With a chat template, a text becomes one user message (after ``system_prompt``, if any); without one it is encoded
-    as it is.
+    With a chat template, a text becomes one user message (after ``system_prompt``, if any), and the template gets the
+    record's own ``tools``; without one it is encoded as it is.
 
     Raises:
         UserError: as :class:`EncodedPrompts`.
@@ -99,13 +100,16 @@ class Encoder:
             if isinstance(seen, BadPictureError):
                 raise UserError(self.field, str(seen), fix="leave the files of a run where they are while it runs")
             return _prompt(number, seen, record)
-        kwargs, said = self.template_kwargs, record["prompt"]
+        kwargs, said = self._kwargs(record), record["prompt"]
         text, ids = encode_prompt(said, self.tokenizer, self.system_prompt, kwargs, self.field)
         return _prompt(number, Seen(text, ids, (), ()), record)
 
     def seeing(self) -> SeeingEncoder:
         """What encodes records with pictures."""
         return SeeingEncoder(self.tokenizer, self.system_prompt, self.template_kwargs, self.field, self.pictures)
+
+    def _kwargs(self, record: Record) -> dict[str, Any]:
+        return {**self.template_kwargs, **tools_of(record)}
 
     def _seen(self, seeing: SeeingEncoder, record: Record, where: str) -> Seen | BadPictureError:
         try:
@@ -122,7 +126,7 @@ class Encoder:
             texts = [said] if isinstance(said, str) else [str(message.get("content")) for message in said]
             check_said(self.tokenizer, sight, texts, self.field, where())
         try:
-            return _texts(record["prompt"], self.tokenizer, self.system_prompt, self.template_kwargs, self.field)
+            return _texts(record["prompt"], self.tokenizer, self.system_prompt, self._kwargs(record), self.field)
         except TemplateError as error:
             what = f"{where()}: the chat template refuses the prompt: {first_line(error)[:200]}"
             raise UserError(self.field, what, fix="write messages as the model's template wants them") from error

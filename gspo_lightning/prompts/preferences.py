@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.demonstrations import MalformedError, messages_of
 from gspo_lightning.prompts.on_demand import Placed
+from gspo_lightning.rewards.chat import tools_of
 from gspo_lightning.types import Message
 
 __all__ = ["Pair", "Preferences", "Side", "read_preferences"]
@@ -37,6 +38,8 @@ class Pair:
     rejected: Side
     margin: float
     key: str
+    tools: Mapping[str, Any] = field(default_factory=dict)
+    """What the chat template gets beside messages: ``tools`` of the record, if it has any."""
 
     @property
     def conversational(self) -> bool:
@@ -53,7 +56,8 @@ def read_preferences(records: Iterable[Mapping[str, Any]], where: Callable[[int]
 
     ``chosen`` and ``rejected`` are both texts or both lists of messages. With a column ``prompt`` of the same form they
     are the answers alone. Without one (or with a text beside messages that begin with it) both hold the prompt. A
-    column ``margin`` may say by how much the chosen answer is better. Further columns are not read.
+    column ``margin`` may say by how much the chosen answer is better. The chat template gets ``tools``. Further columns
+    are not read.
 
     Args:
         records: in the order of their file.
@@ -65,7 +69,7 @@ def read_preferences(records: Iterable[Mapping[str, Any]], where: Callable[[int]
     pairs: list[Pair] = []
     for number, record in enumerate(records):
         try:
-            pairs.append(_pair(record, number))
+            pairs.append(replace(_pair(record, number), tools=tools_of(record)))
         except MalformedError as error:
             raise UserError(where(number), str(error), fix=error.fix) from None
     return Preferences(pairs, where)

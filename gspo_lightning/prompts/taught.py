@@ -15,9 +15,11 @@ from gspo_lightning.policy.vision.sight import sight_of
 from gspo_lightning.prompts.base import Demonstration, Prompted, Record
 from gspo_lightning.prompts.dialogue import Dialogue
 from gspo_lightning.prompts.encode import Encoder, unknown_token
+from gspo_lightning.prompts.pictures.columns import has_pictures
 from gspo_lightning.prompts.pictures.reading import BadPictureError
 from gspo_lightning.prompts.rendered import render_taught
 from gspo_lightning.prompts.specials import Ends
+from gspo_lightning.rewards.chat import tools_of
 from gspo_lightning.types import Message
 
 __all__ = ["Asking", "Taught", "teach"]
@@ -53,8 +55,14 @@ class Taught:
 
 
 def _asked(prompt: Prompted) -> Record:
-    """A prompt of a demonstration as a record; one with pictures is one already."""
+    """A prompt of a demonstration as a record; one with pictures or tools is one already."""
     return prompt if isinstance(prompt, Mapping) else {"prompt": prompt}
+
+
+def _is_rendered(pair: Demonstration) -> bool:
+    """Whether the chat template writes prompt and completion together: both are messages, without pictures."""
+    record = _asked(pair[0])
+    return not (isinstance(record["prompt"], str) or isinstance(pair[1], str) or has_pictures(record))
 
 
 def teach(
@@ -84,9 +92,9 @@ def teach(
     """
     known = None if ends is None else {*ends, *asking.stop_token_ids}
     rows = dict(_as_rollouts(pairs, tokenizer, asking, where, field))
-    for number, (prompt, completion) in enumerate(pairs):
-        if not isinstance(prompt, str | Mapping) and not isinstance(completion, str):
-            rows[number] = _rendered(prompt, completion, tokenizer, known, asking, where(number))
+    for number, pair in enumerate(pairs):
+        if _is_rendered(pair):
+            rows[number] = _rendered(pair, tokenizer, known, asking, where(number))
     unknown, kept = unknown_token(tokenizer), []
     for number in range(len(pairs)):
         row = rows[number]
@@ -111,11 +119,7 @@ def _as_rollouts(
     field: str,
 ) -> Iterator[tuple[int, Taught]]:
     """Those whose completion is written as the policy would write it, without the template's later changes."""
-    mine = [
-        i
-        for i, (prompt, completion) in enumerate(pairs)
-        if isinstance(prompt, str | Mapping) or isinstance(completion, str)
-    ]
+    mine = [number for number, pair in enumerate(pairs) if not _is_rendered(pair)]
     encoder = Encoder(tokenizer, asking.system_prompt, asking.chat_template_kwargs, field)
     dialogue = Dialogue(tokenizer, asking.system_prompt, asking.chat_template_kwargs, field)
     begun_and_ended = Ends(tokenizer)
@@ -146,8 +150,7 @@ def _check_placeholders(tokenizer: PreTrainedTokenizerBase, row: Taught, where: 
 
 
 def _rendered(
-    prompt: Sequence[Message],
-    completion: Sequence[Message],
+    pair: Demonstration,
     tokenizer: PreTrainedTokenizerBase,
     ends: Collection[int] | None,
     asking: Asking,
@@ -156,11 +159,14 @@ def _rendered(
     if tokenizer.chat_template is None:
         fix = "write prompt and completion as texts"
         raise UserError(where, "messages need a chat template, and this tokenizer has none", fix=fix)
-    said = [*prompt, *completion]
+    record, completion = _asked(pair[0]), pair[1]
+    assert not isinstance(completion, str)
+    said: list[Message] = [*record["prompt"], *completion]
     if asking.system_prompt is not None and said[0]["role"] != "system":
         said.insert(0, {"role": "system", "content": asking.system_prompt})
     first = len(said) - len(completion)
-    ids, mask = render_taught(tokenizer, said, first, ends, asking.chat_template_kwargs, where)
+    kwargs = {**asking.chat_template_kwargs, **tools_of(record)}
+    ids, mask = render_taught(tokenizer, said, first, ends, kwargs, where)
     begin = mask.index(True)
     return Taught(ids[:begin], ids[begin:], mask[begin:])
 

@@ -151,7 +151,12 @@ class PreferenceDataModule(LightningDataModule):
             raise UserError(field, error.problem, fix=error.fix) if error.field == "data" else error from None
         digest = Fingerprint()
         for number, pair in enumerate(found):
-            sides: Mapping[str, Any] = {"chosen": pair.chosen, "rejected": pair.rejected, "margin": pair.margin}
+            sides: Mapping[str, Any] = {
+                "chosen": pair.chosen,
+                "rejected": pair.rejected,
+                "margin": pair.margin,
+                **pair.tools,
+            }
             digest.add(Prompt(number, pair.key, (0,), sides))
         self._fingerprints[name] = digest.value()
         return found

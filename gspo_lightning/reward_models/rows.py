@@ -139,7 +139,7 @@ def _written(side: Side, pair: Pair, tokenizer: PreTrainedTokenizerBase, text: T
     asked = [{"role": "user", "content": pair.prompt}] if isinstance(pair.prompt, str) else list(pair.prompt)
     said = [{"role": "assistant", "content": side}] if isinstance(side, str) else list(side)
     try:
-        return str(tokenizer.apply_chat_template([*asked, *said], tokenize=False))
+        return str(tokenizer.apply_chat_template([*asked, *said], tokenize=False, **pair.tools))
     except TemplateError as error:
         problem = f"{where}: the chat template refuses the messages: {first_line(error)[:200]}"
         raise UserError(field, problem, fix="write messages as the model's template wants them") from error

@@ -1,15 +1,16 @@
-"""Prompts and completions as lists of chat messages, for functions that were written for them."""
+"""Prompts and completions as lists of chat messages, and the tools that a record brings."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gspo_lightning.rewards.types import Sample
 
-__all__ = ["completion_messages", "prompt_messages", "wants_messages"]
+__all__ = ["completion_messages", "prompt_messages", "tools_of", "wants_messages"]
 
 _MESSAGES = re.compile(r"(list|Sequence)\[\s*(list|Sequence)\b|(list|Sequence)\[\s*\w*[Mm]essages?\b", re.IGNORECASE)
 
@@ -46,3 +47,31 @@ def completion_messages(sample: Sample) -> list[dict[str, Any]]:
         first = next((i for i, message in enumerate(said) if message["role"] == "assistant"), len(said))
         return [dict(message) for message in said[first:]]
     return [{"role": "assistant", "content": sample.completion}]
+
+
+def tools_of(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What a chat template is given of a record beside its messages: the column ``tools``, a list of JSON schemas.
+
+    They may be written as JSON text. Fields that are null are left out: a table has those of any tool in all of them.
+    A column of this name with anything else in it is not for templates.
+
+    >>> tools_of({"tools": '[{"type": "function", "function": {"name": "add"}}]'})
+    {'tools': [{'type': 'function', 'function': {'name': 'add'}}]}
+    >>> tools_of({"tools": [{"name": "add", "strict": None}]}), tools_of({"tools": "saw"}), tools_of({"tools": []})
+    ({'tools': [{'name': 'add'}]}, {}, {})
+    """
+    tools = record.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except (ValueError, RecursionError):
+            return {}
+    if not isinstance(tools, list | tuple) or not tools or not all(isinstance(tool, Mapping) for tool in tools):
+        return {}
+    return {"tools": [_without_null(tool) for tool in tools]}
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_null(part) for name, part in value.items() if part is not None}
+    return [_without_null(part) for part in value] if isinstance(value, list | tuple) else value

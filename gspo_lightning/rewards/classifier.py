@@ -10,7 +10,7 @@ from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.policy.hub import check_no_kernel
 from gspo_lightning.policy.loading_lock import LOADING
 from gspo_lightning.rewards.base import Reward
-from gspo_lightning.rewards.chat import completion_messages, prompt_messages
+from gspo_lightning.rewards.chat import completion_messages, prompt_messages, tools_of
 from gspo_lightning.rewards.types import Sample, Score
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class SequenceClassificationReward(Reward):
     def _encode(self, sample: Sample, tokenizer: PreTrainedTokenizerBase) -> BatchEncoding:
         if self.text == "chat":
             messages = [*prompt_messages(sample), *completion_messages(sample)]
-            rendered = tokenizer.apply_chat_template(messages, tokenize=False)
+            rendered = tokenizer.apply_chat_template(messages, tokenize=False, **tools_of(sample.columns))
             return tokenizer(rendered, add_special_tokens=False)  # the template writes its own
         if self.text == "pair":
             return tokenizer(sample.prompt, sample.completion)

@@ -19,6 +19,7 @@ from gspo_lightning.prompts.base import Record
 from gspo_lightning.prompts.pictures.columns import Part, parts_of, shown_messages
 from gspo_lightning.prompts.pictures.reading import BadPictureError, picture_file, picture_size
 from gspo_lightning.prompts.pictures.settings import Pictures
+from gspo_lightning.rewards.chat import tools_of
 from gspo_lightning.types import Message
 
 __all__ = ["SeeingEncoder", "Seen", "check_said"]
@@ -65,7 +66,7 @@ class SeeingEncoder:
         check_said(self.tokenizer, sight, texts, self.field, where)
         files = [self._file(p, sight, where) for m in messages for p in m["content"] if p["type"] == "image"]
         mark = str(self.tokenizer.convert_ids_to_tokens(sight.mark))
-        first, *rest = self._rendered(messages, sight, where).split(mark)
+        first, *rest = self._rendered(record, messages, sight, where).split(mark)
         ids: list[int] = []
         if len(rest) == len(files):
             text = first + "".join(shown.text + after for (_, shown), after in zip(files, rest, strict=True))
@@ -98,7 +99,7 @@ class SeeingEncoder:
         self.counted["scaled"] += sight.shrinks(*size)
         return data, shown
 
-    def _rendered(self, messages: Sequence[Mapping[str, Any]], sight: Sight, where: str) -> str:
+    def _rendered(self, record: Record, messages: Sequence[Mapping[str, Any]], sight: Sight, where: str) -> str:
         """With the template's own placeholders; without a template, what stands around a picture is written here."""
         if self._plain:
             if len(messages) > 1 or self.system_prompt is not None:
@@ -110,7 +111,7 @@ class SeeingEncoder:
         if self.system_prompt is not None:
             said.insert(0, {"role": "system", "content": [{"type": "text", "text": self.system_prompt}]})
         try:
-            options = {"tokenize": False, "add_generation_prompt": True, **self.template_kwargs}
+            options = {"tokenize": False, "add_generation_prompt": True, **self.template_kwargs, **tools_of(record)}
             return str(self.tokenizer.apply_chat_template(said, **options))
         except TemplateError as error:
             what = f"{where}: the chat template refuses the prompt: {first_line(error)[:200]}"

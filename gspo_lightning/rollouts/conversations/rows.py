@@ -95,7 +95,8 @@ class ConversationRows:
                 what = f"opens conversations itself, and prompt {group[0].prompt.id} has pictures"
                 fix = "let its reset return no messages: the prompt of the data then opens the conversation"
                 raise UserError("EnvironmentRollouts.environment", what, fix=fix)
-            prompt = dataclasses.replace(group[0].prompt, token_ids=tuple(self.dialogue.opening(openings[0])))
+            ids = self.dialogue.opening(openings[0], group[0].prompt.columns)
+            prompt = dataclasses.replace(group[0].prompt, token_ids=tuple(ids))
             for row in group:
                 row.open(prompt)
             if group[0].room < 1:
