@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gspo_lightning.distributed import all_sum, rank_and_world
 from gspo_lightning.types import MicroBatch
 
-__all__ = ["GradientNoise", "noise_and_signal"]
+__all__ = ["GradientNoise", "noise_and_signal", "split_prompts"]
 
 HISTORY = 64
 """Updates whose estimates are added up: that of a single one is often negative."""
@@ -45,6 +45,26 @@ def noise_and_signal(squares: float, whole: float, sizes: tuple[float, float]) -
     return (squares * rows**2 - whole * of_squares) / between, (whole - squares) * rows**2 / between
 
 
+def split_prompts(parts: Sequence[MicroBatch]) -> bool:
+    """Whether rows of one prompt stand in two micro-batches: a group larger than the token budget is split.
+
+    The advantages of a group add up to 0, so the gradients of its parts nearly cancel each other: they are large
+    without being noise.
+    """
+    seen: set[tuple[bytes, object]] = set()
+    for part in parts:
+        widths, ids = part.on_host()[0].tolist(), part.input_ids.cpu()
+        media = part.media or [()] * len(widths)
+        own = {
+            (ids[i, :width].numpy().tobytes(), tuple(picture.sha256 for picture in media[i]))
+            for i, width in enumerate(widths)
+        }
+        if own & seen:
+            return True
+        seen |= own
+    return False
+
+
 class GradientNoise:
     """Reads the gradients of the micro-batches of an update on their way into the whole one.
 
@@ -58,23 +78,31 @@ class GradientNoise:
     def __init__(self, policy: nn.Module) -> None:
         self._norms: list[Tensor] = []
         self._sizes: tuple[int, int, int] | None = None
+        self._independent = True
         self._history: deque[tuple[float, float]] = deque(maxlen=HISTORY)
         for weight in policy.parameters():
             if weight.requires_grad:
                 weight.register_hook(self._note)
 
-    def start(self, parts: Sequence[MicroBatch]) -> None:
-        """An update on these micro-batches of this rank begins, perhaps once more because memory ran out."""
+    def start(self, parts: Sequence[MicroBatch], *, independent: bool = True) -> None:
+        """An update on these micro-batches of this rank begins, perhaps once more because memory ran out.
+
+        Args:
+            parts: the micro-batches.
+            independent: their gradients are; where they are not on any rank, nothing is learnt from this update.
+        """
         rows = [int(part.response_mask.shape[0]) for part in parts if part.weight > 0]
         self._sizes = (sum(rows), sum(n * n for n in rows), len(rows))
         self._norms = []
+        self._independent = independent
 
     def _note(self, gradient: Tensor) -> None:
         if self._sizes is not None and (self._sizes[2] > 1 or rank_and_world()[1] > 1):
             self._norms.append(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32))
 
     def finish(self, norm: float, device: torch.device) -> dict[str, float]:
-        """What is known after this update; nothing where there was a single micro-batch, or no signal to compare with.
+        """What is known after this update; nothing where there was a single micro-batch, or no signal to compare with,
+        or micro-batches were not independent.
 
         Args:
             norm: of the gradient over all ranks, before clipping.
@@ -86,6 +114,7 @@ class GradientNoise:
         world = rank_and_world()[1]
         squares = torch.stack(self._norms).double().square().sum() if self._norms else torch.zeros(())
         self._norms = []
+        squares = squares if self._independent else squares * math.nan  # every rank hears of it
         mine = torch.stack([squares.to(device, torch.float64) / world**2, *torch.tensor(sizes, device=device).double()])
         found, rows, of_squares, count = all_sum(mine).tolist()
         if count < 2 or not found > 0 or not math.isfinite(found + norm):

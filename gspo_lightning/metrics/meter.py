@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from gspo_lightning.metrics.gradient_noise import GradientNoise
+from gspo_lightning.metrics.gradient_noise import GradientNoise, split_prompts
 from gspo_lightning.metrics.parameters import ParameterMeter
 from gspo_lightning.metrics.ratios import by_mini_batch, ratio_histograms, ratio_scalars
 from gspo_lightning.metrics.sums import Level, MetricSums, ratio_percentiles
@@ -53,7 +53,7 @@ class UpdateMeter:
             parts: this rank's, whose gradients are to be compared; none where rows of a length stand together.
         """
         if self._noise is not None and parts:
-            self._noise.start(parts)
+            self._noise.start(parts, independent=not split_prompts([part for part in parts if part.weight > 0]))
         return MetricSums(self.level)
 
     def of_ratios(

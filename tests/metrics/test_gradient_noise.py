@@ -142,18 +142,54 @@ def test_the_gradients_are_those_of_the_micro_batches(policy: Policy) -> None:
     assert found.get(TAG) == (pytest.approx(wanted[0] / wanted[1], rel=1e-4) if wanted[1] > 0 else None)
 
 
+def test_a_group_in_two_micro_batches_is_no_sample_of_two() -> None:
+    """Its advantages add up to 0, so its parts cancel: halves of groups look like all noise and no signal."""
+    generator = torch.Generator().manual_seed(0)
+    right = (torch.rand(4000, 4, 8, 1, generator=generator) < 0.5).double()
+    shared = 3 * torch.randn(4000, 4, 1, 3, generator=generator, dtype=torch.float64)
+    own = torch.randn(4000, 4, 8, 3, generator=generator, dtype=torch.float64) + 0.5 * right
+    rows = (right - right.mean(dim=2, keepdim=True)) * (shared + own)
+    whole, halves = rows.sum(dim=2), rows.view(4000, 4, 2, 4, 3).sum(dim=3).flatten(1, 2)
+    found = []
+    for parts, size in ((whole, 8.0), (halves, 4.0)):
+        squares = float(parts.square().sum(dim=(1, 2)).mean())
+        total = float(parts.sum(dim=1).square().sum(dim=1).mean())
+        found.append(noise_and_signal(squares, total, (32.0, 32.0 * size)))
+    noise, signal = float(4 * whole.flatten(0, 1).var(dim=0).sum()), float((4 * whole.mean(dim=(0, 1))).square().sum())
+    assert found[0] == (pytest.approx(noise, rel=0.05), pytest.approx(signal, rel=0.05))
+    assert found[1][0] > 5 * noise
+    assert found[1][1] < 0
+
+
+@pytest.mark.parametrize(("budget", "split"), [(1000, False), (24, False), (16, False), (12, True)])
+def test_what_is_split_is_not_measured(budget: int, split: bool) -> None:
+    (batch,) = make_mini_batches(groups([[3, 5, 6], [4, 4], [1, 6]]), mini_batches=1, max_tokens=budget, packed=True)
+    line, meter = Line(), UpdateMeter("full")
+    meter.watch(line)
+    for gradient in ((1.0, 0.0), (9.0, 1.0)):
+        meter.sums(batch.micro_batches)
+        line.weight.grad = None
+        for _ in batch.micro_batches:
+            line(torch.tensor(gradient)).backward()
+        assert line.weight.grad is not None
+        meter.before_step(line, float(line.weight.grad.norm()))
+    prompts = [{int(ids[0]) for ids in part.input_ids} for part in batch.micro_batches]
+    assert split == (sum(map(len, prompts)) > 3)
+    assert len(meter.state_dict()["noise"]) == (2 if len(prompts) > 1 and not split else 0)
+
+
 ROWS = ((1, 3), (2, 2))
 GRADIENTS = (((1.0, 2.0), (9.0, 0.0)), ((3.0, 1.0), (2.0, 2.0)))
 
 
-def _rank(rank: int, folder: str) -> None:
+def _rank(rank: int, folder: str, dependent: int | None = None) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     try:
         line = Line()
         noise = GradientNoise(line)
         ddp = DistributedDataParallel(line)
-        noise.start(parts_of(*ROWS[rank]))
+        noise.start(parts_of(*ROWS[rank]), independent=rank != dependent)
         for i, gradient in enumerate(GRADIENTS[rank]):
             with nullcontext() if i else ddp.no_sync():
                 (2 * ddp(torch.tensor(gradient))).backward()  # DDP averages, an update adds up
@@ -172,3 +208,8 @@ def test_two_ranks_measure_what_one_process_does(tmp_path: Path) -> None:
     in_processes(_rank, str(tmp_path))
     for rank in range(2):
         assert json.loads((tmp_path / str(rank)).read_text()) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_what_is_split_on_one_rank_is_measured_on_none(tmp_path: Path) -> None:
+    in_processes(_rank, str(tmp_path), 1)
+    assert [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)] == [{}, {}]

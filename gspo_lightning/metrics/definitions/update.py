@@ -60,7 +60,7 @@ UPDATE = (
         "scale, in prompts with as many rows each",
         "Far above 1 larger mini-batches need almost proportionally fewer updates; far below 1 smaller ones suffice.",
         "Optimization",
-        when="model.metrics: full, packed rows in two micro-batches or more, no FSDP",
+        when="model.metrics: full, packed rows in two micro-batches or more, each group in one of them, no FSDP",
     ),
     MetricSpec(
         "update/changed",
