@@ -17,7 +17,7 @@ USER_TESTS := $(SANDBOX_TESTS) tests/resume tests/commands/export tests/commands
 
 .PHONY: help install sandbox bench-install bench gpu-check device-check docs quickstart there test test-quick test-long test-sandbox test-user \
   test-trl test-wheel test-vllm \
-  audit mutants check format lint types doctest constraints clean
+  audit mutants check format lint types doctest constraints lock clean
 
 help:
 	@echo "make quickstart [SEED=2]   cold start, then GSPO, on a tiny model: about a minute on a CPU"
@@ -40,6 +40,7 @@ help:
 	@echo "make check                 ruff, mypy --strict, doctests, pre-commit's configuration"
 	@echo "make format                let ruff format and fix"
 	@echo "make constraints           write the installed versions to constraints.txt"
+	@echo "make lock                  the same versions with the hashes of their files, in requirements.lock"
 
 install: $(VENV)/.installed
 
@@ -153,6 +154,16 @@ format: install
 constraints: bench-install $(VENV)/.docs-installed
 	{ echo "# Tested versions: pip install -c constraints.txt -e '.[dev,data,lora,logic,instructions,eval,docs,bench]'. Regenerate with: make constraints"; \
 	  $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > constraints.txt
+
+# pip refuses editable installs with hashes, so the hashes have a file of their own; uv asks for them and is not kept
+lock:
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(PYTHON) -m venv "$$folder" && \
+	  "$$folder"/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) uv && \
+	  grep -v '^torch==' constraints.txt | "$$folder"/bin/uv --quiet pip compile - --universal --python-version 3.11.5 --no-deps \
+	    --generate-hashes --no-header --no-annotate --output-file "$$folder"/lock > /dev/null && \
+	  { echo "# The versions of constraints.txt with the hashes of their files: pip install --require-hashes --no-deps -r requirements.lock"; \
+	    echo "# Without torch, which is installed before: its wheel for CPUs comes from an index of its own. Regenerate with: make lock"; \
+	    cat "$$folder"/lock; } > requirements.lock
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
