@@ -103,7 +103,7 @@ def _mark_largest(axes: Any, drawn: Sequence[tuple[Line, Series]]) -> None:
         if len(drawn) == 1 and median > 0:
             left = series.steps[at] <= sum(axes.get_xlim()) / 2
             axes.annotate(
-                f"largest {short(largest)} = {largest / median:.1f} x median", (series.steps[at], largest),
+                f"largest {short(largest)}\n= {largest / median:.1f} x median", (series.steps[at], largest),
                 xytext=(7 if left else -7, 0), textcoords="offset points", ha="left" if left else "right", va="center",
                 fontsize=8.5, color=INK,
             )  # fmt: skip
