@@ -64,7 +64,7 @@ def distillation(rows: Rows, correction: Correction, cap: float, mode: Correctio
         if correction != "none" and rows.behaviour_logprobs is not None:
             weight = weight * correction_weights(rows, correction, cap, mode)
         sums, count = _sums(rows, x.double()), rows.mask.sum().double()
-        sums["distill_capped"] = (((ratio > cap) & rows.mask).sum().double(), count)
+        sums["distill_capped"] = ((ratio > cap).sum().double(), count)  # 1 at masked positions, and cap >= 1
     return Distillation(weight * _half_square(x), sums)
 
 
@@ -76,5 +76,5 @@ def _half_square(x: Tensor) -> Tensor:
 def _sums(rows: Rows, x: Tensor) -> Sums:
     """Estimates of the KL: k1, of either sign, and k3, never negative."""
     count = rows.mask.sum().double()
-    k3 = torch.where(rows.mask, torch.expm1(clamp_log_ratio(-x)) + x, 0.0)
+    k3 = torch.expm1(clamp_log_ratio(-x)) + x  # 0 at masked positions, as x is
     return {"kl_new_teacher": (x.sum(), count), "kl_new_teacher_k3": (k3.sum(), count)}

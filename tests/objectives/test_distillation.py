@@ -47,6 +47,26 @@ def test_what_is_measured() -> None:
     assert float(out.sums["distill_capped"][0]) == 0.0
 
 
+def test_each_number_is_over_the_tokens_of_responses_and_carries_no_gradient() -> None:
+    """Four tokens of six places; on fresh samples the weight of 1 is not above a cap of 1."""
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    new = torch.tensor([[-1.0, -2.0, -0.3], [-0.5, 9.0, 9.0]], dtype=torch.float64, requires_grad=True)
+    teacher = torch.tensor([[-1.5, -1.0, -0.2], [-0.7, math.nan, 3.0]], dtype=torch.float64)
+    kl = torch.tensor([[0.4, 0.2, 0.1], [0.6, 7.0, math.nan]], dtype=torch.float64, requires_grad=True)
+    old = new.detach()
+    sampled = GSPO(distill_coef=1.0, correction_cap=1.0)(new, old, NO_REWARD, mask, teacher_logprobs=teacher).sums
+    exact = GSPO(distill_coef=1.0, distill_exact=True)(new, old, NO_REWARD, mask, teacher_kl=kl).sums
+    wanted = {  # of x = 0.5, -1, -0.1, 0.2
+        "kl_new_teacher": -0.4,
+        "kl_new_teacher_k3": math.exp(-0.5) + math.exp(1.0) + math.exp(0.1) + math.exp(-0.2) - 4 - 0.4,
+        "distill_capped": 0.0,
+    }
+    for name, (total, count) in [*((n, sampled[n]) for n in wanted), ("exact", exact["kl_new_teacher"])]:
+        assert (float(total), float(count)) == (pytest.approx(wanted.get(name, 1.3)), 4.0), name
+        assert not total.requires_grad
+        assert not count.requires_grad
+
+
 def test_a_token_that_the_teacher_rules_out_counts_as_twenty_nats() -> None:
     new = torch.tensor([[-1.0]], dtype=torch.float64, requires_grad=True)
     mask, teacher = torch.ones(1, 1, dtype=torch.bool), torch.tensor([[-101.0]], dtype=torch.float64)

@@ -40,6 +40,7 @@ def test_value_gradient_and_measurements_by_hand() -> None:
     assert torch.equal(gradient, wanted)
     assert tuple(map(float, out.sums["positive_nll"])) == (6.25, 4.0)
     assert tuple(map(float, out.sums["positive_tokens"])) == (4.0, 5.0)
+    assert not any(number.requires_grad for pair in out.sums.values() for number in pair)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -73,6 +73,11 @@ SHAPES: dict[str, tuple[Callable[[Rows], Any], str]] = {
     "ratio": (lambda r: Term(**good(r) | {"ratio": good(r)["ratio"].mean()}), r"ratio a float64 tensor of shape \(\)"),
     "clipped": (lambda r: Term(**good(r), low=r.mask[0]), "low a bool tensor of shape"),
     "clipped at another level": (lambda r: Term(**good(r), high=r.nonempty), r"high of shape \(\d,\), but ratio has"),
+    "clipped below at another level": (
+        lambda r: Term(**good(r), low=r.nonempty),
+        r"low of shape \(\d,\), but ratio has",
+    ),
+    "capped at another level": (lambda r: Term(**good(r), dual=r.nonempty), r"dual of shape \(\d,\), but ratio has"),
     "clipped as numbers": (lambda r: Term(**good(r), low=r.lengths), "low a float64 tensor"),
     "outside": (lambda r: Term(**good(r), outside=r.mask.any()), r"outside a bool tensor of shape \(\)"),
     "no Term": (lambda r: good(r)["loss"], "returned a float64 tensor .* but must return a Term"),

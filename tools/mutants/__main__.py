@@ -25,6 +25,8 @@ COVER = {
     "gspo_lightning/policy/logprobs.py": "tests/policy/test_logprobs.py",
 }
 """Glob of source files -> the unit tests that cover them (comma-separated)."""
+EXCEPT = ("gspo_lightning/objectives/trial.py",)
+"""An example that objectives of plug-ins are tried on before a run: other numbers would do as well."""
 ACCEPTED = Path(__file__).parent.with_name("accepted_mutants.toml")
 REPORT = Path("docs/mutants.md")
 ENOUGH = 0.95
@@ -54,7 +56,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         file: tuple(tests.split(","))
         for glob, tests in cover.items()
         for file in (str(p.relative_to(args.root)) for p in sorted(args.root.glob(glob)))
-        if not args.file or any(fnmatch.fnmatch(file, g) for g in args.file)
+        if file not in EXCEPT and (not args.file or any(fnmatch.fnmatch(file, g) for g in args.file))
     }
     if not args.files:
         parser.error("no file matches")
