@@ -3,7 +3,8 @@
 A router decides with ``torch.topk`` over the scores of its experts. While a forward pass is watched, that one call is
 intercepted: it is recorded, and under replay it returns the recorded experts with their *live* scores. Everything the
 family does with scores before and after (softmax or sigmoid, normalisation, scaling) stays its own code, and so does
-the gradient.
+the gradient. Replaying the old policy's forward pass (R2) and the rollout's (R3, arXiv 2510.11370) are compared in
+arXiv 2512.01374.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import yaml
 from lightning.pytorch import Trainer
 
 from gspo_lightning import registry
+from gspo_lightning.callbacks import LastCheckpoint
 from gspo_lightning.cli import main
 from gspo_lightning.commands.fit.foreign import OPENRLHF, TRANSFORMERS, TRL, VERL, Word, foreign
 from gspo_lightning.commands.fit.foreign.verl import OTHER_ROOMS
@@ -27,10 +28,12 @@ from gspo_lightning.critic import ValueModel
 from gspo_lightning.errors import UserError
 from gspo_lightning.evaluation.settings import Evaluation
 from gspo_lightning.policy.lora import LoRA
+from gspo_lightning.strategies import FSDP2Strategy
 from gspo_lightning.training.data import PromptDataModule
 from gspo_lightning.training.module import GSPOModule
 from tests import ROOT
 from tools.foreign import PAGES, with_tables
+from tools.rooms import PACKAGE
 
 SECTIONS: dict[str, Any] = {"trainer": Trainer, "model": GSPOModule, "data": PromptDataModule}
 KIND = {"model.objective": "objectives", "data.rollouts": "rollouts", "data.advantages": "advantages"}
@@ -79,6 +82,50 @@ def test_every_setting_that_the_table_names_exists() -> None:
     assert not exists("data.group_sise")
     assert not exists("model.objective.init_args.clip")
     assert not exists("model.lora.rank")
+
+
+def component_options() -> set[str]:
+    """Parameters of everything that a config can name, and flags of the commands."""
+    kinds = ("objectives", "advantages", "rewards", "rollouts", "environments", "old_policies", "prompts", "curricula")
+    classes = [*SECTIONS.values(), Evaluation, LoRA, ValueModel, FSDP2Strategy, LastCheckpoint]
+    classes += [cls for kind in kinds for cls in registry.components(kind).values()]
+    flags = re.findall(r'"--([a-z_]+)"', "".join(f.read_text() for f in (PACKAGE / "commands").rglob("*.py")))
+    return {name for cls in classes for name in inspect.signature(cls).parameters} | set(flags)
+
+
+ANSWERS = {
+    "cpu_offload": r"(param|optimizer)_offload$",
+    "push_to_hub": r"(^|_)hub_(strategy|always_push|model_id|private_repo|revision)$|push_to_hub$",
+    "transfer": r"group_port$",
+    "enable_sleep_mode": r"sleep_mode$|free_cache_engine$",
+    "max_model_len": r"max_model_len(gth)?$",
+    "lockstep": r"gather_for_generation$|layered_summon$",
+    "Mixture": r":datasets$|(train|val)_files$",
+    "columns": r"(image|prompt)_key$",
+}
+"""What is here -> the words of others that ask for it, which once said that there is nothing."""
+
+
+def test_no_word_denies_what_exists() -> None:
+    options = component_options()
+    assert {"cpu_offload", "push_to_hub", "transfer", "columns"} <= options
+    for ours, asks in ANSWERS.items():
+        asking = {name: word for name, word in words().items() if re.search(asks, name)}
+        assert asking, ours
+        assert not [name for name, word in asking.items() if ours not in f"{word.ours} {word.note}"], ours
+    denied = {name: re.split(r"[.:]", name)[-1] for name, word in words().items() if not word.ours}
+    assert not [name for name, last in denied.items() if last in options and last not in words()[name].note]
+
+
+def test_every_parameter_that_a_note_gives_to_a_class_is_one_of_it() -> None:
+    """Where a note says ``LastCheckpoint: keep_best, best_by``."""
+    kinds = ("rewards", "rollouts", "prompts")
+    classes = {cls.__name__: cls for cls in (LastCheckpoint, FSDP2Strategy)}
+    classes |= {name: cls for kind in kinds for name, cls in registry.components(kind).items()}
+    said = [pair for word in words().values() for pair in re.findall(r"([A-Z]\w+): (\w+)", word.note)]
+    given = [(name, word) for name, word in said if name in classes]
+    assert {"LastCheckpoint", "FSDP2Strategy", "Mixture"} <= {name for name, _ in given}
+    assert not [(name, word) for name, word in given if word not in inspect.signature(classes[name]).parameters]
 
 
 def test_every_word_has_a_counterpart_or_a_reason() -> None:

@@ -8,7 +8,7 @@ __all__ = ["TRANSFORMERS"]
 
 _LR, _SCHEDULER, _OPTIMIZER = "model.optimizer.init_args.lr", "model.lr_scheduler", "model.optimizer"
 _COMPILED = "the policy is not compiled: packed rows have another shape in every micro-batch"
-_UPLOAD = "gspo export writes a folder in transformers format"
+_UPLOAD = "nothing is uploaded during a run; gspo export --push_to_hub NAME/REPO uploads the folder that it writes"
 _KEPT = "rewards get all columns of a record by name"
 _LOADER = "no worker process loads prompts"
 _MEASURED = "held-out prompts are answered and scored, no logits are collected"
@@ -56,7 +56,7 @@ TRANSFORMERS: Table = {
         ),
         "warmup_ratio": to(_SCHEDULER, note="LinearLR, whose total_iters counts updates, not a share of them"),
         "max_grad_norm": to("trainer.gradient_clip_val", note="1.0 is the default here, too"),
-        "label_smoothing_factor": none("there is no supervised loss to smooth"),
+        "label_smoothing_factor": none("labels are not smoothed, in the cold start neither"),
         "neftune_noise_alpha": none("noise on embeddings would make ratios of the same weights differ from 1"),
     },
     "Length of a run, evaluation": {
@@ -106,12 +106,12 @@ TRANSFORMERS: Table = {
         "ignore_data_skip": none("a resume goes on with the prompts that come next"),
         "restore_callback_states_from_checkpoint": none("always on"),
         "push_to_hub": none(_UPLOAD),
-        "hub_token": none(_UPLOAD),
-        "hub_private_repo": none(_UPLOAD),
+        "hub_token": none("HF_TOKEN, or the hub's own login: hf auth login"),
+        "hub_private_repo": none("a repository that gspo export --push_to_hub makes is private"),
         "hub_model_id": none(_UPLOAD),
         "hub_strategy": none(_UPLOAD),
         "hub_always_push": none(_UPLOAD),
-        "hub_revision": none(_UPLOAD),
+        "hub_revision": none("gspo export --push_to_hub uploads to the main branch"),
     },
     "Logging": {
         "report_to": to("trainer.logger", note="WandbLogger, MLFlowLogger, CSVLogger ...; TensorBoard is always there"),

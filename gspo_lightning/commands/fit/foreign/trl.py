@@ -40,7 +40,9 @@ TRL: Table = {
         "cache_implementation": none("sampling shares the keys and values of a prompt among its responses"),
         "pad_to_multiple_of": none("rows are packed without padding"),
         "shuffle_dataset": none("always on"),
-        "ds3_gather_for_generation": none("sharded weights are gathered once per rollout"),
+        "ds3_gather_for_generation": to(
+            "trainer.strategy", note="FSDP2Strategy: rollouts gathered, the default, or lockstep, layer by layer"
+        ),
         "use_transformers_continuous_batching": to(
             _ROLLOUTS, note="GroupedSampler, the default, batches in its own way"
         ),
@@ -163,12 +165,20 @@ TRL: Table = {
         "vllm_server_host": to("data.rollouts.init_args.urls", note="of VLLMServer; servers are plain vllm serve"),
         "vllm_server_port": to("data.rollouts.init_args.urls", note="of VLLMServer; servers are plain vllm serve"),
         "vllm_server_timeout": to("data.rollouts.init_args.start_timeout_s", note="of VLLMServer"),
-        "vllm_group_port": none("weights go to a server through files: data.rollouts.init_args.weights_dir"),
+        "vllm_group_port": to(
+            "data.rollouts.init_args.transfer",
+            note="nccl, ipc, files or auto, the fastest way that is possible, of VLLMServer; a port is chosen",
+        ),
         "vllm_gpu_memory_utilization": to("data.rollouts.init_args.gpu_memory_utilization", note="of VLLMEngine"),
-        "vllm_max_model_length": none("as long as max_prompt_tokens + max_response_tokens needs"),
-        "vllm_tensor_parallel_size": to(_OPTIONS, note="of VLLMServer: {tensor_parallel_size: 2}"),
+        "vllm_max_model_length": to(
+            _OPTIONS, note="{max_model_len: N}; else as long as max_prompt_tokens + max_response_tokens needs"
+        ),
+        "vllm_tensor_parallel_size": to(_OPTIONS, note="{tensor_parallel_size: 2}; of VLLMEngine in a run of one rank"),
         "vllm_model_impl": to(_OPTIONS, note="{model_impl: transformers}"),
-        "vllm_enable_sleep_mode": none("an engine keeps its memory while the policy trains: gpu_memory_utilization"),
+        "vllm_enable_sleep_mode": to(
+            _OPTIONS,
+            note="VLLMEngine sleeps on a GPU while the policy is trained; {enable_sleep_mode: false} keeps it awake",
+        ),
         "vllm_structured_outputs_regex": none(_FOLLOW),
         "vllm_guided_decoding_regex": none(_FOLLOW),
     },
@@ -177,7 +187,7 @@ TRL: Table = {
         "dataset_config": to("data.train", note=_DATASET),
         "dataset_train_split": to("data.train", note=_DATASET),
         "dataset_test_split": to("data.val", note=_DATASET),
-        "datasets": to("data.train", note=_DATASET),
+        "datasets": to("data.train", note="Mixture: sources, each with a weight and rewards of its own"),
         "train_dataset": to("data.train", note=_DATASET),
         "eval_dataset": to("data.val", note=_DATASET),
         "dataset_streaming": none("rows of a JSONL file stay in the file, other sets are read whole"),
@@ -185,7 +195,7 @@ TRL: Table = {
         "log_completions": to("data.record_rollouts", note=f"writes all of them to files; {_COLUMNS} anyway"),
         "num_completions_to_print": none(_COLUMNS),
         "log_unique_prompts": none(_COLUMNS),
-        "log_completions_hub_repo": none(_COLUMNS),
+        "log_completions_hub_repo": none("data.record_rollouts writes them to the run folder"),
         "log_multimodal": none("recorded rollouts name pictures by their hash"),
     },
 }

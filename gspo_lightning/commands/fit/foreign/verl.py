@@ -14,7 +14,7 @@ _FOLLOW = "samples to train on must follow the policy itself"
 _CRITIC = "ValueModel, see docs/critic.md"
 _PARALLEL = "no pipeline, context or tensor parallelism in training: FSDP2Strategy shards over all ranks"
 _FILES = "verl's Parquet files can be read: columns: {answer: reward_model.ground_truth}"
-_OFFLOAD = "optimizer and weights stay on the device: FSDP2Strategy shards them"
+_OFFLOAD = "FSDP2Strategy: cpu_offload, shards and optimizer state together"
 _FUNCTION = (
     "FunctionReward takes lists of completions; verl's compute_score takes one (wrap it in a list comprehension)"
 )
@@ -113,8 +113,8 @@ VERL: Table = {
         f"{_ACTOR}.grad_clip": to("trainer.gradient_clip_val"),
     },
     "Data and rewards": {
-        "data.train_files": to("data.train", note=f"one set, not a list; {_FILES}"),
-        "data.val_files": to("data.val", note=f"one set, not a list; {_FILES}"),
+        "data.train_files": to("data.train", note=f"one set, or a Mixture of several; {_FILES}"),
+        "data.val_files": to("data.val", note=f"one set, or a Mixture of several; {_FILES}"),
         "data.prompt_key": to("data.columns", note="{prompt: THEIR COLUMN}"),
         "data.reward_fn_key": none("data.rewards judge every record; a reward may read the column data_source"),
         "data.max_prompt_length": to("data.max_prompt_tokens"),
@@ -125,7 +125,7 @@ VERL: Table = {
         "data.shuffle": none("always on"),
         "data.return_raw_chat": none("messages are read as they are, and rewards get them"),
         "data.trust_remote_code": to("model.trust_remote_code"),
-        "data.image_key": none("pictures stand in the column images; data.columns maps another one to it"),
+        "data.image_key": to("data.columns", note="{images: THEIR COLUMN}"),
         "data.val_batch_size": to("data.evaluation.batch_size"),
         "data.apply_chat_template_kwargs": to("data.chat_template_kwargs"),
         "data.custom_cls.path": to("data.train", note="a subclass of PromptSet, named by plugins"),
@@ -157,22 +157,33 @@ VERL: Table = {
         f"{_ROLLOUT}.gpu_memory_utilization": to(
             "data.rollouts.init_args.gpu_memory_utilization", note="of VLLMEngine"
         ),
-        f"{_ROLLOUT}.tensor_model_parallel_size": to(_OPTIONS, note="of VLLMServer: {tensor_parallel_size: 2}"),
-        f"{_ROLLOUT}.data_parallel_size": to("data.rollouts.init_args.start", note="of VLLMServer: servers to start"),
+        f"{_ROLLOUT}.tensor_model_parallel_size": to(
+            _OPTIONS, note="{tensor_parallel_size: 2}; of VLLMEngine in a run of one rank"
+        ),
+        f"{_ROLLOUT}.data_parallel_size": to("data.rollouts.init_args.start", note="servers that VLLMServer starts"),
         f"{_ROLLOUT}.max_num_batched_tokens": to(_OPTIONS, note="{max_num_batched_tokens: 8192}"),
         f"{_ROLLOUT}.max_num_seqs": to(_OPTIONS, note="{max_num_seqs: 256}"),
         f"{_ROLLOUT}.enforce_eager": to(_OPTIONS, note="{enforce_eager: true}"),
         f"{_ROLLOUT}.enable_chunked_prefill": to(_OPTIONS, note="{enable_chunked_prefill: true}"),
-        f"{_ROLLOUT}.max_model_len": none("as long as max_prompt_tokens + max_response_tokens needs"),
-        f"{_ROLLOUT}.free_cache_engine": none("an engine keeps its memory while the policy trains"),
+        f"{_ROLLOUT}.max_model_len": to(
+            _OPTIONS, note="{max_model_len: N}; else as long as max_prompt_tokens + max_response_tokens needs"
+        ),
+        f"{_ROLLOUT}.free_cache_engine": to(
+            _OPTIONS,
+            note="VLLMEngine sleeps on a GPU while the policy is trained; {enable_sleep_mode: false} keeps it awake",
+        ),
         f"{_ROLLOUT}.load_format": none("weights come from the trainer"),
-        f"{_ROLLOUT}.layered_summon": none("sharded weights are gathered once per rollout"),
+        f"{_ROLLOUT}.layered_summon": to(
+            "trainer.strategy", note="FSDP2Strategy: rollouts gathered, the default, or lockstep, layer by layer"
+        ),
         f"{_ROLLOUT}.calculate_log_probs": to("model.old_logprobs", note="source, recompute or auto"),
         f"{_ROLLOUT}.multi_turn.enable": to("data.rollouts", note="EnvironmentRollouts"),
         f"{_ROLLOUT}.multi_turn.max_assistant_turns": to(
             "data.rollouts.init_args.max_turns", note="of EnvironmentRollouts"
         ),
-        f"{_ROLLOUT}.agent.num_workers": none("environments run in processes of EnvironmentRollouts"),
+        f"{_ROLLOUT}.agent.num_workers": none(
+            "environments run in the trainer's process, many conversations at a time"
+        ),
     },
     "Model and memory": {
         "actor_rollout_ref.model.path": to("model.name_or_path"),
@@ -189,11 +200,11 @@ VERL: Table = {
         "actor_rollout_ref.model.exclude_modules": none("model.lora.target_modules names those that get adapters"),
         "actor_rollout_ref.model.lora_adapter_path": none("merge the adapters into the model first"),
         f"{_ACTOR}.strategy": to("trainer.strategy", note="FSDP2Strategy of this package, ddp or auto"),
-        f"{_ACTOR}.fsdp_config.param_offload": none(_OFFLOAD),
-        f"{_ACTOR}.fsdp_config.optimizer_offload": none(_OFFLOAD),
+        f"{_ACTOR}.fsdp_config.param_offload": to("trainer.strategy", note=_OFFLOAD),
+        f"{_ACTOR}.fsdp_config.optimizer_offload": to("trainer.strategy", note=_OFFLOAD),
         f"{_ACTOR}.fsdp_config.fsdp_size": to("trainer.strategy", note="FSDP2Strategy"),
         f"{_ACTOR}.fsdp_config.model_dtype": to("model.dtype"),
-        f"{_REF}.fsdp_config.param_offload": none(_OFFLOAD),
+        f"{_REF}.fsdp_config.param_offload": to("trainer.strategy", note=_OFFLOAD),
         f"{_ACTOR}.use_torch_compile": none("the policy is not compiled"),
         f"{_REF}.use_torch_compile": none("the policy is not compiled"),
         f"{_ACTOR}.entropy_checkpointing": none("entropies are computed in chunks"),
