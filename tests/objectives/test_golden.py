@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
+from gspo_lightning import registry
 from gspo_lightning.objectives import (
     CISPO,
     DAPO,
@@ -20,7 +21,9 @@ from gspo_lightning.objectives import (
     VESPO,
     DrGRPO,
     GSPOToken,
+    MultiScale,
     Objective,
+    Segment,
 )
 from tests.objectives.reference_formulas import CASES, NAMES, example, rows_of, run
 
@@ -40,8 +43,16 @@ GOLDEN: list[tuple[Objective, float]] = [
     (LUSPO(0.04, 0.05), -0.645),
     (VESPO(), 0.0241545348),
     (DPPOTV(), -0.2173875647),
+    # by hand: log-ratios .1 -.1 | .2 0 with mean 0 and .1; -.2; 0 .3 | 0 with mean .15 and 0; clipped to [.95, 1.07]
+    (Segment(0.05, 0.07, by="length", segment_length=2), -(4.14 / 4 - 2 * 0.95 + 0.5 * 3.14 / 3) / 3),
+    # by hand: .3 * mean + .7 * log-ratio is .085 -.055 .155 .015; -.2; .03 .24 .03; clipped to [.9, 1.15]
+    (MultiScale(0.3, 0.1, 0.15), -(4.200315279 / 4 - 2 * 0.9 + 0.5 * 3.210909068 / 3) / 3),
     (REINFORCE(), (1 * -3.55 - 2 * -2.4 + 0.5 * -0.9) / -3),
 ]
+
+
+def test_every_objective_that_is_registered_has_a_loss_worked_out_by_hand() -> None:
+    assert {type(objective) for objective, _ in GOLDEN} == set(registry.components("objectives").values())
 
 
 @pytest.mark.parametrize(("objective", "expected"), GOLDEN, ids=lambda v: repr(v))

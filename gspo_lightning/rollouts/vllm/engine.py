@@ -44,9 +44,9 @@ class VLLMEngine(RolloutSource):
             several GPUs, in a run of one rank.
         tolerance: nats by which log-probabilities of a probe may differ from the trainer's, on average, after weights
             were copied; None is 1e-3 in float32, else 0.1.
-        exact_seeds: give every response a seed of its own, so that it depends on no other response: vLLM then draws
-            for one response after another, in Python. False: the engine is seeded at each call, and the same call
-            draws the same.
+        exact_seeds: give every response a seed of its own, so that it depends on no other response. On a CPU vLLM
+            then draws for one response after another, in Python. False: the engine is seeded at each call, and the same
+            call draws the same.
     """
 
     reads_pictures = True

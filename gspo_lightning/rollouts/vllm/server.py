@@ -83,8 +83,9 @@ class VLLMServer(RolloutSource):
         backoff_s: seconds before the first of them; doubled before each further one.
         tolerance: nats by which log-probabilities of a probe may differ from the trainer's, on average, after weights
             were sent; None is 1e-3 in float32, else 0.1.
-        exact_seeds: send a seed with every group, so that a group that is requested again draws the same: vLLM then
-            draws for one response after another, in Python. False: servers draw from random numbers of their own.
+        exact_seeds: send a seed with every group, so that a group that is requested again draws the same. On a CPU
+            vLLM then draws for one response after another, in Python. False: servers draw from random numbers of their
+            own.
         weights_in_flight: with ``data.max_staleness`` give servers the newest weights while they sample: requests in
             flight are paused, and go on with the new weights, of which every token says which ones sampled it. What is
             sampled then depends on timing.
