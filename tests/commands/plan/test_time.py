@@ -43,12 +43,23 @@ def job(**changes: object) -> Job:
         ("H100", 4, 128, 128, 580.3),
     ],
 )
-def test_published_throughputs_of_vllm_are_met_within_30_percent(
+def test_published_throughputs_of_vllm_with_1_to_8_rows_are_met_within_30_percent(
     card: str, rows: int, prompt: int, response: int, published: float
 ) -> None:
     seconds, bound = decoding_seconds(job(max_prompt=prompt, max_response=response), CARDS[card], rows, response)
     assert bound == "bandwidth"
     assert rows * response / seconds == pytest.approx(published, rel=0.3)
+
+
+@pytest.mark.parametrize(("rows", "published", "times"), [(16, 1384.2, 1.41), (64, 1312.3, 5.55)])
+def test_with_more_rows_a_plan_is_faster_than_the_published_sweep_of_the_h100(
+    rows: int, published: float, times: float
+) -> None:
+    """The sweep stops rising at 16 requests at a time; docs/memory.md says by how much a plan differs."""
+    seconds, _ = decoding_seconds(job(max_prompt=128, max_response=128), CARDS["H100"], rows, 128)
+    assert rows * 128 / seconds == pytest.approx(times * published, rel=0.01)
+    said = " ".join((ROOT / "docs" / "memory.md").read_text().split())
+    assert "1.4 (16 at a time) and 5.5 times (64) as fast" in said
 
 
 def test_phases_by_hand() -> None:
