@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from gspo_lightning.rewards.math import phrases
 from gspo_lightning.rewards.math.notation import unwrapped
+from gspo_lightning.rewards.math.rejection import rejected_before, rejected_behind
 from gspo_lightning.rewards.math.retraction import TOKENS, names_another, other_value
 from gspo_lightning.rewards.math.text import Extracted
 
@@ -117,15 +118,15 @@ class _Reader:
     def values(self, sentence: str) -> list[re.Match[str]]:
         """The values of a sentence that it does not deny; a denial goes on through a list."""
         kept: list[re.Match[str]] = []
-        denied = -1
+        denied: list[re.Match[str]] = []
         for match in self.finds.finditer(sentence):
-            listed = denied >= 0 and phrases.JOINED.fullmatch(sentence[denied : match.start()])
-            before, behind = phrases.before_value(sentence, match.start()), sentence[match.end() : match.end() + 80]
-            if listed or phrases.DENIED.search(before) or phrases.DENIED_AFTER.match(behind):
-                denied = match.end()
+            if (denied and phrases.JOINED.fullmatch(sentence[denied[-1].end() : match.start()])) or _rejected(
+                sentence, match
+            ):
+                denied.append(match)
             else:
                 kept.append(match)
-        return kept
+        return [match for match in kept if all(other_value(match[0], other[0]) for other in denied)]
 
     def _claim(self, sentence: str, later: list[str], *, announced: bool) -> Extracted | None:
         """The answer of a sentence; None if it does not commit, or what follows does not let it stand."""
@@ -186,6 +187,14 @@ class _Reader:
             return Extracted(", ".join(listed), formula=True)
         unit = _UNIT.match(sentence[chosen[-1].end() :])
         return Extracted(listed[0] + (unit[0].rstrip() if unit and len(unit[0].strip()) < 12 else ""))
+
+
+def _rejected(sentence: str, value: re.Match[str]) -> bool:
+    """Whether a sentence denies one of its values."""
+    before, behind = sentence[: value.start()], sentence[value.end() :]
+    if phrases.DENIED.search(phrases.before_value(sentence, value.start())) or phrases.DENIED_AFTER.match(behind[:80]):
+        return True
+    return rejected_before(before) or rejected_behind(behind)
 
 
 def _stands(sentence: str, found: list[re.Match[str]]) -> bool:

@@ -7,6 +7,7 @@ import re
 from gspo_lightning.rewards.math.notation import canonical
 from gspo_lightning.rewards.math.numbers import literal
 from gspo_lightning.rewards.math.phrases import one_of
+from gspo_lightning.rewards.math.rejection import rejected_before, rejected_behind
 from gspo_lightning.rewards.math.text import Extracted
 from gspo_lightning.rewards.math.units import quantity
 
@@ -16,13 +17,13 @@ TOKENS = re.compile(r"<\|[^<>|]{1,40}\|>.*$|</?answer>|</s>", re.DOTALL)
 """What chat templates leave behind an answer."""
 _READ = 2000
 """So many characters behind a box are read."""
-_CLOSERS = re.compile(r"^(?:\s|[$*_.,;:!)\]}]|\\[)\]])*")
+_CLOSERS = re.compile(r"^(?:\s|[$*_)\]}]|\\[)\]])*")
+_MARKS = re.compile(r"^(?:\s|[$*_.,;:!)\]}\u2014\u2013]|\\[)\]])*")
 _DENIED_BEFORE = re.compile(
     r"(?:\b(?:not|never|cannot be|can'?t be|neither|either)|n['\u2019]t(?: be)?)"
     r"(?:\s+true that(?: the)?(?: \w+)? is)?[\s*_$(\\\[]*$|\\neq?\s*$|\\not\s*=?\s*$|\\neg\s*$|\u2260\s*$",
     re.IGNORECASE,
 )
-_DENIED_BEHIND = re.compile(r"(?:is|was)\s+(?:n['\u2019]t|not|wrong|incorrect|false)\b", re.IGNORECASE)
 _CASES = re.compile(r"\??\s*if\b.*(?:\b(?:otherwise|else|if)\b.*\d|\d\s*(?:otherwise|if)\b)", re.DOTALL)
 _MARKERS = one_of(
     "but", "wait", "actually", "no", "oops", "sorry", "correction", "rather", "instead", "however", "scratch that",
@@ -35,13 +36,34 @@ _FILLERS = one_of(
     "meant", "mean", "that", "this", "then", "so", "instead", "no", "wait", "made", "mistake", "second", "thought",
     "on", "also", "if",
 )  # fmt: skip
+_OPEN = rf"(?:[\s,.:;!?*_(-]|{_FILLERS})*"
+_OTHER = (
+    r"(?P<value>\$(?:[a-zA-Z]\s*=\s*)?[^$\n=]{1,60}\$|-?\d+(?:[.,/]\d+)*)"
+    r"(?![\d)]|\s*(?:[=+*^<>\\-]|(?:of|more|is|are|was|does|do|would|fails?|has|have)\b(?! (?:the|right|correct)\b)))"
+)
 _SECOND = re.compile(
-    rf"(?:{_MARKERS}|^\W*or\b)(?!,? (?:equivalently|approximately|about|in decimal|i\.e|that is|simply))"
-    rf"(?:[\s,.:;!?*_(-]|{_FILLERS})*(?P<value>\$(?:[a-zA-Z]\s*=\s*)?[^$\n=]{{1,60}}\$|-?\d+(?:[.,/]\d+)*)"
-    r"(?![\d)]|\s*(?:[=+*^<>\\-]|(?:of|more|is|are|was|does|do|would|fails?|has|have)\b(?! (?:the|right|correct)\b)))",
+    rf"(?:{_MARKERS}|^\W*or\b)(?!,? (?:equivalently|approximately|about|in decimal|i\.e|that is|simply)){_OPEN}{_OTHER}",
     re.IGNORECASE,
 )
 """A value that is named instead; not one that is reasoned about ("but 41 is too small")."""
+_CLAIM = re.compile(rf"\b(?:answer|result)\b(?=\s+(?:is|should|must)\b|:){_OPEN}{_OTHER}", re.IGNORECASE)
+_SLIPPED = re.compile(
+    one_of(
+        "no,? wait", "wait,? no", "oops", "whoops", "scratch that", "correction", "sorry", "on second thought", "my bad",
+        r"(?:i|we) (?:forgot|misread|miscounted|missed|overlooked|dropped|double[- ]counted|made an? (?:\w+ )?(?:mistake|error))",
+        "let me (?:redo|recompute|recalculate|correct|fix)",
+    ),
+    re.IGNORECASE,
+)  # fmt: skip
+_CONCLUDED = re.compile(
+    r"\b(?:it|this|that|(?:the|its|my)(?: (?:true|correct|right|actual|real|final))? (?:value|answer|result|sum|total))"
+    rf"(?:\s+(?:is|should be|must be|becomes|equals)|['\u2019]s)\s+{_OPEN}{_OTHER}",
+    re.IGNORECASE,
+)
+"""What somebody says who has seen a slip: ``it is 5``."""
+_NOT_IT = re.compile(
+    r"\W*(?:(?:or|and|but)\s+)?(?:it\s+)?(?:is\s+)?(?:not|never)\s+(?P<value>-?\d+(?:[.,/]\d+)*)", re.IGNORECASE
+)
 
 
 def taken_back(found: Extracted) -> bool:
@@ -51,17 +73,29 @@ def taken_back(found: Extracted) -> bool:
     >>> taken_back(boxed(r"\boxed{42}, but really 41", 99)), taken_back(boxed(r"$\boxed{42}$, not 41.", 99))
     (True, False)
     """
-    if _DENIED_BEFORE.search(found.before[-60:]):
+    before = found.before.rstrip(" \n\t$*_([{\\")
+    if _DENIED_BEFORE.search(found.before[-60:]) or rejected_before(f"{before} "):
         return True
     behind = TOKENS.sub("", found.after[:_READ])
-    closers = _CLOSERS.match(behind)
-    rest = behind[closers.end() if closers else 0 :]
-    return bool(_DENIED_BEHIND.match(rest) or _CASES.match(rest)) or names_another(rest, found.text)
+    if rejected_behind(_CLOSERS.sub("", behind), number=literal(quantity(canonical(found.text)).value) is not None):
+        return True
+    rest = _MARKS.sub("", behind)
+    denied = _NOT_IT.match(rest)
+    if denied is not None and not other_value(denied["value"], found.text):
+        return True
+    return _CASES.match(rest) is not None or names_another(rest, found.text)
 
 
 def names_another(text: str, answer: str) -> bool:
-    """Whether a text names another value instead of an answer."""
-    return any(other_value(match["value"], answer) for match in _SECOND.finditer(text))
+    """Whether a text names another value instead of an answer; what it says last of the answer decides."""
+    claims = [*_CLAIM.finditer(text)]
+    if claims:
+        return other_value(claims[-1]["value"], answer)
+    if any(other_value(match["value"], answer) for match in _SECOND.finditer(text)):
+        return True
+    slip = _SLIPPED.search(text)
+    concluded = [*_CONCLUDED.finditer(text, slip.end())] if slip else []
+    return bool(concluded) and other_value(concluded[-1]["value"], answer)
 
 
 def other_value(value: str, answer: str) -> bool:
