@@ -14,6 +14,8 @@ __all__ = ["FEW", "canned", "conversation_columns", "examined", "silent", "unrea
 
 FEW, MANY = 16, 1000
 """Records of each set that are looked at before the first rollout: by all rewards, and by those that read answers."""
+_NAMED = 4
+"""So many records without a reward are named."""
 
 
 def canned(record: Mapping[str, Any], prompt: str, conversation: bool) -> list[Sample]:
@@ -52,13 +54,13 @@ def examined(rewards: Mapping[str, Reward]) -> int:
 
 
 def unreadable(records: Sequence[Mapping[str, Any]], scores: Sequence[Score | None]) -> str | None:
-    """What to say about records without a reward whatever is answered; ``scores`` are those of one completion each."""
+    """What to say about records whose answer cannot be read; ``scores`` are those of one completion each."""
     found = [(i, s.detail) for i, s in enumerate(scores) if s is not None and s.status is ScoreStatus.MISSING]
     if not found:
         return None
-    first, reason = found[0]
-    name = records[first].get("id", f"number {first + 1}")
+    names = [str(records[i].get("id", f"number {i + 1}")) for i, _ in found[:_NAMED]]
+    others = f"; then {', '.join(names[1:])}{', ...' if len(found) > _NAMED else ''}" if names[1:] else ""
     return (
-        f"{len(found)} of {len(records)} records looked at will have no reward, whatever is answered; "
-        f"the first is {name}: {reason}"
+        f"{len(found)} of {len(records)} records looked at will have no reward, whatever is answered, unless it repeats "
+        f"what cannot be read; the first is {names[0]}: {found[0][1]}{others}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gspo_lightning.rewards.math.commitment import committed
 from gspo_lightning.rewards.math.notation import canonical
 from gspo_lightning.rewards.math.numbers import literal
-from gspo_lightning.rewards.math.text import after_thinking, boxed
+from gspo_lightning.rewards.math.text import after_thinking, boxed, visible
 
 __all__ = ["RIGHT", "vote"]
 
@@ -29,6 +29,7 @@ def vote(completion: str, *, right: bool) -> str | None:
     text = after_thinking(completion)
     if text is None:
         return None
+    text = visible(text)
     found = boxed(text, _READ)
     if found.reason == "no box":
         found = committed(text, _READ)

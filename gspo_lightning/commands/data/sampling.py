@@ -166,7 +166,8 @@ def _sample(
         )
     step = max(1, _ROWS // samples)
     first = prompts[waiting[0]]
-    data.runner.check(first.columns, first.text, [], conversation=has_environment(source))
+    others = [(prompts[place].columns, prompts[place].text) for place in waiting[: examined(data.runner.rewards)]]
+    data.runner.check(first.columns, first.text, others, conversation=has_environment(source))
     with tqdm(desc="difficulty", total=len(waiting), unit=" prompts") as bar:
         for start in range(0, len(waiting), step):
             some = [prompts[place] for place in waiting[start : start + step]]

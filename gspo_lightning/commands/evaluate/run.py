@@ -98,6 +98,7 @@ def evaluate(plan: Plan, source: Callable[[VerdictFile], Answers]) -> dict[str, 
 
 def _evaluate(plan: Plan, tasks: Sequence[Task], source: Callable[[VerdictFile], Answers]) -> dict[str, Any]:
     file = VerdictFile(plan.output / SAMPLES)
+    unread = {task.suite.name: _unreadable(task) for task in tasks}
     answers = source(file)
     run = _described(plan, tasks, answers)
     _begin(plan.output, run)
@@ -111,7 +112,7 @@ def _evaluate(plan: Plan, tasks: Sequence[Task], source: Callable[[VerdictFile],
     for task in tasks:
         found, said = _count(plan, task, judged[task.suite.name])
         results[task.suite.name] = as_json(found)
-        run["notes"][task.suite.name] = said
+        run["notes"][task.suite.name] = [*unread[task.suite.name], *said]
         for line in said:
             log.warning("%s: %s", task.suite.name, line)
     write_results(plan.output, results)
@@ -131,6 +132,18 @@ def _task(name: str, plan: Plan) -> Task:
     if "rating" in suite.metrics:
         check_contests(task.problems, _contests(plan, suite))
     return task
+
+
+def _unreadable(task: Task) -> list[str]:
+    """What is said, before anything is sampled, about problems whose answer cannot be read."""
+    if not task.suite.reward.reads_answers:
+        return []
+    records = [({**problem.columns, "id": problem.id}, problem.prompt) for problem in task.problems]
+    with RewardRunner({"answer": task.suite.reward}, num_workers=1) as runner:
+        said = list(runner.unreadable(records).values())
+    for line in said:
+        log.warning("%s: %s", task.suite.name, line)
+    return said
 
 
 def _contests(plan: Plan, suite: Suite) -> Path:

@@ -21,10 +21,15 @@ __all__ = ["committed", "concluded"]
 
 _FORMULA = r"\$\$.+?\$\$|(?<!\\)\$(?!\s*\n)(?:\\\$|[^$\n])+?(?<!\\)\$|\\\(.+?\\\)|\\\[.+?\\\]"
 _NUMBER = r"(?<![\w\\^{_.])-?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d)|\d+(?:[.,]\d+)?|\.\d+)(?:/\d+(?:\.\d+)?)?"
+_COMPOUND = (
+    r"(?<![\w\\^{_.])\d+\s*(?:years?|weeks?|days?|hours?|hrs?|h|minutes?|mins?|feet|foot|ft|pounds?|lbs?)\b,?\s+(?:and\s+)?"
+    r"\d+\s*(?:months?|days?|hours?|hrs?|minutes?|mins?|seconds?|secs?|inch(?:es)?|in|ounces?|oz)\b"
+)
+"""``6 hours and 30 minutes`` is one value."""
 _ARTICLE = r"A(?!\s+(?!is\b|are\b|was\b|and\b|or\b|because\b|since\b|as\b)[a-z])"
 _LETTER = rf"(?<![A-Za-z\\{{])\(?(?:[B-HJ]|I(?!['\u2019]|\s+[a-z])|{_ARTICLE})\)?(?![A-Za-z'\u2019])"
 """A letter that stands for itself: not the pronoun, not the article."""
-_VALUES = re.compile(rf"({_FORMULA})|({_NUMBER})", re.DOTALL)
+_VALUES = re.compile(rf"({_FORMULA})|({_COMPOUND}|{_NUMBER})", re.DOTALL)
 _OPTIONS = re.compile(rf"({_FORMULA})|({_LETTER})", re.DOTALL)
 _SENTENCE = re.compile(
     r"(?<=[.!?\u3002])(?:\s+|(?<=\u3002))|(?<=[.!?]\$)\s+(?=[A-Z])|(?<=[.!?]\$\$)\s*|(?<=[.!?]\\\])\s*|\n+"
@@ -37,8 +42,15 @@ _DISPLAY = re.compile(r"\$\$.+?\$\$|\\\[.+?\\\]", re.DOTALL)
 _REASON = re.compile(r"(?:,|;|\s)\s*(?:because|since|as|not|which|where|so|for)\b")
 _THEN = re.compile(phrases.one_of("then", "so", "thus", "hence", "therefore"))
 _UNIT = re.compile(r"\s*(?:\\%|%|\u00b0|(?:[A-Za-z]+\b(?:/[A-Za-z]+)?)?[\u00b2\u00b3]?)")
+_CODE = re.compile(r"```(?!text|plain|output|math|latex|tex|md|markdown)[A-Za-z+#]+\n.*?(?:```|\Z)", re.DOTALL)
+_IN_CODE = re.compile(
+    r"\b(?:print\w*|console\.log|System\.out\.\w+|cout|echo|puts|eval|exec|int|float|str)\s*\(\s*[\"']?$"
+    r"|^[\s`]*return\s+$|^[\s`]*assert\b.*==\s*$"
+)
+"""Code around a value is not the answer: neither a program nor a call."""
 _LONGEST = 300
 """Characters of an answer that is the whole completion."""
+_FEW = 8
 _OPENERS = " *_($\\["
 
 
@@ -60,7 +72,7 @@ def committed(text: str, max_characters: int, options: bool = False) -> Extracte
     >>> committed("It is not 42.", 99).reason, committed("Maybe 42?", 99).reason
     ('no sentence commits to an answer', 'no sentence commits to an answer')
     """
-    text = _on_lines(TOKENS.sub("", text[-max_characters:]))
+    text = _on_lines(TOKENS.sub("", _CODE.sub("", text)[-max_characters:]))
     if not text:
         return Extracted(reason="empty")
     reader = _Reader(_OPTIONS if options else _VALUES, options)
@@ -105,6 +117,8 @@ class _Reader:
         for index in range(len(sentences) - 1, -1, -1):
             if self.values(sentences[index]):
                 return self._claim(sentences[index], sentences[index + 1 :], announced=False)
+        if any(_rejected(end, value) for value in self.finds.finditer(end)):
+            return None
         doubts = (phrases.DOUBT_BEFORE, phrases.UNSURE, phrases.SECOND_THOUGHT)
         if (
             len(sentences) > 1
@@ -126,7 +140,8 @@ class _Reader:
                 denied.append(match)
             else:
                 kept.append(match)
-        return [match for match in kept if all(other_value(match[0], other[0]) for other in denied)]
+        both = list(dict.fromkeys(match[0] for match in denied))[-_FEW:]  # "7 or not 7" names nothing
+        return [match for match in kept if all(other_value(match[0], other) for other in both)]
 
     def _claim(self, sentence: str, later: list[str], *, announced: bool) -> Extracted | None:
         """The answer of a sentence; None if it does not commit, or what follows does not let it stand."""
@@ -191,8 +206,8 @@ class _Reader:
 
 def _rejected(sentence: str, value: re.Match[str]) -> bool:
     """Whether a sentence denies one of its values."""
-    before, behind = sentence[: value.start()], sentence[value.end() :]
-    if phrases.DENIED.search(phrases.before_value(sentence, value.start())) or phrases.DENIED_AFTER.match(behind[:80]):
+    before, behind = sentence[max(0, value.start() - 300) : value.start()], sentence[value.end() : value.end() + 300]
+    if phrases.DENIED.search(before[-80:]) or phrases.DENIED_AFTER.match(behind[:80]) or _IN_CODE.search(before):
         return True
     return rejected_before(before) or rejected_behind(behind)
 

@@ -14,9 +14,10 @@ from gspo_lightning.rewards.math import library
 from gspo_lightning.rewards.math.bases import based
 from gspo_lightning.rewards.math.notation import canonical, in_latex, unwrapped
 from gspo_lightning.rewards.math.numbers import Literal, literal, plain_integer
-from gspo_lightning.rewards.math.times import Time, clock
+from gspo_lightning.rewards.math.structure import has_structure
+from gspo_lightning.rewards.math.times import Date, Time, clock, date
 from gspo_lightning.rewards.math.units import NOTHING, Quantity, quantity
-from gspo_lightning.rewards.math.words import option, words
+from gspo_lightning.rewards.math.words import option, options, words
 
 __all__ = ["ANSWER_TYPES", "AnswerType", "Gold", "bare", "read_gold", "refusal"]
 
@@ -46,6 +47,7 @@ class Gold:
     option: str | None = None
     based: tuple[str, int] | None = None
     time: Time | None = None
+    date: Date | None = None
     words: str | None = None
     quantity: Quantity = NOTHING
     literal: Literal | None = None
@@ -54,12 +56,14 @@ class Gold:
     @property
     def plain(self) -> bool:
         """Whether it is read without the library."""
-        return any(x is not None for x in (self.option, self.based, self.time, self.words, self.literal))
+        return any(x is not None for x in (self.option, self.based, self.time, self.date, self.words, self.literal))
 
     @property
     def readable(self) -> bool:
         """Whether anything can be compared with it; asks the library where need be."""
-        return self.plain or bool(_PLAIN.fullmatch(self.text) and _balanced(self.text)) or bool(library.read(self.text))
+        if self.plain or options(self.text) is not None or bool(_PLAIN.fullmatch(self.text) and _balanced(self.text)):
+            return True
+        return bool(not self.prose and has_structure(self.text)) or bool(library.read(self.text))
 
 
 def _balanced(text: str) -> bool:
@@ -83,7 +87,7 @@ def read_gold(answer: str) -> Gold:
         return Gold(text, canonical(text), prose=True, option=label)
     measured = quantity(text)
     return Gold(
-        text, canonical(text), False, label, based(text), clock(text), words(text), measured,
+        text, canonical(text), False, label, based(text), clock(text), date(text), words(text), measured,
         literal(bare(measured.value)), plain_integer(text),
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["chain_holds", "equal", "parse", "read", "unequal_sides", "warm_up"]
+__all__ = ["chain_holds", "equal", "parse", "read", "same_family", "unequal_sides", "warm_up"]
 
 _ARITHMETIC = re.compile(r"[-+*/^()\d.,\s%]+")
 _NUMBER = re.compile(r"[-+]?[\d.,\s]+%?")
@@ -112,6 +112,22 @@ def _both_vanish(ours: Any, theirs: Any, decimals: int) -> bool:
         return False
     sizes = [abs(float(value.evalf(15))) if value.is_real else 1.0 for value in (ours, theirs)]
     return max(sizes) < 10.0**-decimals and abs(sizes[0] - sizes[1]) > 1e-9 * max(sizes)
+
+
+def same_family(wanted: str, given: str, name: str) -> bool:
+    r"""Whether two terms in a name that runs through the integers have the same values: ``k\pi`` and ``(k+1)\pi``."""
+    from sympy import simplify
+
+    for ours, theirs in ((a, b) for a in parse(wanted, boxed=True) for b in parse(given, boxed=True)):
+        names = [s for s in getattr(ours, "free_symbols", ()) if str(s) == name]
+        if not names or names[0] not in getattr(theirs, "free_symbols", ()):
+            continue
+        k, steps = names[0], (ours.diff(names[0]), theirs.diff(names[0]))
+        if any(step.has(k) for step in steps) or simplify(steps[0] ** 2 - steps[1] ** 2) != 0:
+            continue
+        if simplify((ours.subs(k, 0) - theirs.subs(k, 0)) / steps[0]).is_integer:
+            return True
+    return False
 
 
 def chain_holds(expression: Any, decimals: int) -> bool:

@@ -6,6 +6,7 @@ Only characters and spellings change here, never a value: ``½`` becomes ``\frac
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 __all__ = ["canonical", "in_latex", "unwrapped"]
 
@@ -25,7 +26,7 @@ _RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-", strict=True)
 _LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _CHARACTERS = str.maketrans(_SYMBOLS | {c: rf"\frac{{{v[0]}}}{{{v[1]}}}" for c, v in _VULGAR.items()})
 _INVISIBLE = re.compile("[\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")
-_SPELLINGS = (
+_SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"\\(?:d|t|c)frac(?![a-zA-Z])"), r"\\frac"),
     (re.compile(r"\\frac\s*(\d)\s*(\d)(?!\d)"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\frac\s*(\d)\s*\{"), r"\\frac{\1}{"),
@@ -42,22 +43,31 @@ _SPELLINGS = (
     (re.compile(r"\\(le|ge)([a-z])(?![a-z])(?<!leq)(?<!geq)"), r"\\\1 \2"),
     (re.compile(r"\\[bB]igg?[lr]?(?![a-zA-Z])|\\(?:left|right)(?![a-z])\.?|\\(?:display|text)style(?![a-zA-Z])"), ""),
     (re.compile(r"\{,\}|\{\\,\}"), ","),
-    (re.compile(r"(?<=\d)(?:,?\\[,!;:]\s*|,\s*\\!\s*)(?=\d{3}(?!\d))"), ","),
+    (re.compile(r"\{:\}"), ":"),
+    (re.compile(r"\.\d{3}(?:\\[,!;:]\d{3})*\\[,!;:]\d{1,3}(?!\d)"), lambda m: re.sub(r"\\.", "", m[0])),
+    (re.compile(r"(?<=\d)(?:,?\\[,!;: ]\s*|,\s*\\!\s*)(?=\d{3}(?!\d))"), ","),
     (re.compile(r"\\(?:mathrm|text|mbox|textrm)\s*\{\s*\}"), ""),
     (re.compile(r"\\(?:rm|bf|it)(?![a-zA-Z])\s*"), ""),
+    (re.compile(r"\\(?:texttt|textsf|mathtt|mathsf|emph|underline)\s*\{([^{}]*)\}"), r"\\text{\1}"),
+    (re.compile(r"^(?:\s|\\[,;:! ]|\\q?quad(?![a-zA-Z])|~)+|(?:\s|(?<!\\)\\[,;:! ]|\\q?quad|~)+$"), ""),
+    (re.compile(r"^\\(?:text|mathrm|mbox|textrm)\s*\{\s*([-+]?\d[^{}]*)\}$"), r"\1"),
     (re.compile(r"\\(?:mathrm|text)\s*\{\s*e\s*\}"), "e"),
     (re.compile(r"(?<![a-zA-Z\\{])pi(?![a-zA-Z])"), r"\\pi "),
     (re.compile(r"(?<![a-zA-Z\\{])sqrt\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
     (re.compile(r"(?<![a-zA-Z\\{])(sin|cos|tan|ln|log|exp)(?=\s*\()"), r"\\\1"),
     (re.compile(r"\*\*"), "^"),
+    (re.compile(r"^\s*\\approx(?![a-zA-Z])\s*"), ""),
+    (re.compile(r"(\\mathbb\s*\{?[A-Z]\}?)\s*-\s*(?=\\\{)"), r"\1 \\setminus "),
 )
+_TO = r"\s*(?:\\(?:text|mathrm)\s*\{\s*to\s*\}|\bto\b|:)\s*"
+_RATIO = re.compile(rf"\d+(?:\.\d+)?(?:{_TO}\d+(?:\.\d+)?)+")
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z])")
 _PAIRS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _WRAPPED = re.compile(
     r"\\(?:text|mathrm|textbf|mathbf|textit|mathit|mbox|textrm|textnormal|operatorname)\s*\{([^{}]*)\}"
 )
 _SPACING = re.compile(r"\\[!,;: ]|\\quad|\\qquad|~|\s+")
-_APART = re.compile(r"(?<=\d)\s+(?=\d)|(?<=\d,)\s+(?=\d{3}(?!\d))")
+_APART = re.compile(r"(?<=\d)(?:\s|\\[,;: ]|~)+(?=\d)|(?<=\d,)\s+(?=\d{3}(?!\d))")
 
 
 def unwrapped(text: str) -> str:
@@ -97,7 +107,7 @@ def in_latex(text: str) -> str:
         text = _DOUBLED.sub(r"\\", text)
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
-    return text
+    return re.sub(_TO, ":", text) if _RATIO.fullmatch(text.strip()) else text
 
 
 def canonical(text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["Extracted", "after_thinking", "boxed"]
+__all__ = ["Extracted", "after_thinking", "boxed", "visible"]
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{|\\boxed\s+(?=[^\s{])")
 _JOINING = re.compile(
@@ -17,6 +17,13 @@ _JOINING = re.compile(
     r"\b[a-z](?:_?\{?\d\}?)?\s*=|\([a-z]\))*"
 )
 r"""What may stand between two boxes that are one answer: ``\quad \text{and} \quad``, ``, y_2 =`` ..."""
+_NAME = re.compile(r"([A-Za-z](?:_\{?\w+\}?)?)\s*=[\s$(\[\\]*$")
+_HIDING = re.compile(
+    r"\\[hv]?phantom\s*\{|\\(?:[bx]?cancel|sout|st)\s*\{|\\(?:text)?color\s*\{\s*white\s*\}\s*\{?|\\iffalse(?![a-z])|<!--|"
+    r"(?<![^\s(*_])~~(?=[^\s~])"
+)
+_ENDS = {"<": "-->", "\\iffalse": "\\fi", "~~": "~~"}
+_COLOUR = re.compile(r"\\(?:text)?color\s*\{[^{}]*\}")
 _OPENING, _CLOSING = "<think>", "</think>"
 
 
@@ -48,6 +55,26 @@ def after_thinking(text: str) -> str | None:
     return rest if closed else head + rest
 
 
+def visible(text: str) -> str:
+    r"""The text that a reader sees: without phantoms, white or struck text and comments, and without colours.
+
+    >>> visible(r"\boxed{\phantom{42}}"), visible(r"\textcolor{red}{42}<!-- 41 -->")
+    ('\\boxed{}', '{42}')
+    """
+    kept, position = [], 0
+    while match := _HIDING.search(text, position):
+        kept.append(text[position : match.start()])
+        end = next((mark for start, mark in _ENDS.items() if match[0].startswith(start)), None)
+        if end is not None:
+            at = text.find(end, match.end())
+            position = at + len(end) if at >= 0 else (match.end() if end == "~~" else len(text))
+            continue
+        closing = _closing_brace(text, match.end())
+        within = match[0].endswith("{")  # else white until its group ends
+        position = len(text) if closing is None else closing + within
+    return _COLOUR.sub("", "".join(kept) + text[position:])
+
+
 def boxed(text: str, max_characters: int) -> Extracted:
     r"""What stands in the last box or boxes of a text without thinking.
 
@@ -77,7 +104,10 @@ def boxed(text: str, max_characters: int) -> Extracted:
         if len(between) > 60 or not _JOINING.fullmatch(between):
             break
         values.insert(0, before)
+    names = [_NAME.search(text[max(0, start - 40) : start]) for start, _, _ in values]
     contents = list(dict.fromkeys(content for _, _, content in values))
+    if len(values) > 1 and len({name[1] for name in names if name}) == len(values):
+        contents = [f"{name[1]}={content}" for name, (_, _, content) in zip(names, values, strict=True) if name]
     if any("\\boxed" in content or "\\fbox" in content for content in contents):
         return Extracted(reason="a box in a box")
     answer = ", ".join(contents)

@@ -1,14 +1,24 @@
-r"""Times of day: ``3{:}00 \text{ p.m.}`` is ``15:00`` and not ``3:00 a.m.``."""
+r"""Times and dates: ``3{:}00 \text{ p.m.}`` is ``15:00`` and not ``3:00 a.m.``, ``2024-05-03`` is no difference."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["Time", "clock", "same_time"]
+__all__ = ["Date", "Time", "clock", "date", "same_time"]
 
 Time = tuple[int, int, int, bool]
 """Hour (0 to 23), minute, second, and whether the half of the day is known."""
 
+Date = tuple[int, int, int]
+"""Year, month and day; where a date does not say which is which (03/05/2024), its numbers as they are written."""
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTH = rf"({'|'.join(_MONTHS)})[a-z]*\.?"
+_YEAR_FIRST = re.compile(r"(\d{4})([-/.])(\d{1,2})\2(\d{1,2})")
+_YEAR_LAST = re.compile(r"(\d{1,2})([-/.])(\d{1,2})\2(\d{4})")
+_IN_WORDS = re.compile(
+    rf"(?:{_MONTH} (\d{{1,2}})(?:st|nd|rd|th)?|(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? {_MONTH}),? (\d{{4}})", re.IGNORECASE
+)
 _CLOCK = re.compile(r"(\d{1,2})(?::([0-5]\d))?(?::([0-5]\d))?\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
 _DROPPED = re.compile(r"\\(?:text|mathrm|textrm|mbox)\s*\{|[{}$~]|\\[,;:! ]")
 
@@ -29,6 +39,25 @@ def clock(text: str) -> Time | None:
     if half:
         hour = hour % 12 + (12 if half == "p" else 0)
     return hour, minute, second, bool(half) or hour > 12 or match[1].startswith("0")
+
+
+def date(text: str) -> Date | None:
+    r"""The date that a text is, with its year, or None.
+
+    >>> date("2024-05-03"), date(r"\text{May 3, 2024}"), date("03/05/2024"), date("2024-17-03")
+    ((2024, 5, 3), (2024, 5, 3), (3, 5, 2024), None)
+    """
+    text = re.sub(r"\s+", " ", _DROPPED.sub(lambda m: " " if m[0] in ("~", "\\ ") else "", text)).strip()
+    if match := _YEAR_FIRST.fullmatch(text):
+        found = int(match[1]), int(match[3]), int(match[4])
+        return found if 1 <= found[1] <= 12 and 1 <= found[2] <= 31 else None
+    if match := _YEAR_LAST.fullmatch(text):
+        found = int(match[1]), int(match[3]), int(match[4])
+        return found if 1 <= min(found[:2]) <= 12 and max(found[:2]) <= 31 else None
+    if match := _IN_WORDS.fullmatch(text):
+        month = _MONTHS.index((match[1] or match[4])[:3].lower()) + 1
+        return int(match[5]), month, int(match[2] or match[3])
+    return None
 
 
 def same_time(gold: Time, given: Time) -> bool:

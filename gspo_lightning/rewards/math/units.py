@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["NOTHING", "Quantity", "different_units", "quantity"]
+__all__ = ["NOTHING", "Quantity", "compound", "different_units", "quantity"]
 
 _NAMES = """
 m meter metre|cm centimeter centimetre|mm millimeter millimetre|km kilometer kilometre|dm decimeter|in inch inches|
@@ -38,7 +38,7 @@ _SPACE = r"(?:\s|~|\\[ ,;:!]|\\quad)*"
 _IN_TEXT = re.compile(
     rf"(?<=[\d}}\w)])?{_SPACE}\\(?:text|mathrm|textrm|mbox|textbf|textit|textnormal|operatorname)\s*\{{([^{{}}]*)\}}{_POWER}$"
 )
-_PLAIN = re.compile(rf"(?<=[\d}})])({_SPACE})([A-Za-z]+(?:[ /][A-Za-z]+){{0,3}}){_POWER}$")
+_PLAIN = re.compile(rf"(?:(?<=[\d}})])|(?<=\\pi)(?=\s))({_SPACE})([A-Za-z]+(?:[ /][A-Za-z]+){{0,3}}){_POWER}$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def quantity(text: str) -> Quantity:
         return Quantity(text[: match.start()].strip(), (("degree", 1),))
     if (match := _IN_TEXT.search(text)) and match.start():
         unit = _unit(match[1], int(match[2] or 1))
-        words_only = re.fullmatch(r"[A-Za-z .,'-]*", match[1]) and re.search(r"[\d}]$", text[: match.start()])
+        words_only = re.fullmatch(r"[A-Za-z .,'-]*", match[1]) and re.search(r"(?:[\d}]|\\pi)\s*$", text[: match.start()])
         if (unit is not None or words_only) and _is_unit_like(match[1]):
             return Quantity(text[: match.start()].strip(), unit or ())
     if match := _PLAIN.search(text):
@@ -91,6 +91,24 @@ def quantity(text: str) -> Quantity:
         ):
             return Quantity(text[: match.start()].strip(), unit or ())
     return Quantity(text)
+
+
+_PART = r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)"
+_PARTS = re.compile(rf"{_PART}(?:(?:\s*,)?\s*(?:and\s+)?{_PART})+\.?")
+
+
+def compound(text: str) -> tuple[tuple[str, str], ...] | None:
+    r"""Numbers and units of a text that measures in several known units, or None.
+
+    >>> compound(r"6\text{ hours and }30\text{ min}"), compound("6 hours"), compound("2 apples, 3 pears")
+    ((('6', 'h'), ('30', 'min')), None, None)
+    """
+    plain = re.sub(r"\\(?:text|mathrm|textrm|mbox)\s*\{([^{}]*)\}|\\[,;:! ]|~|\\quad", lambda m: m[1] or " ", text).strip()
+    if not _PARTS.fullmatch(plain):
+        return None
+    found = [(number, _UNITS.get(word.lower()) or _UNITS.get(word.lower().removesuffix("s"))) for number, word in re.findall(_PART, plain)]
+    known = tuple((number, unit) for number, unit in found if unit)
+    return known if len({unit for _, unit in known}) == len(found) else None
 
 
 def _is_unit_like(words: str) -> bool:

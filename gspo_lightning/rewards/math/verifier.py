@@ -18,7 +18,7 @@ from gspo_lightning.rewards.math.form import expanded, factored, unevaluated
 from gspo_lightning.rewards.math.gold import ANSWER_TYPES, Gold, read_gold, refusal
 from gspo_lightning.rewards.math.notation import canonical, in_latex, unwrapped
 from gspo_lightning.rewards.math.retraction import taken_back
-from gspo_lightning.rewards.math.text import Extracted, after_thinking, boxed
+from gspo_lightning.rewards.math.text import Extracted, after_thinking, boxed, visible
 from gspo_lightning.rewards.types import Score
 
 __all__ = ["MathVerifier"]
@@ -28,8 +28,8 @@ class MathVerifier(Reward):
     r"""1 if the final answer equals ``answer`` mathematically, otherwise 0.
 
     The final answer is the last ``\boxed{...}`` after any ``<think>...</think>``. LaTeX, fractions, sets, intervals,
-    percentages, units and equations such as ``x = 42`` are understood. A record whose answer cannot be read has no
-    reward (*missing*), whatever the completion says.
+    percentages, units and equations such as ``x = 42`` are understood. Where a record's answer cannot be read, a
+    completion that repeats it is right and any other has no reward (*missing*).
 
     Args:
         require_box: an answer outside a box is worth 0; otherwise the last sentence counts that commits to a value,
@@ -89,9 +89,10 @@ class MathVerifier(Reward):
                 return Score.missing(f"the record's answer_type is {answer_type!r}, none of {', '.join(ANSWER_TYPES)}")
             kind = answer_type
         gold = read_gold(str(answer))
-        if (reason := refusal(gold, kind)) is not None:
-            return Score.missing(reason)
-        found = self._final(completion, gold)
+        unreadable, found = refusal(gold, kind), self._final(completion, gold)
+        if unreadable is not None:
+            repeated = gold.text and kind not in ("integer", "number", "choice") and not found.reason
+            return Score(1.0) if repeated and canonical(found.text) == gold.canonical else Score.missing(unreadable)
         if found.reason:
             return Score.model_error(found.reason) if found.too_long else Score(0.0, detail=found.reason)
         try:
@@ -110,6 +111,7 @@ class MathVerifier(Reward):
         text = after_thinking(completion)
         if text is None:
             return Extracted(reason="the thinking has no end")
+        text = visible(text)
         last_box = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
         if last_box >= 0 and (self.require_box or last_box > concluded(text)):
             found = boxed(text, self.max_characters)

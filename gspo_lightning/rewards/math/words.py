@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["option", "same_words", "words"]
+__all__ = ["option", "options", "same_words", "words"]
 
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit|mathit|mbox|textrm|textnormal|operatorname)\s*\{([^{}]*)\}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z\s.,;:'\u2019&!_-]*")
@@ -19,6 +19,10 @@ _MATH = re.compile(
     r"(?<![A-Za-z])(?:sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|inf|infinity|infty|mod|max|min|det|theta)(?![A-Za-z])"
 )
 _OPTION = re.compile(r"\(?\s*\[?\s*([A-Ja-j])\s*\]?\s*(?:[).:\]]\s*(.*)|)", re.DOTALL)
+_MORE = re.compile(
+    r"(?<![A-Za-z(\\])\(?[A-J]\s*(?:[).\]](?![A-Za-z0-9])|:(?!\s*[A-J]\b))|\b(?:or|and)\b\s*\(?[A-J]\b|[,;/]\s*\(?[A-J]\)?\s*$"
+)
+"""A second option behind the first one."""
 _ARTICLES = {"a", "an", "the"}
 _EMPTY = re.compile(
     r"(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty ?set|\\emptyset|\\\{\s*\\\}|\{\s*\}", re.IGNORECASE
@@ -77,6 +81,17 @@ def option(text: str) -> str | None:
     if match is None:
         return None
     rest = match[2] or ""
-    if re.search(r"(?<![A-Za-z])\(?[A-J]\s*[).]\s|\b(?:or|and)\b\s*\(?[A-J]\b", rest):
+    if _MORE.search(rest):
         return None
     return match[1].upper()
+
+
+def options(text: str) -> frozenset[str] | None:
+    r"""The letters of a list of two or more options, all of which are named; None for anything else.
+
+    >>> sorted(options(r"\text{A and C}") or ()), sorted(options("(A), (C)") or ()), options("A or C"), options("AC")
+    (['A', 'C'], ['A', 'C'], None, None)
+    """
+    plain = re.sub(r"\\[,;:! ]|\\quad|~", " ", _TEXT.sub(lambda m: m[1], text)).strip(" $*.")
+    letters = [re.fullmatch(r"\s*\(?\s*([A-J])\s*\)?\s*", piece) for piece in re.split(r",\s*and\b|,|;|&|\band\b", plain)]
+    return frozenset(letter[1] for letter in letters if letter) if len(letters) > 1 and all(letters) else None

@@ -262,20 +262,28 @@ class RewardRunner:
             fix=f"name a reward for it ({value}: ...), or one for all others (default: ...)",
         )
 
-    def _count_unreadable(self, others: Sequence[tuple[Mapping[str, Any], str]]) -> None:
-        """Warn of records whose answer a reward cannot read."""
+    def unreadable(self, records: Sequence[tuple[Mapping[str, Any], str]]) -> dict[str, str]:
+        """What to say about records (columns, prompt) whose answer a reward cannot read, by the reward's name."""
         names = [name for name, reward in self._remote.items() if reward.reads_answers]
-        if not (names and others) or self._counted or os.environ.get("LOCAL_RANK", "0") != "0":
-            return
-        self._counted = True
-        samples = [Sample(f"record/{i}", text, "", (), record) for i, (record, text) in enumerate(others)]
-        for name in names:
+        samples = [Sample(f"record/{i}", text, "", (), record) for i, (record, text) in enumerate(records)]
+        said = {}
+        for name in names if samples else ():
             job = self._begin(samples, [name])
             job.finished.wait()
             if job.error is not None:
                 raise job.error
-            if (found := unreadable([record for record, _ in others], job.parts[name])) is not None:
-                log.warning("rewards.%s: %s", name, found)
+            if (found := unreadable([record for record, _ in records], job.parts[name])) is not None:
+                said[name] = found
+        return said
+
+    def _count_unreadable(self, others: Sequence[tuple[Mapping[str, Any], str]]) -> None:
+        """Warn, once, of records whose answer a reward cannot read."""
+        if not others or self._counted or os.environ.get("LOCAL_RANK", "0") != "0":
+            return
+        said = self.unreadable(others)
+        self._counted = any(reward.reads_answers for reward in self._remote.values())
+        for name, found in said.items():
+            log.warning("rewards.%s: %s", name, found)
 
     def _judge(self, samples: Sequence[Sample]) -> list[SampleScore]:
         job = self._begin(samples)

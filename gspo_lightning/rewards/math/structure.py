@@ -1,0 +1,288 @@
+r"""Answers made of several statements: named values, cases, congruences, families over the integers, ``\pm``.
+
+Computer algebra reads none of these as the question means them: ``(2,1)`` for ``x=1, y=2``, and a congruence, a
+piecewise definition or ``2k\pi, k \in \mathbb{Z}`` not at all. Each is taken apart here, and its parts are compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from gspo_lightning.rewards.math import library
+from gspo_lightning.rewards.math.notation import canonical
+
+__all__ = ["compared", "elements", "has_signs", "has_structure"]
+
+Same = Callable[[str, str], bool]
+"""Whether an answer (second) is a record's (first)."""
+
+_TEXT = r"\\(?:text|mathrm|textrm|mbox)\s*\{"
+_SPACE = r"(?:\s|\\[,;:! ]|\\q?quad(?![a-z])|~)*"
+_NAMED = re.compile(r"^\s*(?:\\text\s*\{[^{}]*\}\s*)?\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?\s*=\s*(?=[^=<>]+$)")
+_AND = re.compile(rf",?{_SPACE}(?:{_TEXT}\s*(?:and|or)\s*\}}|\\(?:lor|land|vee|wedge)(?![a-z])|\b(?:and|or)\b){_SPACE}")
+_EQUATION = re.compile(r"([A-Za-z]{1,2}(?:_\{?\w+\}?)?)\s*=([^=<>]+)")
+_POINT = re.compile(rf"\(([^()]*)\){_SPACE}={_SPACE}\((.*)\)")
+_ROWS = re.compile(
+    r"(?:([^=]*)=\s*)?(?:\\\{\s*)?\\begin\{(cases|array|aligned|align\*?|gathered|matrix)\}(?:\{[lcr| ]*\})?(.*)\\end\{\2\}[\s.]*",
+    re.DOTALL,
+)
+_CONDITION = re.compile(rf"{_TEXT}([^{{}}]*)\}}|\b(?:if|for|when|where)\b|\\[,;:! ]|\\q?quad|~")
+_MODULUS = re.compile(
+    rf"(.+?){_SPACE}\(?\s*(?:\\pmod|\\p?bmod|\\mod|\(?\s*(?:\\(?:text|mathrm|operatorname)\s*\{{\s*mod\s*\}}|\bmod))"
+    r"\s*\{?\s*(\d{1,9})\s*\}?\s*\)?\s*"
+)
+_CONGRUENT = re.compile(r"\s*(?:[A-Za-z]\s*(?:\\equiv(?![a-z])|\u2261|=))?(.*)")
+_RESIDUE = re.compile(r"(\\pm|\u00b1)?\s*([+-]?\d{1,9})")
+_SET = r"(?:\\mathbb\s*\{?\s*([ZN])\s*\}?|\\mathbf\s*\{?\s*([ZN])\s*\}?|([ZN\u2124\u2115]))"
+_DOMAIN = re.compile(
+    rf"{_SPACE}[,;:(|]?{_SPACE}(?:\\mid)?{_SPACE}\(?{_SPACE}(?:(?:{_TEXT})?\s*,?\s*(?:where|for|with|and)?\s*(?:all|any|every|some)?\s*"
+    rf"(?:integers?)?\s*\}}?)?{_SPACE}(?:\\forall\s*)?\$?\s*([a-zA-Z])\s*\$?"
+    rf"(?:{_SPACE}\\in{_SPACE}{_SET}(?:\s*[\^_]\s*(?:\{{[^{{}}]*\}}|[+*\d]))?"
+    rf"|\s*(?:{_TEXT})?\s*(?:is\s+)?(?:an?\s+)?(?:any\s+)?integers?\s*\}}?){_SPACE}\)?\s*"
+)
+_BUILT = re.compile(r"\\?\{(.*)\\?\}", re.DOTALL)
+_PM = re.compile(r"\\pm(?![a-zA-Z])")
+_UNEQUAL = re.compile(r"^\s*[A-Za-z]\s*(?:\\neq?(?![a-z])|\u2260)\s*")
+
+
+def compared(gold: str, given: str, same: Same) -> bool | None:
+    """The verdict on an answer where it or the record's has a structure of its own; None where neither has one.
+
+    Args:
+        gold: of the record, in LaTeX's spelling.
+        given: the answer, in the same spelling.
+        same: compares the parts.
+    """
+    for rule in (_by_rows, _by_congruence, _by_family, _by_names, _by_signs):
+        verdict = rule(gold, given, same)
+        if verdict is not None:
+            return verdict
+    return None
+
+
+def has_structure(gold: str) -> bool:
+    """Whether a record's answer can be compared although computer algebra does not read it.
+
+    >>> has_structure(r"x \\equiv 3 \\pmod 7"), has_structure(r"\\frac{1}{")
+    (True, False)
+    """
+    bare = re.sub(r"\\[{}]", "", gold)
+    if bare.count("{") != bare.count("}"):
+        return False
+    return any((_rows(gold), _congruence(gold), _family(gold), has_signs(gold)))
+
+
+def elements(text: str) -> list[str]:
+    """The elements of a set or list, split at the commas outside brackets, without the names they are given.
+
+    >>> elements(r"\\{1, (2,3)\\}"), elements("x = 1,000 or x = 2")
+    (['1', '(2,3)'], ['1,000', '2'])
+    """
+    inner = re.fullmatch(r"\\?\{(.*?)\\?\}", text.strip(), re.DOTALL)
+    pieces = _pieces(inner[1] if inner else text)
+    return [stripped for piece in pieces if (stripped := _NAMED.sub("", piece).strip())]
+
+
+def _pieces(text: str) -> list[str]:
+    text = _AND.sub(",", text)
+    found, depth, piece = [], 0, ""
+    for position, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        thousands = re.match(r"(?<=\d),(?=\d{3}(?!\d))", text[position - 1 : position + 4]) if position else None
+        if character in ",;" and depth == 0 and not thousands:
+            found.append(piece)
+            piece = ""
+        else:
+            piece += character
+    return [*found, piece]
+
+
+def _matched(wanted: list[str], found: list[str], same: Same) -> bool:
+    """Whether each of one is one of the others, in any order."""
+    return all(any(same(a, b) for b in found) for a in wanted) and all(any(same(a, b) for a in wanted) for b in found)
+
+
+# named values -------------------------------------------------------------------------------------------------------
+
+
+def _names(text: str) -> dict[str, str] | None:
+    r"""``x=1, y=2`` and ``(x,y) = (1,2)`` by name, in their order; None if a text is not two or more named values."""
+    if point := _POINT.fullmatch(text.strip()):
+        names, values = [n.strip() for n in point[1].split(",")], [v.strip() for v in _pieces(point[2])]
+        if len(names) != len(values) or not all(re.fullmatch(r"[A-Za-z](?:_\{?\w+\}?)?", name) for name in names):
+            return None
+        found = list(zip(names, values, strict=True))
+    else:
+        inner = re.fullmatch(r"\\?\{(.*?)\\?\}|\((.*)\)", text.strip(), re.DOTALL)
+        equations = [
+            _EQUATION.fullmatch(re.sub(rf"^{_SPACE}|{_SPACE}$", "", piece))
+            for piece in _pieces((inner[1] or inner[2] or "") if inner else text)
+        ]
+        if not all(equations):
+            return None
+        found = [(equation[1], equation[2].strip()) for equation in equations if equation]
+    return dict(found) if len(found) > 1 and len(dict(found)) == len(found) else None
+
+
+def _by_names(gold: str, given: str, same: Same) -> bool | None:
+    """A point gives its values in the order of their names, a list in that of the record."""
+    wanted, found = _names(gold), _names(given)
+    if wanted and found:
+        if set(wanted) != set(found):
+            return None
+        return all(same(value, found[name]) for name, value in wanted.items())
+    if wanted:
+        point = re.fullmatch(r"\s*\((.*)\)\s*", given)
+        values = [value.strip() for value in _pieces(point[1] if point else given)]
+        if len(values) != len(wanted) or "=" in given or re.match(r"\s*\\?\{", given):
+            return None
+        names = sorted(wanted) if point else list(wanted)
+        return all(same(wanted[name], value) for name, value in zip(names, values, strict=True))
+    if found:
+        point = re.fullmatch(r"\s*\((.*)\)\s*", gold)
+        if not point or "=" in gold:
+            return None if "=" in gold else same(gold, ", ".join(found.values()))
+        values = [value.strip() for value in _pieces(point[1])]
+        ours = [found[name] for name in sorted(found)]
+        return len(values) == len(ours) and all(same(a, b) for a, b in zip(values, ours, strict=True))
+    return None
+
+
+# cases --------------------------------------------------------------------------------------------------------------
+
+
+def _rows(text: str) -> tuple[str, list[list[str]]] | None:
+    """What an environment of rows defines, and its rows."""
+    match = _ROWS.fullmatch(text.strip())
+    if match is None:
+        return None
+    rows = [row for row in re.split(r"\\\\(?:\[[^\]]*\])?", match[3]) if row.strip()]
+    aligned = match[2] != "cases" and match[2] != "array"
+    return match[1] or "", [[row.replace("&", "")] if aligned else row.split("&") for row in rows]
+
+
+def _by_rows(gold: str, given: str, same: Same) -> bool | None:
+    wanted, found = _rows(gold), _rows(given)
+    if wanted is None or not wanted[1]:
+        if found is None or any(len(row) > 1 for row in found[1]) or found[0]:
+            return None
+        return same(gold, ", ".join(row[0].strip(" ,;") for row in found[1]))
+    if all(len(row) == 1 for row in wanted[1]):  # a system of equations
+        systems = [", ".join(row[0].strip(" ,;") for row in rows[1]) for rows in (wanted, found) if rows]
+        return same(systems[0], systems[1] if found else given)
+    if found is None or len(found[1]) != len(wanted[1]) or any(len(row) != 2 for row in (*wanted[1], *found[1])):
+        return False
+    rest = list(found[1])
+    for value, condition in wanted[1]:
+        for row in rest:
+            if _same_condition(condition, row[1], same) and same(value.strip(" ,"), row[0].strip(" ,")):
+                rest.remove(row)
+                break
+        else:
+            return False
+    return True
+
+
+def _same_condition(gold: str, given: str, same: Same) -> bool:
+    ours, theirs = (
+        _CONDITION.sub(lambda m: f" {m[1]} " if m[1] else " ", text.replace("$", "")) for text in (gold, given)
+    )
+    ours, theirs = (re.sub(r"\b(?:if|for|when|where|is)\b", " ", text).strip(" ,.\n") for text in (ours, theirs))
+    ours, theirs = (re.sub(r"^(?:else|otherwise)$", "otherwise", text) for text in (ours, theirs))
+    if canonical(ours) == canonical(theirs):
+        return True
+    return "otherwise" not in (ours, theirs) and bool(re.search(r"[<>]|\\[lg]e", ours)) and same(ours, theirs)
+
+
+# congruences ---------------------------------------------------------------------------------------------------------
+
+
+def _congruence(text: str) -> tuple[frozenset[int], int] | None:
+    r"""Residues and modulus of ``x \equiv 1, 3 \pmod 8``."""
+    match = _MODULUS.fullmatch(text.strip())
+    if match is None or int(match[2]) < 1 or not re.search(r"\\equiv|\u2261", match[1]):
+        return None
+    modulus, residues = int(match[2]), set[int]()
+    for piece in _pieces(match[1]):
+        statement = _CONGRUENT.fullmatch(piece.strip())
+        residue = _RESIDUE.fullmatch(re.sub(rf"^{_SPACE}|{_SPACE}$", "", statement[1])) if statement else None
+        if residue is None:
+            return None
+        residues |= {int(residue[2]) % modulus} | ({-int(residue[2]) % modulus} if residue[1] else set())
+    return frozenset(residues), modulus
+
+
+def _by_congruence(gold: str, given: str, same: Same) -> bool | None:
+    wanted = _congruence(gold)
+    if wanted is None:
+        return None
+    found = _congruence(given if re.search(r"\\equiv|\u2261", given) else f"x \\equiv {given}")
+    return found == wanted
+
+
+# families ------------------------------------------------------------------------------------------------------------
+
+
+def _family(text: str) -> tuple[str, str] | None:
+    r"""The body and the letter of ``2k\pi, k \in \mathbb{Z}``."""
+    built = _BUILT.fullmatch(text.strip())
+    text = built[1].rstrip("\\") if built else text.strip()
+    for match in re.finditer(r"[,;:(|\s}\\]", text):
+        domain = _DOMAIN.fullmatch(text, match.start() + (match[0] == "}"))
+        if domain and (body := text[: match.start() + (match[0] == "}")].strip(" ,;")) and _uses(body, domain[1]):
+            return body, domain[1]
+    return None
+
+
+def _uses(body: str, letter: str) -> bool:
+    return re.search(rf"(?<![a-zA-Z\\]){letter}(?![a-zA-Z])|(?<![a-zA-Z\\]){letter}\\", body) is not None
+
+
+def _by_family(gold: str, given: str, same: Same) -> bool | None:
+    """By what the families are made of; the letter that runs through the integers has any name."""
+    wanted = _family(gold)
+    if wanted is None:
+        return None
+    body, letter = wanted
+    theirs, name = _family(given) or (given, "")
+    if not name:
+        others = [other for other in "knmlt" if _uses(theirs, other) and not _uses(body, other)]
+        name = others[0] if len(others) == 1 and not _uses(theirs, letter) else letter
+    if name != letter:
+        if _uses(theirs, letter):
+            return False
+        theirs = re.sub(rf"(?<![a-zA-Z\\]){name}(?![a-zA-Z])", letter, theirs)
+    if (whole := _NAMED.match(body)) and _NAMED.match(theirs) and whole[0] == body[: whole.end()]:
+        body, theirs = _NAMED.sub("", body), _NAMED.sub("", theirs)
+    return _matched(elements(body), elements(theirs), lambda a, b: same(a, b) or library.same_family(a, b, letter))
+
+
+# signs ---------------------------------------------------------------------------------------------------------------
+
+
+def has_signs(text: str) -> bool:
+    r"""Whether a text has a ``\pm``."""
+    return _PM.search(text) is not None
+
+
+def _signed(text: str) -> list[str]:
+    r"""The values of ``1 \pm \sqrt{2}``; each sign stands for itself, but ``\mp`` is the opposite of ``\pm``."""
+    if "\\mp" in text:
+        pairs = (("+", "-"), ("-", "+"))
+        return [_PM.sub(plus, text).replace("\\mp", minus) for plus, minus in pairs]
+    values = [""]
+    for index, piece in enumerate(_PM.split(text)):
+        values = [value + sign + piece for value in values for sign in (("+", "-") if index else ("",))][:16]
+    return [re.sub(r"^\s*\+", "", value) for value in values]
+
+
+def _by_signs(gold: str, given: str, same: Same) -> bool | None:
+    """Only where a sign in the record's answer stands for two."""
+    if not has_signs(gold) or bool(_UNEQUAL.match(gold)) != bool(_UNEQUAL.match(given)):
+        return None
+    wanted, found = (
+        [value for one in elements(_UNEQUAL.sub("", text)) for value in _signed(_UNEQUAL.sub("", one))]
+        for text in (gold, given)
+    )
+    return _matched(wanted, found, same)
