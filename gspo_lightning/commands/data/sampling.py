@@ -29,6 +29,7 @@ from gspo_lightning.prompts.encode import EncodedPrompts, Encoder
 from gspo_lightning.prompts.files import PromptFile
 from gspo_lightning.prompts.on_demand import OnDemand
 from gspo_lightning.randomness import Purpose
+from gspo_lightning.rewards.canned import examined
 from gspo_lightning.rollouts import Draws
 from gspo_lightning.rollouts.verify import verify_decoding
 from gspo_lightning.types import Prompt, Rollout

@@ -49,7 +49,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
     (re.compile(r"\\(?:mathrm|text|mbox|textrm)\s*\{\s*\}"), ""),
     (re.compile(r"\\(?:rm|bf|it)(?![a-zA-Z])\s*"), ""),
     (re.compile(r"\\(?:texttt|textsf|mathtt|mathsf|emph|underline)\s*\{([^{}]*)\}"), r"\\text{\1}"),
-    (re.compile(r"^(?:\s|\\[,;:! ]|\\q?quad(?![a-zA-Z])|~)+|(?:\s|(?<!\\)\\[,;:! ]|\\q?quad|~)+$"), ""),
+    (re.compile(r"^(?:\s|\\[,;:! ]|\\q?quad(?![a-zA-Z])|~)+"), ""),
     (re.compile(r"^\\(?:text|mathrm|mbox|textrm)\s*\{\s*([-+]?\d[^{}]*)\}$"), r"\1"),
     (re.compile(r"\\(?:mathrm|text)\s*\{\s*e\s*\}"), "e"),
     (re.compile(r"(?<![a-zA-Z\\{])pi(?![a-zA-Z])"), r"\\pi "),
@@ -59,6 +59,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
     (re.compile(r"^\s*\\approx(?![a-zA-Z])\s*"), ""),
     (re.compile(r"(\\mathbb\s*\{?[A-Z]\}?)\s*-\s*(?=\\\{)"), r"\1 \\setminus "),
 )
+_BLANK_END = re.compile(r"(?:\s+|~|(?<!\\)\\[,;:! ]|\\q?quad)$")
 _TO = r"\s*(?:\\(?:text|mathrm)\s*\{\s*to\s*\}|\bto\b|:)\s*"
 _RATIO = re.compile(rf"\d+(?:\.\d+)?(?:{_TO}\d+(?:\.\d+)?)+")
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z])")
@@ -105,6 +106,8 @@ def in_latex(text: str) -> str:
         text = text.translate(_CHARACTERS)
     if "matrix" not in text and "array" not in text and "cases" not in text:
         text = _DOUBLED.sub(r"\\", text)
+    while blank := _BLANK_END.search(text[-6:]):
+        text = text[: -len(blank[0])]
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
     return re.sub(_TO, ":", text) if _RATIO.fullmatch(text.strip()) else text

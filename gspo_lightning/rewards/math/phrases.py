@@ -68,7 +68,7 @@ SECOND_THOUGHT = _compiled(
 )  # fmt: skip
 """What a sentence behind the answer may not say."""
 CONDITION = _compiled(r"^\s*", one_of("let", "suppose", "assume", "if", "given", "say", "consider", "try"))
-_SMALL = r"(?:\s+(?:it'?s|be|the|a|an|equal to|equal|is|or|and|number|value|option|[A-E](?=\s+or)))*"
+_SMALL = r"(?:\s+(?:it'?s|be|same as|the|a|an|equal to|equal|is|or|and|number|value|option|[A-E](?=\s+or)))*"
 DENIED = _compiled(
     r"(?:\b(?:not|never|nor|neither|cannot|without|unlike|any \w+ but)|n['\u2019]t",
     r"|\\neq?(?![a-z])|\\not(?![a-z])|\u2260)",

@@ -15,6 +15,7 @@ __all__ = ["rejected_before", "rejected_behind", "revoked"]
 _CLAUSE = re.compile(
     r"[.!?](?=\s)|[;:\n\u2014\u2013]|,\s|\b(?:but|so|hence|thus|therefore|since|because|yet|with it)\b"
 )
+_ALL_BUT = re.compile(r"\b((?:any|every|some)thing|all|(?:any|every) \w+) but\b", re.IGNORECASE)
 _SENTENCE = re.compile(r"[.!?](?=\s)|\n|;|\b(?:but|hence|thus|therefore|since|because|otherwise)\b")
 _ANSWERING = r"(?:answer|write|say|give|box|put|submit|choose|pick|accept|enter|report|conclude|think|believe|claim)\w*"
 _SLIP = (
@@ -29,11 +30,12 @@ _DENIAL = re.compile(
     "|".join(
         (
             rf"(?:\b(?:not|never|cannot)|n['\u2019]t)\s+(?:\w+\s+)?{_ANSWERING}{_TO_IT}",
+            rf"\b(?:nobody|no one|refuse to|decline to)\s+(?:(?:should|would|may|can)\s+)?{_ANSWERING}{_TO_IT}",
             r"(?:\b(?:not|never|cannot)|n['\u2019]t)\s+(?:possibly|really|ever)\s+(?:be|equal)[\s$*(\\\[]*$",
             rf"(?<!not )\b(?:{_WRONG}|a mistake|an error)\s+to\s+{_ANSWERING}{_TO_IT}",
             rf"\b(?:mistake|error|trap|pitfall|misconception|temptation)\b(?:\s+\w+){{0,3}}?\s+(?:to\s+{_ANSWERING}|that){_TO_IT}",
             rf"(?<!not )\b(?:{_WRONG}|not true|not the case|impossible|unlikely|doubt)\s+(?:that|whether){_TO_IT}",
-            rf"\b(?:{_WRONG}|naive|tempting)\s+(?:\w+\s+){{0,3}}?(?:answer|value|result|choice|option|conclusion)"
+            rf"\b(?:{_WRONG}|naive|tempting)\s+(?:\w+\s+){{0,3}}?(?:answer|value|result|choice|option|conclusion|solution)"
             r"\s+(?:is|was|would be)[\s$*(\\\[]*$",
             r"\b(?:one|you|some|someone|many|people|students)\b(?:\s+\w+){0,2}?\s+(?:might|may|could|would|will|often)\s+"
             rf"(?:\w+\s+)?(?:think|guess|believe|expect|be tempted){_TO_IT}",
@@ -57,9 +59,9 @@ _ATTACHED = re.compile(
     r"\s*(?:"
     + "|".join(
         (
-            r"(?:is|was|seems|looks)(?:\s+\w+ly|\s+just|\s+still)*\s+"
-            rf"(?:n['\u2019]t\b|not\b(?! only| just| merely| surprising| a coincidence)|{_WRONG}\b|"
-            r"an? (?:\w+ )?(?:mistake|error)\b)",
+            r"(?:is|was|seems|looks)(?:\s+\w+ly|\s+just|\s+still)*"
+            rf"(?:\s*n['\u2019]t\b|\s+not\b(?! only| just| merely| surprising| a coincidence)|\s+{_WRONG}\b|"
+            r"\s+an? (?:\w+ )?(?:mistake|error)\b)",
             rf"(?:cannot|can['\u2019]t|can not|could not|couldn['\u2019]t) be {_RIGHT}\b",
             r"(?:is|was)\s+what\s+(?:you|one|we|i|people|students)\b(?=[^.]*(?:\bwould\b|['\u2019]d\b|\binstead\b|"
             rf"\b{_SLIP}))",
@@ -103,7 +105,7 @@ def rejected_before(text: str) -> bool:
     >>> rejected_before("Do not answer "), rejected_before("It is nothing but "), rejected_before("Not 8. It is ")
     (True, False, False)
     """
-    clause = _CLAUSE.split(text[-200:].replace("anything but", "anything except"))[-1]
+    clause = _CLAUSE.split(_ALL_BUT.sub(r"\1 except", text[-200:]))[-1]
     if _DENIAL.search(clause) and not _DOUBLED.search(clause):
         return True
     return _COUNTERFACTUAL.search(_SENTENCE.split(text[-300:])[-1]) is not None

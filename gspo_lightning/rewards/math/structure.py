@@ -35,12 +35,14 @@ _MODULUS = re.compile(
 _CONGRUENT = re.compile(r"\s*(?:[A-Za-z]\s*(?:\\equiv(?![a-z])|\u2261|=))?(.*)")
 _RESIDUE = re.compile(r"(\\pm|\u00b1)?\s*([+-]?\d{1,9})")
 _SET = r"(?:\\mathbb\s*\{?\s*([ZN])\s*\}?|\\mathbf\s*\{?\s*([ZN])\s*\}?|([ZN\u2124\u2115]))"
+_BLANK = re.compile(rf"{_TEXT}([^{{}}]*)\}}|\\[,;:! ]|\\q?quad(?![a-z])|~|\$|\s+")
 _DOMAIN = re.compile(
-    rf"{_SPACE}[,;:(|]?{_SPACE}(?:\\mid)?{_SPACE}\(?{_SPACE}(?:(?:{_TEXT})?\s*,?\s*(?:where|for|with|and)?\s*(?:all|any|every|some)?\s*"
-    rf"(?:integers?)?\s*\}}?)?{_SPACE}(?:\\forall\s*)?\$?\s*([a-zA-Z])\s*\$?"
-    rf"(?:{_SPACE}\\in{_SPACE}{_SET}(?:\s*[\^_]\s*(?:\{{[^{{}}]*\}}|[+*\d]))?"
-    rf"|\s*(?:{_TEXT})?\s*(?:is\s+)?(?:an?\s+)?(?:any\s+)?integers?\s*\}}?){_SPACE}\)?\s*"
+    r" ?[,;:(|]? ?(?:\\mid )?\(? ?(?:(?:where|for|with|and) )?(?:(?:all|any|every|some) )?(?:integers? )?(?:\\forall ?)?"
+    rf"(?<![a-zA-Z\\])([a-zA-Z]) ?(?:\\in ?{_SET}(?: ?[\^_] ?(?:\{{[^{{}}]*\}}|[+*\d]))?|,? ?(?:is )?(?:an? )?(?:any )?integers?|"
+    r"(?<=integer .)|(?<=integers .)) ?\)? ?$"
 )
+_TAIL = 120
+"""So many characters behind a family say what its letter runs through."""
 _BUILT = re.compile(r"\\?\{(.*)\\?\}", re.DOTALL)
 _PM = re.compile(r"\\pm(?![a-zA-Z])")
 _UNEQUAL = re.compile(r"^\s*[A-Za-z]\s*(?:\\neq?(?![a-z])|\u2260)\s*")
@@ -99,7 +101,10 @@ def _pieces(text: str) -> list[str]:
 
 
 def _matched(wanted: list[str], found: list[str], same: Same) -> bool:
-    """Whether each of one is one of the others, in any order."""
+    """Whether each of one is one of the others, in any order; an answer of far more elements is not read."""
+    wanted, found = list(dict.fromkeys(wanted)), list(dict.fromkeys(found))
+    if len(found) > 2 * len(wanted) + 4:
+        return False
     return all(any(same(a, b) for b in found) for a in wanted) and all(any(same(a, b) for a in wanted) for b in found)
 
 
@@ -228,11 +233,13 @@ def _family(text: str) -> tuple[str, str] | None:
     r"""The body and the letter of ``2k\pi, k \in \mathbb{Z}``."""
     built = _BUILT.fullmatch(text.strip())
     text = built[1].rstrip("\\") if built else text.strip()
-    for match in re.finditer(r"[,;:(|\s}\\]", text):
-        domain = _DOMAIN.fullmatch(text, match.start() + (match[0] == "}"))
-        if domain and (body := text[: match.start() + (match[0] == "}")].strip(" ,;")) and _uses(body, domain[1]):
-            return body, domain[1]
-    return None
+    text = re.sub(" +", " ", _BLANK.sub(lambda m: f" {m[1]} " if m[1] else " ", text)).strip()
+    start = max(0, len(text) - _TAIL)
+    domain = _DOMAIN.search(text, start)
+    if domain is None:
+        return None
+    body = text[: domain.start()].strip(" ,;")
+    return (body, domain[1]) if _uses(body, domain[1]) else None
 
 
 def _uses(body: str, letter: str) -> bool:

@@ -93,6 +93,7 @@ def quantity(text: str) -> Quantity:
     return Quantity(text)
 
 
+_LONGEST = 80
 _PART = r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)"
 _PARTS = re.compile(rf"{_PART}(?:(?:\s*,)?\s*(?:and\s+)?{_PART})+\.?")
 
@@ -104,7 +105,7 @@ def compound(text: str) -> tuple[tuple[str, str], ...] | None:
     ((('6', 'h'), ('30', 'min')), None, None)
     """
     plain = re.sub(r"\\(?:text|mathrm|textrm|mbox)\s*\{([^{}]*)\}|\\[,;:! ]|~|\\quad", lambda m: m[1] or " ", text).strip()
-    if not _PARTS.fullmatch(plain):
+    if len(plain) > _LONGEST or not _PARTS.fullmatch(plain):
         return None
     found = [(number, _UNITS.get(word.lower()) or _UNITS.get(word.lower().removesuffix("s"))) for number, word in re.findall(_PART, plain)]
     known = tuple((number, unit) for number, unit in found if unit)
