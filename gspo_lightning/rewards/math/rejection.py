@@ -77,9 +77,7 @@ _ATTACHED = re.compile(
 )
 _SUBJECT = r"(?:(?:my|the|this|that)\s+(?:(?:above|boxed|previous|given|last|final|first)\s+)?(?:answer|value|result|box|number))"
 _PRONOUN = r"(?:this|that|it|which)"
-_BEGINS = (
-    r"(?:^|[.,;:!?\u2014\u2013]\s*|\b(?:but|and|so|though|although|that|think|see|realize|actually|however|no|wait)\s*,?\s+)"
-)
+_BEGINS = r"(?:^|[.,;:!?\u2014\u2013]\s*|\b(?:but|and|so|though|although|that|think|see|realize|actually|however|no|wait)\s*,?\s+)"
 _PREDICATE = (
     rf"\s*(?:(?:is|was|['\u2019]s)(?:\s+\w+ly|\s+just|\s+still)*\s+(?:{_WRONG}|an? (?:\w+ )?(?:mistake|error)|not {_RIGHT})|"
     rf"(?:is|was)n['\u2019]t {_RIGHT}|(?:cannot|can['\u2019]t|can not|could not|couldn['\u2019]t) be {_RIGHT})\b"

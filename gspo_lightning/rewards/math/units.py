@@ -80,7 +80,9 @@ def quantity(text: str) -> Quantity:
         return Quantity(text[: match.start()].strip(), (("degree", 1),))
     if (match := _IN_TEXT.search(text)) and match.start():
         unit = _unit(match[1], int(match[2] or 1))
-        words_only = re.fullmatch(r"[A-Za-z .,'-]*", match[1]) and re.search(r"(?:[\d}]|\\pi)\s*$", text[: match.start()])
+        words_only = re.fullmatch(r"[A-Za-z .,'-]*", match[1]) and re.search(
+            r"(?:[\d}]|\\pi)\s*$", text[: match.start()]
+        )
         if (unit is not None or words_only) and _is_unit_like(match[1]):
             return Quantity(text[: match.start()].strip(), unit or ())
     if match := _PLAIN.search(text):
@@ -104,10 +106,15 @@ def compound(text: str) -> tuple[tuple[str, str], ...] | None:
     >>> compound(r"6\text{ hours and }30\text{ min}"), compound("6 hours"), compound("2 apples, 3 pears")
     ((('6', 'h'), ('30', 'min')), None, None)
     """
-    plain = re.sub(r"\\(?:text|mathrm|textrm|mbox)\s*\{([^{}]*)\}|\\[,;:! ]|~|\\quad", lambda m: m[1] or " ", text).strip()
+    plain = re.sub(
+        r"\\(?:text|mathrm|textrm|mbox)\s*\{([^{}]*)\}|\\[,;:! ]|~|\\quad", lambda m: m[1] or " ", text
+    ).strip()
     if len(plain) > _LONGEST or not _PARTS.fullmatch(plain):
         return None
-    found = [(number, _UNITS.get(word.lower()) or _UNITS.get(word.lower().removesuffix("s"))) for number, word in re.findall(_PART, plain)]
+    found = [
+        (number, _UNITS.get(word.lower()) or _UNITS.get(word.lower().removesuffix("s")))
+        for number, word in re.findall(_PART, plain)
+    ]
     known = tuple((number, unit) for number, unit in found if unit)
     return known if len({unit for _, unit in known}) == len(found) else None
 

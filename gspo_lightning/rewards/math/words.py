@@ -93,5 +93,7 @@ def options(text: str) -> frozenset[str] | None:
     (['A', 'C'], ['A', 'C'], None, None)
     """
     plain = re.sub(r"\\[,;:! ]|\\quad|~", " ", _TEXT.sub(lambda m: m[1], text)).strip(" $*.")
-    letters = [re.fullmatch(r"\s*\(?\s*([A-J])\s*\)?\s*", piece) for piece in re.split(r",\s*and\b|,|;|&|\band\b", plain)]
+    letters = [
+        re.fullmatch(r"\s*\(?\s*([A-J])\s*\)?\s*", piece) for piece in re.split(r",\s*and\b|,|;|&|\band\b", plain)
+    ]
     return frozenset(letter[1] for letter in letters if letter) if len(letters) > 1 and all(letters) else None

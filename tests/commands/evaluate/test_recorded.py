@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from gspo_lightning.cli import main
-from gspo_lightning.commands.evaluate.run import Task
+from gspo_lightning.commands.evaluate.run import Plan, Task
+from gspo_lightning.commands.evaluate.run import evaluate as run_evaluation
 from gspo_lightning.resume.writer import sole_writer
 from gspo_lightning.rewards import CodeExecutor
 from gspo_lightning.statistics.intervals import of_new_problems, of_these_problems
@@ -50,6 +51,32 @@ def box(value: object) -> str:
 def evaluate(output: Path, *arguments: object, code: int = 0) -> dict[str, Any]:
     assert main(["evaluate", f"--output={output}", "--workers=1", *map(str, arguments)]) == code
     return json.loads((output / "results.json").read_text()) if code == 0 else {}
+
+
+def test_golds_that_cannot_be_read_are_said_before_any_answer_is_asked_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    golds = ("25", r"P \land Q", r"x \equiv 3 \pmod 7", r"A \subset B")
+    rows = [{"id": f"q{i}", "problem": "?", "answer": gold} for i, gold in enumerate(golds)]
+    write(tmp_path / "data" / "aime2024.jsonl", rows)
+    plan = Plan(("aime2024",), tmp_path / "asked", data=tmp_path / "data", workers=1)
+    said: list[str] = []
+
+    def source(_: object) -> Any:
+        said.extend(record.getMessage() for record in caplog.records)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_evaluation(plan, source)
+    (line,) = said
+    assert line.startswith("aime2024: 2 of 4 records looked at will have no reward")
+    assert "the first is q1: the record's answer cannot be read" in line
+    assert line.endswith("; then q3")
+    answers = [{"id": f"q{i}", "sample": 0, "completion": box(gold)} for i, gold in enumerate(golds)]
+    completions = write(tmp_path / "a.jsonl", answers)
+    found = evaluate(tmp_path / "out", "--suite=aime2024", "--data", tmp_path / "data", "--completions", completions)
+    assert found["aime2024"]["avg@1"]["value"] == 1.0
+    assert found["run"]["notes"]["aime2024"] == [line.removeprefix("aime2024: ")]
 
 
 def test_numbers_by_hand(aime: Path, tmp_path: Path) -> None:

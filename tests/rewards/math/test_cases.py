@@ -2,6 +2,7 @@
 
 The rules were made by looking at failures of the development half of ``adversarial.jsonl`` and at ``honest.jsonl``; the
 held-out half is counted here and by ``python -m benchmarks.math_cases``, and its failures are not looked at.
+``rules.jsonl`` is the table of single rules: of each, sentences that it must refuse and honest ones that look like them.
 """
 
 from __future__ import annotations
@@ -41,6 +42,15 @@ def test_every_set_has_both_kinds_and_no_case_twice() -> None:
 def test_development_half_is_judged_as_it_says(verifier: MathVerifier) -> None:
     cases = [case for case in read(OWN / "adversarial.jsonl") if half(case) == "development"]
     assert wrong(verifier, cases[::4]) == []
+
+
+def test_each_rule_refuses_what_it_is_for_and_no_honest_answer_that_looks_like_it(verifier: MathVerifier) -> None:
+    cases = read(OWN / "rules.jsonl")
+    for rule in {case["class"] for case in cases}:
+        assert [
+            paid for paid in (True, False) if sum((rule, paid) == (c["class"], c["paid"]) for c in cases) < 10
+        ] == []
+    assert wrong(verifier, cases) == []
 
 
 @pytest.mark.long

@@ -87,12 +87,23 @@ def test_unknown_words_are_refused(settings: dict[str, str]) -> None:
     ("kind", "answer"),
     [("any", UNREADABLE), ("any", "$$"), ("integer", "1/2"), ("number", "x"), ("choice", "42"), ("any", "")],
 )
-def test_answers_that_cannot_be_read_are_missing_whatever_is_said(kind: str, answer: str) -> None:
+def test_other_answers_to_what_cannot_be_read_are_missing(kind: str, answer: str) -> None:
     verifier = MathVerifier(answer_type=kind)  # type: ignore[arg-type]
     for completion in (f"\\boxed{{{answer}}}", r"\boxed{1}", "", "<think>"):
         score = verifier.score(completion, answer)
         assert (score.reward, score.status) == (None, ScoreStatus.MISSING)
         assert "the record's answer" in score.detail
+
+
+@pytest.mark.parametrize("answer", [r"P \land Q", r"A \subseteq B", r"1, 2, 3, \ldots", r"AB \perp CD", r"x \mid y"])
+def test_what_repeats_an_answer_that_cannot_be_read_is_paid(answer: str) -> None:
+    verifier = MathVerifier()
+    assert [verifier.score(text, answer).reward for text in (f"${answer}$", f"So $\\boxed{{ {answer} }}$.")] == [
+        1.0,
+        1.0,
+    ]
+    assert verifier.score(r"\boxed{7}", answer).status is ScoreStatus.MISSING
+    assert verifier.score(f"Not \\boxed{{{answer}}}.", answer).status is ScoreStatus.MISSING
 
 
 def test_start_up_counts_records_that_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
@@ -103,6 +114,7 @@ def test_start_up_counts_records_that_cannot_be_read(caplog: pytest.LogCaptureFi
     (said,) = [r.getMessage() for r in caplog.records if "no reward" in r.getMessage()]
     assert said.startswith("rewards.math: 3 of 9 records looked at will have no reward")
     assert "the first is r0: the record's answer cannot be read" in said
+    assert said.endswith("; then r3, r6")
 
 
 def test_score_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,6 +128,40 @@ def test_score_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "missing, 2, first s1: the record's answer cannot be read as mathematics or words" in said
     rewards = [json.loads(line)["reward"] for line in target.read_text(encoding="utf-8").splitlines()]
     assert rewards == [1.0, None, None, 0.0]
+
+
+def test_score_pays_no_withdrawn_answer_and_every_honest_spelling(tmp_path: Path) -> None:
+    """Of each kind the examples that were once judged otherwise; the tables are in ``cases/rules.jsonl``."""
+    cases = [
+        (r"The answer is \boxed{7}, but this is incorrect.", "7", 0.0),
+        (r"Do not answer \boxed{7}.", "7", 0.0),
+        (r"\boxed{7} ... No wait, I forgot the sign ... it is 5", "7", 0.0),
+        (r"\boxed{7} is what you would get if you forgot the sign", "7", 0.0),
+        ("7 or not 7", "7", 0.0),
+        ("anything but 7", "7", 0.0),
+        (r"\boxed{B: 7, C: 8}", "B", 0.0),
+        (r"\boxed{2024-03-05}", "2024-05-03", 0.0),
+        (r"\boxed{(2,1)}", "x=1, y=2", 0.0),
+        (r"\boxed{\phantom{42}}", "42", 0.0),
+        (r"\boxed{\ldots 42}", "42", 0.0),
+        ("```python\nprint(42)\n```", "42", 0.0),
+        (r"the answer is not 7 but \boxed{5}", "5", 1.0),
+        (r"\boxed{12\text{ cm}\,}", "12", 1.0),
+        (r"\boxed{\,4\,096}", "4096", 1.0),
+        (r"\boxed{49\pi\text{ square units}}", r"49\pi", 1.0),
+        (r"\boxed{3\text{ to }4}", "3:4", 1.0),
+        (r"\boxed{\text{A and C}}", "A, C", 1.0),
+        (r"$x=\boxed{3}, y=\boxed{4}$", "(3,4)", 1.0),
+        (r"\boxed{6\text{ hours }30\text{ minutes}}", "6 hours and 30 minutes", 1.0),
+        (r"\boxed{x \equiv 10 \pmod{7}}", r"x \equiv 3 \pmod 7", 1.0),
+        (r"\boxed{\frac{5\pi}{4} + n\pi, n \in Z}", r"x = \frac{\pi}{4} + k\pi, k \in \mathbb{Z}", 1.0),
+    ]
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [{"id": str(i), "completion": text, "answer": gold} for i, (text, gold, _) in enumerate(cases)]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert main(["score", "--reward", "MathVerifier", "--input", str(source), "--output", str(target)]) == 0
+    rewards = [json.loads(line)["reward"] for line in target.read_text(encoding="utf-8").splitlines()]
+    assert rewards == [reward for _, _, reward in cases]
 
 
 def test_what_computer_algebra_raises_is_the_models_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
