@@ -3,7 +3,8 @@
 The unit is the problem: answers to one problem are alike, so 30 problems with 32 answers each are 30 observations of
 what a model can do and not 960. Both intervals are Wilson's, taken for the number of independent answers that would
 have the variance that was seen (the *effective* number, as for surveys drawn in clusters); they lie in [0, 1], and
-all-right answers still have a lower end below 1. Their coverage is simulated in ``tests/statistics``.
+all-right answers still have a lower end below 1. The variance between problems has a least value, because problems of
+a kind that was not met are not in it. The coverage of both is simulated in ``tests/statistics``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ class Estimate:
 def of_new_problems(values: Sequence[float], weights: Sequence[float] | None = None) -> Estimate:
     """The mean, and where it would lie for other problems of the same kind.
 
-    The problems vary with all that was sampled for them, so that the noise of sampling is in it, once.
+    The problems vary with all that was sampled for them, so that the noise of sampling is in it, once. 30 problems
+    that are nearly always solved do not show that all are: one in twenty that never is stays unseen with a chance of
+    .21. Each end therefore takes at least the variance that :func:`_unseen` gives to its side, but never more than
+    as many problems of one answer each would have.
 
     Args:
         values: one per problem, in [0, 1]: the share of its answers that are right, its pass@k, its share of cells.
@@ -46,15 +50,37 @@ def of_new_problems(values: Sequence[float], weights: Sequence[float] | None = N
 
     >>> of_new_problems([0.0, 1.0, 1.0, 1.0])  # doctest: +ELLIPSIS
     Estimate(value=0.75, low=0.130..., high=0.983..., n=4)
+    >>> found = of_new_problems([1.0] * 29 + [63 / 64])  # one wrong answer of 1,920
+    >>> round(found.low, 2), round(found.high, 4)
+    (0.88, 0.9999)
     """
     x, w = _checked(values, weights)
-    n, mean = len(x), float(np.average(x, weights=w))
+    n, mean = len(x), min(1.0, float(np.average(x, weights=w)))
     if n < 2:
         return Estimate(mean, None, None, n)
-    variance = n / (n - 1) * float(np.sum((w * (x - mean)) ** 2)) / float(w.sum()) ** 2
-    # with no variance at all, as many observations as there are problems: 30 of 30 right is not 240 of 240
-    effective = mean * (1 - mean) / variance if variance > 0 else float(n)
-    return Estimate(mean, *_wilson(mean, effective, quantile(n - 1)), n)
+    share = w / w.sum()
+    # equal problems that would have as much weight in the mean as these have (Kish, Survey Sampling, 1965, 11.7)
+    problems = 1 / float((share**2).sum())
+    seen = float(np.sum((share * (x - mean)) ** 2 / (1 - share)))  # unbiased where all are alike (HC2)
+    t = quantile(max(1, math.floor(problems + 1e-9) - 1))
+    low, high = (_effective(mean, seen, _unseen(m, problems), problems) for m in (mean, 1 - mean))
+    return Estimate(mean, _wilson(mean, low, t)[0], _wilson(mean, high, t)[1], n)
+
+
+def _unseen(mean: float, problems: float) -> float:
+    """The variance of a mean, on the side towards 0, from problems of a kind that was not met.
+
+    The Bayesian bootstrap (Rubin 1981) gives every problem a random weight. Here one more problem has such a weight,
+    of second moment 2 / ((n + 1) (n + 2)), and a chance y that may be anything from 0 to 1: the mean of (mean - y)^2
+    over y below the mean is mean^3 / 3, and a variance counts both sides.
+    """
+    return 4 / 3 * mean**3 / ((problems + 1) * (problems + 2))
+
+
+def _effective(mean: float, seen: float, unseen: float, problems: float) -> float:
+    """The number of independent answers whose mean has the larger variance; ``unseen`` alone leaves one a problem."""
+    single = mean * (1 - mean)
+    return single / max(seen, min(unseen, single / problems)) if 0 < mean < 1 else problems
 
 
 def of_these_problems(right: Sequence[Sequence[float]]) -> Estimate:
