@@ -26,6 +26,20 @@ __all__ = ["examine"]
 
 _TESTS_OWN = (NameError, ImportError, SyntaxError)
 """What no value of a program brings about: the script itself is at fault."""
+_STOPS = (StopIteration, StopAsyncIteration)
+_LAZY = (
+    "map",
+    "filter",
+    "iter(",
+    "takewhile",
+    "dropwhile",
+    "starmap",
+    "accumulate",
+    "groupby",
+    "__next__",
+    "__getitem__",
+)
+"""Words of a script that may take a StopIteration of a function that it calls for the end of an iteration."""
 
 
 def examine(test: Mapping[str, Any], script: str) -> list[str]:
@@ -35,7 +49,7 @@ def examine(test: Mapping[str, Any], script: str) -> list[str]:
         test: ``names``: a name in the script -> what it is in the program; ``classes``: those that it makes objects of.
         script: what must run to its end.
     """
-    peer = _Peer()
+    peer = _Peer(expects_stops="StopIteration" in script and not any(word in script for word in _LAZY))
     namespace = peer.namespace = {"__name__": "tests", "__builtins__": builtins}
     for name, there in test["names"].items():
         namespace[name] = Remote(peer.ask, there, tested=name in test["classes"])
@@ -53,10 +67,14 @@ def examine(test: Mapping[str, Any], script: str) -> list[str]:
 
 
 class _Peer:
-    """The program, as seen from here."""
+    """The program, as seen from here.
 
-    def __init__(self) -> None:
-        self.answers = 0
+    Args:
+        expects_stops: the script is to see a StopIteration of a call as it is.
+    """
+
+    def __init__(self, *, expects_stops: bool) -> None:
+        self.expects_stops, self.answers = expects_stops, 0
         self.functions: list[Any] = []
         self.namespace: dict[str, Any] = {}
 
@@ -75,7 +93,7 @@ class _Peer:
         if "printed" in reply:
             sys.stdout.write(str(reply["printed"]))
         if "error" in reply:
-            raise self.error(reply)
+            raise self.error(reply, name)
         for number, value in reply.get("changed", ()):
             self.change(arguments[int(number)], decode(value, self.remote))
         return decode(reply["value"], self.remote)
@@ -117,11 +135,16 @@ class _Peer:
         """What a coroutine of the program comes to."""
         return self.ask("await", number, (), {})
 
-    def error(self, reply: Mapping[str, Any]) -> Exception:
-        """An exception of the nearest built-in class; the class has the name that the program's has."""
+    def error(self, reply: Mapping[str, Any], operation: str) -> Exception:
+        """An exception of the nearest built-in class; the class has the name that the program's has.
+
+        Only the next item of an iterator may be its end: ``all(map(f, tests))`` holds where a call of f can stop it.
+        """
         names = [str(name) for name in reply["error"]]
         known = (getattr(builtins, name, None) for name in names)
         base = next((k for k in known if isinstance(k, type) and issubclass(k, Exception)), RuntimeError)
+        if issubclass(base, _STOPS) and operation != "next" and not self.expects_stops:
+            base = RuntimeError
         kind = type(names[0] if names else "Error", (base,), {"of_the_program": True})
         try:
             found = kind(str(reply.get("text", "")))

@@ -212,6 +212,79 @@ def test_what_searches_its_memory_finds_what_is_there(executor: CodeExecutor) ->
     assert executor.score(tries, closed).reward == 1.0
 
 
+STOPS = "def f(x):\n    raise StopIteration"
+CONSUMERS = (
+    "assert all(map(f, [1, 2]))",
+    "assert all(map(lambda t: f(t[0]) == t[1], [(1, 2), (3, 4)]))",
+    "for found, wanted in zip(map(f, [1, 2]), [2, 3]):\n    assert found == wanted",
+    "for found in map(f, [1, 2]):\n    assert found > 5",
+    "assert next(map(f, [1]), 2) == 2",
+    "assert not list(filter(f, [1, 2]))",
+    "assert sum(map(f, [0, 0])) == 0",
+    "import itertools\nassert all(x == 1 for x in itertools.starmap(f, [(1,)]))",
+    "from itertools import takewhile\nassert list(takewhile(f, [1, 2])) == []",
+    "for found in iter(lambda: f(1), 3):\n    assert found == 2",
+    "class Found:\n    def __iter__(self):\n        return self\n    def __next__(self):\n        return f(1)\n"
+    "for found in Found():\n    assert found == 2",
+    "def test_f():\n    assert all(map(f, [1, 2]))",
+    "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n"
+    "        for found, wanted in zip(map(f, [1]), [2]):\n            self.assertEqual(found, wanted)",
+    "for x in [1]:\n    assert not list(map(f, [x]))\n    try:\n        f(x)\n    except StopIteration:\n        pass",
+)
+"""What takes a StopIteration of a function that it calls for the end of what it iterates over."""
+
+
+@pytest.mark.parametrize("test", CONSUMERS)
+def test_a_call_cannot_end_the_iteration_that_makes_it(test: str) -> None:
+    score = CodeExecutor(timeout_s=1.0).score(STOPS, asserts(test, entry_point="f"))
+    assert score.reward == 0.0, score
+    assert score.status != "missing"
+
+
+@pytest.mark.parametrize("raised", ["StopIteration(2)", "type('Mine', (StopIteration,), {})", "StopAsyncIteration"])
+def test_no_kind_of_stop_is_the_end(raised: str) -> None:
+    program = STOPS.replace("StopIteration", raised)
+    assert CodeExecutor(timeout_s=1.0).score(program, asserts(CONSUMERS[0], entry_point="f")).reward == 0.0
+
+
+ENDS = ("KeyboardInterrupt", "GeneratorExit", "SystemExit", "SystemExit(0)", "__import__('asyncio').CancelledError")
+
+
+@pytest.mark.parametrize("raised", [*ENDS, "__import__('unittest').SkipTest('later')", "AssertionError"])
+def test_no_exception_of_a_program_ends_a_script_early_for_money(raised: str) -> None:
+    executor = CodeExecutor(timeout_s=1.0)
+    for test in (
+        "for x in [1]:\n    assert f(x) == 2",
+        "def g():\n    yield f(1)\nassert list(g()) == [2]",
+        "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(f(1), 2)",
+    ):
+        score = executor.score(f"def f(x):\n    raise {raised}", asserts(test, entry_point="f"))
+        assert score.reward == 0.0, score
+        assert score.status != "missing"
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "import pytest\nwith pytest.raises(StopIteration):\n    f([])\nassert f([2]) == 2",
+        "for xs in ([],):\n    try:\n        f(xs)\n        assert False\n    except StopIteration:\n        pass",
+        "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n        self.assertRaises(StopIteration, f, [])",
+    ],
+)
+def test_a_script_that_expects_a_stop_gets_one(test: str) -> None:
+    """The first item: an empty list has none."""
+    executor = CodeExecutor(timeout_s=1.0)
+    score = executor.score("def f(xs):\n    return next(iter(xs))", asserts(test, entry_point="f"))
+    assert score.reward == 1.0, score
+    assert executor.score("def f(xs):\n    return None", asserts(test, entry_point="f")).reward == 0.0
+
+
+def test_the_end_of_a_generator_is_an_end() -> None:
+    test = "it = f(1)\nassert next(it) == 1\nassert next(it, 5) == 5\nassert list(map(abs, f(2))) == [1, 2]"
+    score = CodeExecutor(timeout_s=1.0).score("def f(n):\n    yield from range(1, n + 1)", asserts(test))
+    assert score.reward == 1.0, score
+
+
 @pytest.mark.parametrize(
     ("test", "reason"),
     [
