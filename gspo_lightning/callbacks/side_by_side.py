@@ -20,6 +20,7 @@ from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.metrics.update import update_scalars
 from gspo_lightning.objectives import Objective
 from gspo_lightning.policy.routing import Replay, replay_word
+from gspo_lightning.resume.files import write_text
 from gspo_lightning.training.module import GSPOModule
 from gspo_lightning.types import MiniBatch
 from gspo_lightning.update.loss import micro_batch_loss, mini_batch_count
@@ -71,7 +72,7 @@ class SideBySide(Callback):
         self._path = run_folder(trainer) / SIDE_BY_SIDE
         lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.is_file() else []
         kept = [line for line in lines if json.loads(line)["update"] <= trainer.global_step]
-        self._path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        write_text(self._path, "".join(f"{line}\n" for line in kept))
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: MiniBatch, batch_idx: int

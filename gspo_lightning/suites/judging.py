@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 
 from gspo_lightning.rewards import Pending, Reward, RewardRunner, Sample, SampleScore
 from gspo_lightning.suites.problems import Problem
@@ -35,12 +36,13 @@ def judge(
     """
     waiting: deque[tuple[list[Answer], Pending]] = deque()
     broken: list[Exception] = []
+    record = cache(lambda identifier: problems[identifier].record_sha256)  # records may hold megabytes of tests
     for batch in _batches(answers, broken):
         waiting.append((batch, runner.submit([_sample(problems[answer.id], answer) for answer in batch])))
         while len(waiting) > _AHEAD or (waiting and waiting[0][1].done()):
-            yield _verdicts(suite, problems, *waiting.popleft())
+            yield _verdicts(suite, problems, record, *waiting.popleft())
     while waiting:
-        yield _verdicts(suite, problems, *waiting.popleft())
+        yield _verdicts(suite, problems, record, *waiting.popleft())
     if broken:
         raise broken[0]
 
@@ -76,9 +78,15 @@ def _sample(problem: Problem, answer: Answer) -> Sample:
     )
 
 
-def _verdicts(suite: Suite, problems: Mapping[str, Problem], answers: list[Answer], pending: Pending) -> list[Verdict]:
+def _verdicts(
+    suite: Suite,
+    problems: Mapping[str, Problem],
+    record: Callable[[str], str],
+    answers: list[Answer],
+    pending: Pending,
+) -> list[Verdict]:
     scores = zip(answers, pending.result(), strict=True)
-    return [_verdict(suite, problems[answer.id], answer, score) for answer, score in scores]
+    return [_verdict(suite, problems[answer.id], record(answer.id), answer, score) for answer, score in scores]
 
 
 def unread(reward: Reward, score: SampleScore) -> bool:
@@ -86,7 +94,7 @@ def unread(reward: Reward, score: SampleScore) -> bool:
     return not score.reward and re.fullmatch(reward.no_answer, score.detail, re.DOTALL) is not None
 
 
-def _verdict(suite: Suite, problem: Problem, answer: Answer, score: SampleScore) -> Verdict:
+def _verdict(suite: Suite, problem: Problem, record_sha256: str, answer: Answer, score: SampleScore) -> Verdict:
     right = score.reward is not None and score.reward >= 1.0
     voted = vote(answer.completion, right=right) if "maj" in suite.metrics else None
     return Verdict(
@@ -102,4 +110,5 @@ def _verdict(suite: Suite, problem: Problem, answer: Answer, score: SampleScore)
         vote=voted,
         tokens=answer.tokens,
         truncated=answer.truncated,
+        record_sha256=record_sha256,
     )

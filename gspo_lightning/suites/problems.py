@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,12 @@ class Problem:
     def sha256(self) -> str:
         """Of the prompt, so that answers are never judged against another wording."""
         return hashlib.sha256(self.prompt.encode()).hexdigest()
+
+    @property
+    def record_sha256(self) -> str:
+        """Of what a reward is told of the record, so that verdicts by other answers are never compared."""
+        told = {name: self.columns[name] for name in sorted(self.columns) if name not in ("id", "prompt")}
+        return hashlib.sha256(json.dumps(told, default=repr).encode()).hexdigest()
 
 
 def data_file(suite: Suite, folder: Path) -> Path:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.resume.files import write_text
 from gspo_lightning.statistics.intervals import Estimate
 from gspo_lightning.suites.metrics import Found
-from gspo_lightning.unfinished import beside
 
-__all__ = ["RESULTS", "as_json", "read_results", "write_results"]
+__all__ = ["RESULTS", "as_json", "read_results", "torn", "write_results"]
 
 RESULTS = "results.json"
 
@@ -40,12 +39,21 @@ def _ends(estimate: Estimate) -> dict[str, Any]:
 
 
 def write_results(folder: Path, results: Mapping[str, Any]) -> Path:
-    """Whole or not at all."""
+    """Whole or not at all, also after a power failure."""
     target = folder / RESULTS
-    unfinished = beside(target)
-    unfinished.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    os.replace(unfinished, target)
+    write_text(target, json.dumps(results, indent=2) + "\n")
     return target
+
+
+def torn(folder: Path) -> bool:
+    """Whether the file is there and was not written to its end: empty, or cut off."""
+    try:
+        json.loads((folder / RESULTS).read_bytes())
+    except ValueError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def read_results(folder: Path) -> dict[str, Any]:

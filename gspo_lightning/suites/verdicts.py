@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.resume.files import sync_folder
 from gspo_lightning.unfinished import beside, sweep
 
 __all__ = ["Answer", "Verdict", "VerdictFile", "read_verdicts"]
@@ -46,6 +47,8 @@ class Verdict:
     """What is counted for maj@k; None has no vote."""
     tokens: int | None
     truncated: bool
+    record_sha256: str = ""
+    """Of what the reward was told of the record; empty where an older version did not say."""
 
     @property
     def right(self) -> bool:
@@ -53,7 +56,7 @@ class Verdict:
         return self.value is not None and self.value >= 1.0
 
 
-_NAMES = tuple(field.name for field in fields(Verdict))
+_NAMES = tuple(field.name for field in fields(Verdict) if field.default is MISSING)
 
 
 class VerdictFile:
@@ -73,6 +76,7 @@ class VerdictFile:
             self._keep_whole_lines()
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)  # prompts may be private
         self._file = os.fdopen(descriptor, "a", encoding="utf-8")
+        sync_folder(self.path.parent)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -117,6 +121,7 @@ def read_verdicts(path: Path, *, torn: bool = False) -> Iterator[Verdict]:
                 return
             try:
                 record: Any = json.loads(line)
-                yield Verdict(**{name: record[name] for name in _NAMES})
+                said = {name: record[name] for name in _NAMES}
+                yield Verdict(**said, record_sha256=record.get("record_sha256", ""))
             except (ValueError, TypeError, KeyError) as error:
                 raise UserError(f"{path.name}:{number}", "is not a verdict of an evaluation") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from pathlib import Path
 from rich.console import Console
 
 from gspo_lightning.errors import UserError
-from gspo_lightning.unfinished import beside
 
 __all__ = ["RunInterruptedError", "Variant", "run_once"]
 
@@ -82,7 +80,9 @@ def run_once(
         resumed, state = _interrupted(output / name, first)
     else:
         resumed, state, first = None, "", 1 + max(_numbers(output / name), default=-1)
-        _write(stub, f"{text}\n{_FIRST}{first}\n{{}}\n")
+        from gspo_lightning.resume.files import write_text  # imports torch
+
+        write_text(stub, f"{text}\n{_FIRST}{first}\n{{}}\n")
         for old in done:  # of another command
             old.unlink()
     Console(highlight=False).print(f"{title}{state}", style="bold", markup=False, soft_wrap=True)
@@ -143,13 +143,6 @@ def _read(stub: Path) -> tuple[str, int]:
     if command and command[-1].startswith(_FIRST):
         return "\n".join(command[:-1]), int(command[-1].removeprefix(_FIRST))
     return "\n".join(command), 0
-
-
-def _write(stub: Path, text: str) -> None:
-    stub.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = beside(stub)
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, stub)
 
 
 def _contents(configs: Sequence[Path]) -> list[str]:

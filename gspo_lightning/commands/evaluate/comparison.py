@@ -1,9 +1,11 @@
-"""``gspo evaluate --compare A B``: two evaluations of the same problems."""
+"""``gspo evaluate --compare A B``: two evaluations of the same problems, judged in the same way."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gspo_lightning.commands.evaluate.run import SAMPLES
 from gspo_lightning.errors import UserError
@@ -13,40 +15,98 @@ from gspo_lightning.suites.verdicts import read_verdicts
 
 __all__ = ["compare"]
 
+_HEAD = "| suite | A | B | B - A, 95 % | p | problems better / worse / all | only in one | verdict |"
+_FOOT = "Paired by problem; p from a sign-flip test (exact up to 16 problems that differ). Below .05 is a claim."
+_JUDGES = ("gspo_lightning", "math-verify")
+"""Packages whose version decides what an answer is worth."""
+
+
+@dataclass(slots=True)
+class _Problem:
+    """The verdicts on the answers to one problem, with the hashes of its prompt and of its record."""
+
+    prompt: str
+    record: str = ""
+    right: list[bool] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One evaluation: its folder, ``run`` of its results, and suite -> id -> problem."""
+
+    folder: Path
+    run: dict[str, Any]
+    problems: dict[str, dict[str, _Problem]]
+
+    def said(self, key: str, suite: str) -> Any:
+        """What ``run`` says of a suite; None where it says nothing."""
+        return self.run.get(key, {}).get(suite)
+
 
 def compare(before: Path, after: Path) -> str:
     """B minus A, in Markdown: per suite the share of right answers, problem by problem.
 
     Raises:
-        UserError: a folder holds no finished evaluation, or they have no suite in common, or asked other questions.
+        UserError: a folder holds no finished evaluation, they have no suite in common, or they asked other questions
+            or judged the answers in another way.
     """
-    described = [read_results(folder)["run"]["suites"] for folder in (before, after)]
-    common = [suite for suite in described[0] if suite in described[1]]
+    a, b = _read(before), _read(after)
+    common = [suite for suite in a.run["suites"] if suite in b.run["suites"]]
     if not common:
         raise UserError("--compare", f"{before} and {after} have no suite in common")
-    values = [_values(folder) for folder in (before, after)]
-    lines = [f"# {after} minus {before}", "", _HEAD, "|---" * 8 + "|"]
+    lines, notes = [f"# {after} minus {before}", "", _HEAD, "|---" * 8 + "|"], []
     for suite in common:
-        a, b = values[0][suite], values[1][suite]
-        ids = [identifier for identifier in a if identifier in b]
-        other = [identifier for identifier in ids if a[identifier][0] != b[identifier][0]]
-        if other:
-            raise UserError("--compare", f"{suite}: {len(other)} problems have a different prompt in {after}")
+        here, there = (side.problems.get(suite, {}) for side in (a, b))
+        ids = [identifier for identifier in here if identifier in there]
         if not ids:
             raise UserError("--compare", f"{suite}: no problem has verdicts in both")
-        shares = [[sum(side[i][1]) / len(side[i][1]) for i in ids] for side in (a, b)]
-        left_out = len(set(a) | set(b)) - len(ids)
-        lines.append(_row(suite, shares, difference(*shares), left_out))
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "Paired by problem; p from a sign-flip test (exact up to 16 problems that differ). Below .05 is a claim.",
-        ]
-    )
+        notes += [f"{suite}: {note}" for note in _unchecked(a, b, suite, ids)]
+        shares = [[sum(side[i].right) / len(side[i].right) for i in ids] for side in (here, there)]
+        lines.append(_row(suite, shares, difference(*shares), len(here.keys() | there.keys()) - len(ids)))
+    return "\n".join([*lines, "", _FOOT, *(f"note: {note}" for note in notes)])
 
 
-_HEAD = "| suite | A | B | B - A, 95 % | p | problems better / worse / all | only in one | verdict |"
+def _unchecked(a: _Side, b: _Side, suite: str, ids: Sequence[str]) -> list[str]:
+    """See that verdicts can be compared; what the two evaluations do not say about that.
+
+    Raises:
+        UserError: prompts, records or rewards differ.
+    """
+    pairs = [(a.problems[suite][i], b.problems[suite][i]) for i in ids]
+    rewards = [side.said("rewards", suite) for side in (a, b)]
+    recorded = all(x.record and y.record for x, y in pairs)
+    differ = []
+    if other := sum(x.prompt != y.prompt for x, y in pairs):
+        differ.append(f"the prompts of {other} problems")
+    if other := sum(x.record != y.record for x, y in pairs if x.record and y.record):
+        differ.append(f"the records of {other} problems (answers, or other columns)")
+    if all(rewards) and (other_reward := _rewards_differ(*rewards)):
+        differ.append(other_reward)
+    hashes = [side.said("hashes", suite) for side in (a, b)]
+    old = not (recorded and all(rewards)) and not (all(hashes) and hashes[0] == hashes[1])
+    whole = [[(side.said("suites", suite) or {}).get(key) for key in ("problems", "window")] for side in (a, b)]
+    if old and not differ and all(hashes) and whole[0] == whole[1]:  # else one may be a part of the other
+        differ.append("problems or rewards (by the hash of both)")
+    if differ:
+        raise UserError(
+            "--compare",
+            f"{suite} was not judged in the same way in {a.folder} and {b.folder}: {' and '.join(differ)} differ",
+            fix=f"judge the answers of one as those of the other: gspo evaluate --completions {a.folder / SAMPLES} "
+            "--suite ... --output ...",
+        )
+    notes = ["whether records and reward options are the same cannot be checked: an older version wrote them"] * old
+    versions = [[side.run.get("versions", {}).get(name) for name in _JUDGES] for side in (a, b)]
+    if versions[0] != versions[1] and all(map(any, versions)):
+        words = (" and ".join(f"{n} {v}" for n, v in zip(_JUDGES, found, strict=True)) for found in versions)
+        notes.append("judged by other versions: " + "; ".join(words))
+    return notes
+
+
+def _rewards_differ(a: dict[str, Any], b: dict[str, Any]) -> str:
+    if a["class"] != b["class"]:
+        return f"the rewards ({a['class']} and {b['class']})"
+    names = [n for n in sorted({**a["options"], **b["options"]}) if a["options"].get(n) != b["options"].get(n)]
+    return f"the options {', '.join(names)} of the reward {a['class']}" if names else ""
 
 
 def _row(suite: str, shares: list[list[float]], found: Difference, left_out: int) -> str:
@@ -57,13 +117,15 @@ def _row(suite: str, shares: list[list[float]], found: Difference, left_out: int
     return f"| {suite} | " + " | ".join(map(str, cells)) + " |"
 
 
-def _values(folder: Path) -> dict[str, dict[str, tuple[str, list[bool]]]]:
-    """suite -> id -> (hash of the prompt, verdicts)."""
-    path = folder / SAMPLES
+def _read(folder: Path) -> _Side:
+    run, path = read_results(folder)["run"], folder / SAMPLES
     if not path.is_file():
         raise UserError("--compare", f"{folder} has no {SAMPLES}")
-    found: dict[str, dict[str, tuple[str, list[bool]]]] = defaultdict(dict)
+    side = _Side(folder, run, {})
     for verdict in read_verdicts(path):
         if verdict.value is not None:
-            found[verdict.suite].setdefault(verdict.id, (verdict.prompt_sha256, []))[1].append(verdict.right)
-    return found
+            found = side.problems.setdefault(verdict.suite, {})
+            problem = found.setdefault(verdict.id, _Problem(verdict.prompt_sha256))
+            problem.record = problem.record or verdict.record_sha256  # an older version did not write it
+            problem.right.append(verdict.right)
+    return side

@@ -9,6 +9,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from gspo_lightning.suites.contests import check_contests, contest_rating
 from gspo_lightning.suites.judging import judge
 from gspo_lightning.suites.metrics import Found, Judged, measure
 from gspo_lightning.suites.problems import Problem, data_file, read_problems
-from gspo_lightning.suites.results import RESULTS, as_json, read_results, write_results
+from gspo_lightning.suites.results import RESULTS, as_json, read_results, torn, write_results
 from gspo_lightning.suites.suite import Suite, load_suite
 from gspo_lightning.suites.verdicts import VerdictFile, read_verdicts
 
@@ -66,15 +67,22 @@ class Task:
 
         Not of the machine: a reward that keeps its constructor's arguments is described by them alone.
         """
-        judge = self.suite.reward
-        names = [parameter.name for parameter in parameters(type(judge))]
-        kept = names if all(hasattr(judge, name) for name in names) else vars(judge)
-        state = {name: repr(getattr(judge, name)) for name in kept}
-        reward = [type(judge).__qualname__, sorted(state.items())]
+        reward = [type(self.suite.reward).__qualname__, sorted(self._options().items())]
         digest = hashlib.sha256(json.dumps([self.suite.name, self.window, reward]).encode())
         for problem in self.problems:
             digest.update(json.dumps([problem.id, problem.prompt, problem.columns], default=repr).encode())
         return digest.hexdigest()
+
+    def reward(self) -> dict[str, Any]:
+        """The class of the reward, and a hash of each of its options, which may be private."""
+        hashes = {name: hashlib.sha256(value.encode()).hexdigest()[:16] for name, value in self._options().items()}
+        return {"class": type(self.suite.reward).__qualname__, "options": hashes}
+
+    def _options(self) -> dict[str, str]:
+        judge = self.suite.reward
+        names = [parameter.name for parameter in parameters(type(judge))]
+        kept = names if all(hasattr(judge, name) for name in names) else vars(judge)
+        return {name: repr(getattr(judge, name)) for name in kept}
 
 
 def evaluate(plan: Plan, source: Callable[[VerdictFile], Answers]) -> dict[str, Any]:
@@ -101,7 +109,7 @@ def _evaluate(plan: Plan, tasks: Sequence[Task], source: Callable[[VerdictFile],
     unread = {task.suite.name: _unreadable(task) for task in tasks}
     answers = source(file)
     run = _described(plan, tasks, answers)
-    _begin(plan.output, run)
+    _begin(plan.output, run, tasks)
     with contextlib.closing(answers), file:
         if file.done:
             print(f"{plan.output / SAMPLES}: continues after {len(file.done):,} verdicts")
@@ -112,6 +120,7 @@ def _evaluate(plan: Plan, tasks: Sequence[Task], source: Callable[[VerdictFile],
     for task in tasks:
         found, said = _count(plan, task, judged[task.suite.name])
         results[task.suite.name] = as_json(found)
+        said = [*run["recovered"], *said]
         run["notes"][task.suite.name] = [*unread[task.suite.name], *said]
         for line in said:
             log.warning("%s: %s", task.suite.name, line)
@@ -171,6 +180,7 @@ def _described(plan: Plan, tasks: Sequence[Task], answers: Answers) -> dict[str,
             for task in tasks
         },
         "hashes": {task.suite.name: task.fingerprint() for task in tasks},
+        "rewards": {task.suite.name: task.reward() for task in tasks},
         "suites": {
             task.suite.name: {
                 "problems": len(task.problems),
@@ -180,25 +190,54 @@ def _described(plan: Plan, tasks: Sequence[Task], answers: Answers) -> dict[str,
             for task in tasks
         },
         "versions": {name: version(name) for name in _VERSIONS},
+        "recovered": [],
         "notes": {},
     }
 
 
-def _begin(output: Path, run: Mapping[str, Any]) -> None:
+def _begin(output: Path, run: dict[str, Any], tasks: Sequence[Task]) -> None:
     """See that what the folder holds, if anything, is this evaluation."""
     if not (output / RESULTS).exists():
         if (output / SAMPLES).exists():
             raise UserError("--output", f"{output} holds answers and no {RESULTS}", fix="name another folder")
         write_results(output, {"run": run})
         return
+    if torn(output):
+        run["recovered"] = _recovered(output, tasks)
+        write_results(output, {"run": run})
+        return
     before = read_results(output)["run"]
     for key in _SAID:
         if _without_places(before.get(key)) != _without_places(run[key]):
-            raise UserError(
-                "--output",
-                f"{output} contains a different evaluation: its {_SAID[key]} differ",
-                fix="name another folder",
-            )
+            raise _another(output, _SAID[key])
+    run["recovered"] = before.get("recovered", [])
+
+
+def _recovered(output: Path, tasks: Sequence[Task]) -> list[str]:
+    """What is known of verdicts whose ``results.json`` was cut off: they are on the same prompts and records.
+
+    Raises:
+        UserError: they are not.
+    """
+    problems = {(task.suite.name, p.id): p for task in tasks for p in task.problems}
+    records = cache(lambda key: problems[key].record_sha256)
+    count = 0
+    for verdict in read_verdicts(output / SAMPLES, torn=True) if (output / SAMPLES).exists() else ():
+        count, key = count + 1, (verdict.suite, verdict.id)
+        same = key in problems and problems[key].sha256 == verdict.prompt_sha256
+        if not same or verdict.record_sha256 not in ("", records(key)):
+            raise _another(output, _SAID["hashes"])
+    if not count:
+        return []
+    return [
+        f"{RESULTS} was empty or cut off. {count:,} verdicts are on these problems and were kept; that their model, "
+        "sampling and reward options are these is not known"
+    ]
+
+
+def _another(output: Path, what: str) -> UserError:
+    problem = f"{output} contains a different evaluation: its {what} differ"
+    return UserError("--output", problem, fix="name another folder")
 
 
 def _without_places(described: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from gspo_lightning.commands.evaluate.run import evaluate as run_evaluation
 from gspo_lightning.resume.writer import sole_writer
 from gspo_lightning.rewards import CodeExecutor
 from gspo_lightning.statistics.intervals import of_new_problems, of_these_problems
+from gspo_lightning.suites.results import write_results
 from gspo_lightning.suites.suite import load_suite
 from tests import ROOT
 
@@ -139,6 +141,63 @@ def test_an_interrupted_evaluation_goes_on(aime: Path, tmp_path: Path) -> None:
     assert sorted(file.read_text().splitlines()) == sorted(
         (tmp_path / "whole" / "samples.jsonl").read_text().splitlines()
     )
+
+
+@pytest.mark.parametrize("left", [b"", b"\0" * 512, b'{"run": {"answers": {"comple'])
+def test_results_that_a_power_failure_cut_off_stop_no_continuation(left: bytes, aime: Path, tmp_path: Path) -> None:
+    rows = [{"id": str(i), "sample": k, "completion": box(25)} for i in (60, 61, 62) for k in range(3)]
+    arguments = ("--suite=aime2024", "--data", aime, "--completions", write(tmp_path / "a.jsonl", rows))
+    whole = evaluate(tmp_path / "out", *arguments)
+    lines = (tmp_path / "out" / "samples.jsonl").read_bytes()
+    for _ in range(2):  # and again: what is not known stays said
+        (tmp_path / "out" / "results.json").write_bytes(left)
+        again = evaluate(tmp_path / "out", *arguments)
+        assert again["aime2024"] == whole["aime2024"]
+        assert evaluate(tmp_path / "out", *arguments)["run"] == again["run"]
+        assert (tmp_path / "out" / "samples.jsonl").read_bytes() == lines
+        (note,) = again["run"]["notes"]["aime2024"]
+        assert "results.json was empty or cut off. 9 verdicts are on these problems and were kept" in note
+        assert note in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_cut_off_results_of_other_problems_stop_one(
+    aime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--suite=aime2024", "--completions", write(tmp_path / "a.jsonl", [{"id": "60", "completion": box(1)}]))
+    for changed in (("What is", "How much is"), ('"answer": "025"', '"answer": "026"')):
+        output, data = tmp_path / changed[0].strip('"'), aime / "aime2024.jsonl"
+        evaluate(output, "--data", aime, *arguments)
+        (output / "results.json").write_bytes(b"")
+        data.write_text(data.read_text().replace(*changed))
+        evaluate(output, "--data", aime, *arguments, code=2)
+        assert "contains a different evaluation: its problems or rewards differ" in capsys.readouterr().err
+        assert (output / "results.json").read_bytes() == b""
+
+
+def test_results_are_on_the_disk_before_they_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    sync, replace = os.fsync, os.replace
+
+    def seen(name: str, real: Callable[..., None]) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            done.append(name)
+            real(*arguments)
+
+        return call
+
+    monkeypatch.setattr(os, "fsync", seen("fsync", sync))
+    monkeypatch.setattr(os, "replace", seen("replace", replace))
+    write_results(tmp_path, {"run": {}})
+    assert done == ["fsync", "replace", "fsync"]  # the file, its name, the folder
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_results(tmp_path, {"run": {"answers": 1}})
+    assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
+    assert json.loads((tmp_path / "results.json").read_text()) == {"run": {}}
+
+
+def full(_: int) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def test_another_evaluation_does_not_go_on_there(
@@ -302,6 +361,90 @@ def test_two_evaluations_are_compared_problem_by_problem(
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| aime2024"))
     assert "| 0.0 % | 50.0 % | +50.0" in row
     assert "| 1 | 1 / 0 / 2 | 0 | not enough problems to tell |" in row
+
+
+SUM = "about: sums\ncolumns: {id: name, prompt: question, answer: gold}\nprompt: 'Add {{ prompt }}.'\nmetrics: [avg]\n"
+
+
+def judged(folder: Path, reward: str, golds: list[str], *more: object) -> Path:
+    """The same ten answers, judged by these golds and this reward; the output."""
+    folder.mkdir()
+    (folder / "sums.yaml").write_text(f"{SUM}data: {folder / 'sums.jsonl'}\nreward: {reward}\n")
+    write(folder / "sums.jsonl", [{"name": f"n{i}", "question": f"{i}+1", "gold": g} for i, g in enumerate(golds)])
+    answers = write(folder / "a.jsonl", [{"id": f"n{i}", "completion": box(f"{i + 1}.004")} for i in range(10)])
+    evaluate(folder / "out", f"--suite={folder / 'sums.yaml'}", "--completions", answers, *more)
+    return folder / "out"
+
+
+PLAIN, ROUNDED = "{class_path: MathVerifier}", "{class_path: MathVerifier, init_args: {decimals: 2}}"
+GOLDS = [f"{i + 1}.004" for i in range(10)]
+
+
+def comparison(a: Path, b: Path, capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
+    capsys.readouterr()
+    assert main(["evaluate", "--compare", str(a), str(b)]) == code
+    said = capsys.readouterr()
+    return said.err if code else said.out
+
+
+def test_verdicts_by_other_answers_or_rewards_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ten answers that are the same: 'worse, p = .002' would be about the judges."""
+    a = judged(tmp_path / "a", PLAIN, GOLDS)
+    golds = judged(tmp_path / "golds", PLAIN, [*GOLDS[:1], *(f"{i}.5" for i in range(9))])
+    said = comparison(a, golds, capsys, 2)
+    assert "the records of 9 problems (answers, or other columns) differ" in said
+    assert f"gspo evaluate --completions {a / 'samples.jsonl'}" in said
+    options = judged(tmp_path / "options", ROUNDED, GOLDS)
+    said = comparison(a, options, capsys, 2)
+    assert "the options decimals of the reward MathVerifier differ" in said
+    assert "records" not in said
+    other = judged(tmp_path / "other", "{class_path: ExactMatch}", GOLDS)
+    assert "the rewards (MathVerifier and ExactMatch) differ" in comparison(a, other, capsys, 2)
+
+
+def test_the_fix_for_other_golds_is_to_judge_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = judged(tmp_path / "a", PLAIN, ["1"] * 10), judged(tmp_path / "b", PLAIN, GOLDS)
+    again = tmp_path / "again"
+    evaluate(again, f"--suite={tmp_path / 'b' / 'sums.yaml'}", "--completions", a / "samples.jsonl")
+    assert "| 100.0 % | 100.0 % |" in comparison(again, b, capsys)
+
+
+def test_fewer_problems_of_the_same_suite_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = judged(tmp_path / "a", PLAIN, GOLDS)
+    rows = [{"id": f"n{i}", "completion": box(f"{i + 1}.004")} for i in range(4)]
+    few, suite = write(tmp_path / "few.jsonl", rows), tmp_path / "a" / "sums.yaml"
+    evaluate(tmp_path / "few", f"--suite={suite}", "--limit=4", "--completions", few)
+    said = comparison(a, tmp_path / "few", capsys)
+    assert "| 0 / 0 / 4 | 6 | no difference seen |" in said
+    assert "note" not in said
+
+
+def old(now: Path, **more: Any) -> Path:
+    """A copy of an output as older versions wrote it."""
+    output = now.with_name(f"old{len(list(now.parent.iterdir()))}")
+    shutil.copytree(now, output)
+    file, results = output / "samples.jsonl", json.loads((output / "results.json").read_text())
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    write(file, [{key: value for key, value in line.items() if key != "record_sha256"} for line in lines])
+    del results["run"]["rewards"], results["run"]["recovered"]
+    results["run"] |= more
+    (output / "results.json").write_text(json.dumps(results))
+    return output
+
+
+def test_what_older_results_do_not_say_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new, rounded = judged(tmp_path / "new", PLAIN, GOLDS), judged(tmp_path / "rounded", ROUNDED, GOLDS)
+    a, other = old(new), old(rounded)
+    assert "note" not in comparison(a, new, capsys)  # one hash of all of it was there, and is the same
+    assert "problems or rewards (by the hash of both) differ" in comparison(a, other, capsys, 2)
+    assert "problems or rewards (by the hash of both) differ" in comparison(new, other, capsys, 2)
+    older = old(rounded, hashes={})
+    unknown = "note: sums: whether records and reward options are the same cannot be checked: an older version wrote"
+    assert unknown in comparison(new, older, capsys)
+    older = old(new, versions={"gspo_lightning": "0.0.1"})
+    assert "note: sums: judged by other versions: gspo_lightning 0.0.1" in comparison(older, a, capsys)
 
 
 def test_a_suite_of_the_users_own(tmp_path: Path) -> None:
