@@ -280,3 +280,18 @@ def test_an_output_that_is_no_file_is_refused(files: tuple[Path, Path], capsys: 
     write(files[0], {"completion": "#1", "answer": "1"})
     assert cli.main(["score", "--input", str(files[0]), "--output", "/dev/null", "--reward", "ExactMatch"]) == 2
     assert "/dev/null cannot be written" in capsys.readouterr().err
+
+
+def test_a_reward_that_forks_and_returns_is_named(
+    files: tuple[Path, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plugin = tmp_path / "forking.py"
+    plugin.write_text(
+        "import os\nfrom gspo_lightning.rewards import Reward\n\n\nclass ForksAndReturns(Reward):\n"
+        "    def score(self, completion):\n        if os.fork():\n            os.wait()\n        return 1.0\n"
+    )
+    write(files[0], *({"id": str(i), "prompt": "p", "completion": "x"} for i in range(3)))
+    words = ("--input", str(files[0]), "--output", str(files[1]), "--workers=1", "--plugins", str(plugin))
+    assert cli.main(["score", "--reward=ForksAndReturns", *words]) == 2
+    assert "rewards.ForksAndReturns: forks, and the child comes back from score()" in capfd.readouterr().err
+    assert not files[1].exists()

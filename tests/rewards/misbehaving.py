@@ -98,6 +98,28 @@ class _Raises(Reward):
         return 1.0
 
 
+class _Forks(Reward):
+    """Both processes come back, each in its own way."""
+
+    def __init__(self, way: str = "returns") -> None:
+        self.way = way
+
+    def score(self, completion: str) -> float:
+        if os.fork() == 0:
+            if self.way == "raises":
+                raise LookupError("in the child")
+            if self.way == "exits":
+                sys.exit()
+            if self.way == "ends":
+                os._exit(0)
+            if self.way == "returns later":
+                time.sleep(0.3)
+            return 9.0
+        if self.way != "returns later":
+            os.wait()
+        return float(len(completion))
+
+
 class _Exits(Reward):
     def score(self, completion: str) -> float:
         sys.exit("on purpose")

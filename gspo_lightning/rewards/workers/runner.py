@@ -338,6 +338,15 @@ class RewardRunner:
         return [next(asked) if score is None else score for score in scores]
 
     def _score_here(self, name: str, reward: Reward, samples: Sequence[Sample]) -> list[Score]:
+        trainer = os.getpid()
+        try:
+            return self._judge_here(name, reward, samples)
+        finally:
+            if os.getpid() != trainer:  # a child that the reward forked would train on, too
+                os.write(2, f"rewards.{name}: a child that it forked came back from score() and was ended\n".encode())
+                os._exit(1)
+
+    def _judge_here(self, name: str, reward: Reward, samples: Sequence[Sample]) -> list[Score]:
         found: list[Score] = []
         try:
             if name not in self._prepared:

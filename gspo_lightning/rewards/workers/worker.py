@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import io
 import math
+import mmap
 import os
 import pickle
 import resource
@@ -39,7 +40,8 @@ _TRACE_CHARACTERS = 20_000
 
 def main() -> int:
     """Serve until stdin ends; the exit code is 0 then, and 1 if the worker could not start."""
-    requests, replies = _take_over_pipes()
+    requests, descriptor = _take_over_pipes()
+    replies = _Replies(descriptor)
     setup: Setup | None = _read(requests)
     if setup is None:
         return 0
@@ -47,14 +49,40 @@ def main() -> int:
     try:
         rewards = _start(setup)
     except BaseException as error:
-        _say(replies, t="broken", error=_one_line(error), trace=_trace())
+        replies.say(t="broken", error=_one_line(error), trace=_trace())
         return 1
-    _say(replies, t="ready", cpu=time.process_time())
+    replies.say(t="ready", cpu=time.process_time())
     while (task := _read(requests)) is not None:
         name, samples = task
         _serve(replies, name, rewards[name], samples, rewards[name].deadline_s or setup.deadline_s)
-        _say(replies, t="done", mb=_address_space_mb(), cpu=time.process_time())
+        replies.say(t="done", mb=_address_space_mb(), cpu=time.process_time())
     return 0
+
+
+class _Replies:
+    """The pipe to the runner, which only the worker itself writes.
+
+    A reward may fork. A child that comes back from it, with a result or an exception, would go on as a second worker
+    on the same pipes: it is ended here, and leaves word in memory that both share.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._worker = descriptor, os.getpid()
+        self._word = mmap.mmap(-1, mmap.PAGESIZE)
+
+    @property
+    def child_returned(self) -> bool:
+        """Whether a child has come back from a reward."""
+        return self._word[0] == 1
+
+    def say(self, **message: object) -> None:
+        """Send a message, or end a process that is not the worker."""
+        if os.getpid() != self._worker:
+            self._word[0] = 1
+            os._exit(1)
+        view = memoryview(json_frame(message))
+        while view:
+            view = view[os.write(self._descriptor, view) :]
 
 
 def _take_over_pipes() -> tuple[int, int]:
@@ -110,7 +138,7 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (ceiling, hard))
 
 
-def _serve(replies: int, name: str, reward: Reward, samples: Sequence[Sample], deadline_s: float) -> bool:
+def _serve(replies: _Replies, name: str, reward: Reward, samples: Sequence[Sample], deadline_s: float) -> bool:
     """Judge the samples of a task, sending each verdict when it is found; False if the reward failed."""
     done = 0
     try:
@@ -118,6 +146,7 @@ def _serve(replies: int, name: str, reward: Reward, samples: Sequence[Sample], d
             _limit_cpu(deadline_s)
             try:
                 for score in judge(name, reward, samples[done:]):
+                    _check_children(replies, name)
                     _send(replies, score)
                     done += 1
                     _limit_cpu(deadline_s)
@@ -127,14 +156,14 @@ def _serve(replies: int, name: str, reward: Reward, samples: Sequence[Sample], d
                 _send(replies, Score.model_error("memory"))
                 done += 1
     except InfrastructureError as error:
-        _say(replies, t="unavailable", reason=_one_line(error))
+        replies.say(t="unavailable", reason=_one_line(error))
         return False
     except BaseException as error:  # SystemExit of a plug-in as well: the runner decides what it means
         if is_refusal(error, name) or (isinstance(error, UserError) and is_own(type(reward))):
-            _say(replies, t="refused", field=error.field, problem=error.problem, fix=error.fix)
+            replies.say(t="refused", field=error.field, problem=error.problem, fix=error.fix)
         else:
             at = str(place_of(error) or "")
-            _say(replies, t="raised", id=samples[done].id, error=_one_line(error), trace=_trace(), at=at)
+            replies.say(t="raised", id=samples[done].id, error=_one_line(error), trace=_trace(), at=at)
         return False
     return True
 
@@ -144,23 +173,27 @@ def _limit_cpu(deadline_s: float) -> None:
     _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + 2 * deadline_s + 5))
 
 
-def _send(replies: int, score: Score) -> None:
+def _check_children(replies: _Replies, name: str) -> None:
+    """See that no child of a reward has come back from it.
+
+    Raises:
+        UserError: one has, in this process.
+    """
+    if replies.child_returned:
+        raise UserError(
+            f"rewards.{name}",
+            "forks, and the child comes back from score() as if it were the worker",
+            fix="end the child with os._exit(), or start it with subprocess",
+        )
+
+
+def _send(replies: _Replies, score: Score) -> None:
     detail = score.detail[:_DETAIL_CHARACTERS]
     logged: dict[str, Any] = {key: dict(found) for key, found in (("m", score.logged), ("x", score.extra)) if found}
     if score.steps:
         logged["p"] = score.steps
     status = ScoreStatus(score.status).value
-    _say(replies, t="score", r=score.reward, s=status, d=detail, cpu=time.process_time(), **logged)
-
-
-def _say(replies: int, **message: object) -> None:
-    _write(replies, json_frame(message))
-
-
-def _write(replies: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(replies, view) :]
+    replies.say(t="score", r=score.reward, s=status, d=detail, cpu=time.process_time(), **logged)
 
 
 def _read(requests: int) -> Any:

@@ -132,6 +132,34 @@ def test_a_batched_reward_is_taken_apart_to_find_the_culprit() -> None:
     assert [str(s.status) for s in scores[1:6:2]] == ["timeout", "model_error", "missing"]
 
 
+@pytest.mark.parametrize("way", ["returns", "raises", "exits", "returns later"])
+def test_a_reward_that_forks_and_comes_back_is_named(way: str) -> None:
+    """Both processes would write verdicts into one pipe: the runner took a sample's score for the next one's."""
+
+    def score_until_it_is_known() -> None:
+        for _ in range(20 if way == "returns later" else 1):
+            assert rewards_of(runner.score(samples("a", "bb", "ccc"))) == [1.0, 2.0, 3.0]
+            time.sleep(0.1)
+
+    with RewardRunner({"forks": bad._Forks(way)}, num_workers=1) as runner:
+        with pytest.raises(UserError, match=r"rewards\.forks: forks, and the child comes back from score") as caught:
+            score_until_it_is_known()
+        assert "os._exit()" in str(caught.value)
+
+
+def test_a_reward_may_fork_if_its_child_ends_there() -> None:
+    with RewardRunner({"forks": bad._Forks("ends")}, num_workers=1) as runner:
+        assert rewards_of(runner.score(samples("a", "bb", "ccc"))) == [1.0, 2.0, 3.0]
+
+
+def test_a_reward_in_the_trainer_that_forks_makes_no_second_trainer(capfd: pytest.CaptureFixture[str]) -> None:
+    reward = bad._Forks("raises")
+    reward.where = "trainer"
+    with RewardRunner({"forks": reward}, num_workers=1) as runner:
+        assert rewards_of(runner.score(samples("a", "bb"))) == [1.0, 2.0]
+    assert capfd.readouterr().err.count("rewards.forks: a child that it forked came back from score()") == 2
+
+
 def test_async_scores_of_a_task_run_together() -> None:
     with RewardRunner({"r": bad._Async()}, num_workers=1) as runner:
         runner.check(set())
