@@ -9,9 +9,10 @@ import glob
 import os
 import shutil
 import socket
+import stat
 from pathlib import Path
 
-__all__ = ["alive", "beside", "remove", "sweep"]
+__all__ = ["alive", "beside", "remove", "share", "sweep"]
 
 _SUFFIX = ".unfinished"
 
@@ -61,3 +62,14 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def share(weights: Path, like: Path) -> None:
+    """Give weights the mode of another file, which the umask decided: safetensors writes for this user alone.
+
+    Args:
+        weights: a folder; its ``*.safetensors`` are meant.
+        like: a file that was written in the usual way.
+    """
+    for file in weights.glob("*.safetensors"):
+        file.chmod(stat.S_IMODE(like.stat().st_mode))

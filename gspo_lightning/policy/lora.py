@@ -24,6 +24,7 @@ from gspo_lightning.policy.four_bit import dequantise, quantise
 from gspo_lightning.policy.freezing import layers_left_out
 from gspo_lightning.policy.thread_state import without_autocast
 from gspo_lightning.randomness import Purpose, stream
+from gspo_lightning.unfinished import share
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -193,6 +194,7 @@ def save_adapters(model: nn.Module, folder: Path, dtype: torch.dtype | None = No
     folder.mkdir(parents=True)
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=1))
     save_file(weights, folder / "adapter_model.safetensors")
+    share(folder, folder / "adapter_config.json")
     return sum(weight.numel() * weight.element_size() for weight in weights.values())
 
 

@@ -27,6 +27,7 @@ from gspo_lightning.policy.vision.families import FAMILIES, SAID, reads_pictures
 from gspo_lightning.policy.vision.look import Look
 from gspo_lightning.policy.vision.sight import sight_of
 from gspo_lightning.types import Decoding, MicroBatch, WeightsOn
+from gspo_lightning.unfinished import share
 
 __all__ = ["Policy"]
 
@@ -308,6 +309,7 @@ class Policy(nn.Module):
                 model.save_pretrained(folder, **options)
         finally:
             del model.should_save_on_this_rank
+        share(Path(folder), Path(folder) / "config.json")
         self.tokenizer.save_pretrained(folder)
         if self.sight is not None:
             self.sight.save(Path(folder))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import os
@@ -10,11 +11,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from gspo_lightning.unfinished import beside
+from gspo_lightning.unfinished import beside, remove
 
-__all__ = ["DigestWriter", "atomic_file", "sha256", "swapping", "sync_folder", "synced", "write_text"]
+__all__ = [
+    "DigestWriter",
+    "atomic_file",
+    "replace_folder",
+    "sha256",
+    "swapping",
+    "sync_folder",
+    "sync_tree",
+    "synced",
+    "write_text",
+]
 
 _BLOCK = 1 << 20
+_EXCHANGE, _HERE = 2, -100
+"""RENAME_EXCHANGE and AT_FDCWD of Linux."""
 
 
 class DigestWriter:
@@ -95,9 +108,50 @@ def write_text(target: Path, text: str) -> None:
         file.write(text.encode())
 
 
+def replace_folder(unfinished: Path, target: Path) -> None:
+    """Put a folder that is whole in the place of another, which is removed: a kill at any moment leaves one of them.
+
+    A file system that cannot exchange two folders has neither at ``target`` for a moment, the old one beside it.
+    """
+    if not target.exists():
+        os.rename(unfinished, target)
+    elif not _exchange(unfinished, target):
+        names = (target.with_name(f"{target.name}.old-{number}") for number in range(1, 10_000))
+        aside = next(path for path in names if not path.exists())
+        os.rename(target, aside)
+        try:
+            os.rename(unfinished, target)
+        except BaseException:
+            os.rename(aside, target)
+            raise
+        unfinished = aside
+    sync_folder(target.parent)
+    if unfinished.exists():
+        remove(unfinished)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two folders in one step; whether the file system could."""
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (OSError, AttributeError):
+        return False
+    return bool(rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0)
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames in a folder survive a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    _sync(folder)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make a folder and everything in it survive a power failure."""
+    for path in [*folder.rglob("*"), folder]:
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -106,11 +160,7 @@ def sync_folder(folder: Path) -> None:
 
 def synced(file: Path) -> tuple[int, str]:
     """Make a file survive a power failure; returns its bytes and its SHA-256, hexadecimal."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    _sync(file)
     return file.stat().st_size, sha256(file)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
 from gspo_lightning.errors import InfrastructureError
-from gspo_lightning.resume.files import swapping, sync_folder, synced
+from gspo_lightning.resume.files import replace_folder, swapping, sync_folder, synced
 from gspo_lightning.resume.finite import check_finite
 from gspo_lightning.resume.manifest import Manifest, next_serial
 from gspo_lightning.unfinished import beside, remove
@@ -55,9 +54,7 @@ def save_folder(target: Path, checkpoint: dict[str, Any], write: Callable[[Path]
         if rank == 0:
             sync_folder(unfinished)
             with swapping(target.parent):
-                remove(target)
-                os.replace(unfinished, target)
-                sync_folder(target.parent)
+                replace_folder(unfinished, target)
                 whole = {name: value for part in parts for name, value in part.items()}
                 Manifest(whole, step, next_serial(target.parent), score).write(target)
 

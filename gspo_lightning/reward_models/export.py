@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gspo_lightning.faults import written
 from gspo_lightning.policy.classifier import set_pad
+from gspo_lightning.resume.exports import exported_folder
 from gspo_lightning.reward_models.card import CARD, card
 from gspo_lightning.reward_models.rows import Text
-from gspo_lightning.unfinished import beside, remove, sweep
+from gspo_lightning.unfinished import share
 
 __all__ = ["READS", "export"]
 
@@ -23,9 +22,14 @@ READS = "gspo_reads"
 
 
 def export(
-    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, reads: Text, content: Mapping[str, Any]
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    reads: Text,
+    content: Mapping[str, Any],
+    sources: Iterable[Path] = (),
 ) -> None:
-    """Write the folder, whole or not at all; one that is there is replaced.
+    """Write the folder, whole or not at all; an export that is there is replaced.
 
     ``AutoModelForSequenceClassification.from_pretrained(folder)`` loads it, and ``SequenceClassificationReward`` takes
     the folder as it is.
@@ -36,19 +40,17 @@ def export(
         tokenizer: of the model.
         reads: what it was trained on.
         content: of the card, see :func:`gspo_lightning.reward_models.card.card`.
+        sources: files and folders that are still needed, so that the folder must not hold them.
+
+    Raises:
+        UserError: another folder than an export is there.
     """
     setattr(model.config, READS, reads)
     set_pad(model, tokenizer.pad_token_id)
-    unfinished = beside(folder)
-    unfinished.parent.mkdir(parents=True, exist_ok=True)
-    sweep(folder.parent, folder.name)
-    remove(unfinished)
-    with written(str(folder), unfinished):
+    with exported_folder(folder, sources) as unfinished:
         model.save_pretrained(unfinished)
+        share(unfinished, unfinished / "config.json")
         tokenizer.save_pretrained(unfinished)
         if (picture := content.get("picture")) is not None and Path(picture).is_file():
             shutil.copyfile(picture, unfinished / Path(picture).name)
         (unfinished / CARD).write_text(card(content), encoding="utf-8")
-    if folder.exists():
-        shutil.rmtree(folder)
-    os.replace(unfinished, folder)

@@ -122,6 +122,20 @@ def test_a_checkpoint_is_exported_as_the_run_exports_itself(
     assert {file.name: file.read_bytes() for file in (tmp_path / "last").iterdir()} == ours
 
 
+def test_a_run_does_not_end_by_deleting_what_it_did_not_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = runs.write(tmp_path / "train.jsonl", runs.planted(23))
+    argv = [f"--data.val={train}", *SHORT]
+    run = runs.fit_reward(tmp_path / "runs", train, *argv)
+    (run / "model" / "mine.txt").write_text("notes")
+    again = [*argv, "--ckpt_path=last", "--trainer.max_epochs=2"]
+    runs.fit_reward(tmp_path / "runs", train, *again, code=2)  # before it trains
+    assert f"ckpt_path: {run / 'model'} holds mine.txt, which no export wrote" in capsys.readouterr().err
+    (run / "model" / "mine.txt").rename(tmp_path / "mine.txt")
+    assert runs.fit_reward(tmp_path / "runs", train, *again) == run
+
+
 def test_commands_for_policies_name_a_reward_model(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

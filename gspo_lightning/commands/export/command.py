@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from gspo_lightning.commands.export.hub import check_repository, push
 from gspo_lightning.errors import UserError
-from gspo_lightning.faults import written
-from gspo_lightning.unfinished import beside, remove, sweep
 
 __all__ = ["export", "main"]
 
@@ -25,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("gspo export", description="Write a checkpoint in transformers format.")
     parser.add_argument("checkpoint", type=Path, help="a .ckpt file, or folder of shards")
     parser.add_argument("output", type=Path, help="folder to write")
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    parser.add_argument("--overwrite", action="store_true", help="replace the folder if an export wrote it")
     parser.add_argument("--evaluation", type=Path, action="append", default=[], metavar="FOLDER",
                         help="an --output of gspo evaluate, whose results go into the model card")  # fmt: skip
     parser.add_argument("--push_to_hub", metavar="REPO", help="upload the folder as well, to NAME/REPO on the hub; a "
@@ -59,22 +56,25 @@ def export(
         checkpoint: written by ``gspo fit`` or ``gspo fit-reward``; it knows which model it belongs to.
         output: loads with ``AutoModelForCausalLM.from_pretrained(output)``, a reward model with
             ``AutoModelForSequenceClassification``.
-        overwrite: replace an existing folder.
+        overwrite: replace the folder of an earlier export; no other folder is ever replaced.
         trust_remote_code: run Python code that the model's repository ships.
         evaluations: folders of ``gspo evaluate`` for the model card of a policy.
 
     Raises:
         UserError: see :func:`main`.
     """
-    if output.exists() and not overwrite:
+    if os.path.lexists(output) and not overwrite:
         raise UserError("output", f"{output} exists", fix="give another folder, or --overwrite")
     if not checkpoint.exists():  # both before torch is imported
         raise UserError("checkpoint", f"{checkpoint} does not exist")
     from gspo_lightning.commands.export.card import read_evaluations, write_card
     from gspo_lightning.commands.export.weights import policy_of
     from gspo_lightning.resume import read_checkpoint
+    from gspo_lightning.resume.exports import check_replaceable, exported_folder
     from gspo_lightning.resume.resumption import REWARD_MODEL
 
+    sources = [checkpoint, *evaluations]
+    check_replaceable(output, sources)
     judged = read_evaluations(evaluations)
     content = read_checkpoint(checkpoint, "checkpoint")
     if REWARD_MODEL in content:
@@ -83,16 +83,9 @@ def export(
             raise UserError("--evaluation", problem, fix="leave it out: held-out results are in the card already")
         from gspo_lightning.commands.export.reward_model import export_reward_model
 
-        export_reward_model(content, checkpoint, output, trust_remote_code=trust_remote_code)
+        export_reward_model(content, checkpoint, output, sources, trust_remote_code=trust_remote_code)
         return
     policy = policy_of(content, checkpoint, trust_remote_code=trust_remote_code)
-    unfinished = beside(output)
-    unfinished.parent.mkdir(parents=True, exist_ok=True)
-    sweep(output.parent, output.name)
-    remove(unfinished)
-    with written(str(output), unfinished):
+    with exported_folder(output, [*sources, Path(content["gspo_lightning"]["model"]["name_or_path"])]) as unfinished:
         policy.save_pretrained(unfinished)
         write_card(unfinished, content, checkpoint, judged)
-    if output.exists():
-        shutil.rmtree(output)
-    os.replace(unfinished, output)

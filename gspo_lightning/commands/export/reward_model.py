@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ __all__ = ["export_reward_model"]
 
 
 def export_reward_model(
-    content: dict[str, Any], checkpoint: Path, output: Path, *, trust_remote_code: bool = False
+    content: dict[str, Any], checkpoint: Path, output: Path, sources: Sequence[Path], *, trust_remote_code: bool = False
 ) -> None:
     """Write the folder that ``gspo fit-reward`` leaves at the end of a run, of any of its checkpoints.
 
@@ -24,11 +25,12 @@ def export_reward_model(
     Args:
         content: that was read of the checkpoint.
         checkpoint: written by ``gspo fit-reward``.
-        output: to write; replaced if it is there.
+        output: to write; an export that is there is replaced.
+        sources: files and folders that are still needed.
         trust_remote_code: run Python code that the model's repository ships.
 
     Raises:
-        UserError: the model cannot be loaded.
+        UserError: the model cannot be loaded, or ``output`` is not an export.
     """
     model, settings = reward_model_in(content, checkpoint, trust_remote_code=trust_remote_code)
     reads, run = content[REWARD_MODEL]["text"], content.get("gspo_run") or {}
@@ -39,4 +41,4 @@ def export_reward_model(
         "results": results, "updates": updates, "data": run.get("data", {}), "versions": run.get("versions", {}),
         "reads": reads, "picture": None if folder is None or results is None else folder / PICTURE,
     }  # fmt: skip
-    export(output, model, load_tokenizer(settings), reads, of_card)
+    export(output, model, load_tokenizer(settings), reads, of_card, [*sources, Path(settings.name_or_path)])

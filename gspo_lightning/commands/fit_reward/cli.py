@@ -21,10 +21,11 @@ from gspo_lightning.commands.fit.one_writer import agree_first
 from gspo_lightning.commands.fit.run_folder import check_writable, runs_of
 from gspo_lightning.commands.fit.saved_config import SavedConfig
 from gspo_lightning.commands.fit_reward.callbacks import callbacks_of
-from gspo_lightning.commands.fit_reward.finish import finish
+from gspo_lightning.commands.fit_reward.finish import MODEL, finish
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.threads import few_threads, width_of
 from gspo_lightning.resume import Resumption, Writer
+from gspo_lightning.resume.exports import check_replaceable
 from gspo_lightning.resume.versions import versions
 from gspo_lightning.reward_models import PreferenceDataModule, RewardModule
 from gspo_lightning.strategies.checks import check_strategy
@@ -102,6 +103,8 @@ class RewardCLI(LightningCLI):
             check_writable(runs_of(config))
         self.resumption = Resumption.of(config.ckpt_path, runs_of(config), writer=self.writer, reward_model=True)
         check_writable(self.resumption.run or runs_of(config))
+        if self.resumption.run is not None:
+            check_replaceable(self.resumption.run / MODEL, [], "ckpt_path")  # where the run ends
         plugins = [config.plugins] if isinstance(config.plugins, str) else list(config.plugins or [])
         self.resumption.check_config(config.as_dict(), versions(), plugins)
 

@@ -56,9 +56,8 @@ def finish(
         "config": json.loads(json.dumps(dict(config), default=str)), "results": results, "updates": trainer.global_step,
         "data": data.fingerprints(), "versions": versions(), "reads": data.reads, "picture": folder / PICTURE,
     }  # fmt: skip
-    export(
-        folder / MODEL, reward_model_of(module.settings, module.whole_weights()), module.tokenizer, data.reads, content
-    )
+    model = reward_model_of(module.settings, module.whole_weights())
+    export(folder / MODEL, model, module.tokenizer, data.reads, content, [Path(module.settings.name_or_path)])
     print(describe(found))
     print(f"results: {folder / RESULTS}, {PICTURE}\nmodel:   {folder / MODEL}")
 

@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from gspo_lightning.policy.lora import save_adapters
 from gspo_lightning.policy.policy import Policy
+from gspo_lightning.unfinished import share
 
 __all__ = ["WeightFolders", "in_checkpoint_format", "needs_own_head", "own_head", "save_without_weights", "untie"]
 
@@ -78,6 +79,7 @@ def untie(policy: Policy, folder: Path, dtype: torch.dtype | None) -> None:
         _change(index, {"weight_map": files | {HEAD: "lm_head.safetensors"}})
     elif whole.exists():
         save_file(load_file(whole) | own_head(policy, dtype), whole, metadata={"format": "pt"})
+    share(folder, config)
 
 
 def _change(file: Path, words: dict[str, Any]) -> None:

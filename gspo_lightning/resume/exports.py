@@ -1,0 +1,104 @@
+"""Folders of exported models: appear whole or not at all, and replace nothing but an earlier export."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from gspo_lightning.errors import UserError
+from gspo_lightning.faults import written
+from gspo_lightning.resume.files import replace_folder, sync_tree
+from gspo_lightning.unfinished import beside, remove, sweep
+
+__all__ = ["MARK", "check_replaceable", "exported_folder"]
+
+MARK = "gspo_export.json"
+"""Lists the files of an export; written last."""
+_CARD = "README.md"
+_OLDER = (
+    _CARD, "*.png", "*config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "vocab.*", "merges.txt",
+    "*tokens*.json", "*.model", "chat_template*", "*.py",
+)  # fmt: skip
+"""Names in exports from before there was a list in each."""
+
+
+def check_replaceable(target: Path, sources: Iterable[Path], field: str = "output") -> None:
+    """See that nothing but an earlier export would be lost with a folder.
+
+    Args:
+        target: to be replaced; may be missing.
+        sources: files and folders that are still needed.
+        field: what a message calls the target.
+
+    Raises:
+        UserError: it is no folder, was not written by an export, has other files too, or holds something needed.
+    """
+    target, fix = target.resolve(), "give another folder"
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise UserError(field, f"{target} is a file", fix=fix)
+    for needed, why in [*((Path(one), str(one)) for one in sources), *_places()]:
+        places = (needed.resolve(), needed.parent.resolve() / needed.name)  # of a link both
+        if needed.exists() and any(place.is_relative_to(target) for place in places):
+            raise UserError(field, f"{target} is or holds {why}, and would be deleted", fix=fix)
+    found = {str(p.relative_to(target)) for p in target.rglob("*")}
+    ours = _files_of_export(target, found)
+    if ours is None and found:
+        raise UserError(field, f"{target} was not written by gspo export, and would be deleted", fix=fix)
+    if others := sorted(found - (ours or set())):
+        said = f"{target} holds {others[0]}, which no export wrote" + (
+            f", and {len(others) - 1} more" * (len(others) > 1)
+        )
+        raise UserError(field, said, fix=f"{fix}, or move that file away")
+
+
+@contextlib.contextmanager
+def exported_folder(target: Path, sources: Iterable[Path], field: str = "output") -> Iterator[Path]:
+    """A folder to write a model to. It takes the place of ``target``: a kill at any moment leaves the old or the new.
+
+    Args:
+        target: an export that is there is replaced; of a link the folder that it leads to.
+        sources: see :func:`check_replaceable`.
+        field: what a message calls the target.
+
+    Raises:
+        UserError: see :func:`check_replaceable`.
+        InfrastructureError: the folder cannot be written; nothing of it is left.
+    """
+    check_replaceable(target, sources, field)
+    target = target.resolve()
+    unfinished = beside(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sweep(target.parent, target.name)
+    remove(unfinished)
+    with written(str(target), unfinished):
+        yield unfinished
+        files = sorted(str(p.relative_to(unfinished)) for p in unfinished.rglob("*") if not p.is_dir())
+        (unfinished / MARK).write_text(json.dumps({"files": [*files, MARK]}, indent=1) + "\n", encoding="utf-8")
+        sync_tree(unfinished)
+        check_replaceable(target, sources, field)  # writing a model takes minutes
+        replace_folder(unfinished, target)
+
+
+def _places() -> Iterator[tuple[Path, str]]:
+    with contextlib.suppress(OSError):  # it was deleted
+        yield Path.cwd(), "the working directory"
+    with contextlib.suppress(RuntimeError):
+        yield Path.home(), "your home directory"
+
+
+def _files_of_export(folder: Path, found: set[str]) -> set[str] | None:
+    """The files that an export wrote there; None if it is no export."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        listed: Any = json.loads((folder / MARK).read_text(encoding="utf-8"))
+        names = [Path(name) for name in listed["files"]]
+        return {str(part) for name in names for part in (name, *name.parents)}
+    with contextlib.suppress(OSError, ValueError):
+        if "\n- gspo_lightning\n" in (folder / _CARD).read_text(encoding="utf-8").partition("\n---\n")[0] + "\n":
+            return {name for name in found if any(fnmatch(name, kind) for kind in _OLDER)}
+    return None
