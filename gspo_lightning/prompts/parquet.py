@@ -86,5 +86,7 @@ class _Readable:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         import pyarrow.lib
 
+        if isinstance(error, PermissionError):
+            raise UserError(self._name, "cannot be read: Permission denied") from None
         if isinstance(error, pyarrow.lib.ArrowException | OSError | UnicodeDecodeError):
             raise UserError(self._name, "is not a Parquet file, or is damaged") from None

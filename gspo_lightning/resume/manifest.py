@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gspo_lightning.errors import UserError
 from gspo_lightning.resume.files import sha256, write_text
 
 __all__ = ["SUFFIX", "Manifest", "damage", "manifest_path", "manifests", "next_serial"]
@@ -78,11 +79,26 @@ def next_serial(folder: Path) -> int:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Why a checkpoint cannot be trusted, in a few words; None if it is exactly what was written."""
+    """Why a checkpoint cannot be trusted, in a few words; None if it is exactly what was written.
+
+    Raises:
+        UserError: a file of it may not be read, which says nothing about what is in it.
+    """
+    try:
+        return _damage(checkpoint)
+    except PermissionError as error:
+        said = f"may not be read: {error.strerror}; whether it is whole cannot be told"
+        fix = "have its owner make it readable (chmod a+r), or use a folder of your own (trainer.default_root_dir)"
+        raise UserError(str(error.filename or checkpoint), said, fix=fix) from error
+
+
+def _damage(checkpoint: Path) -> str | None:
     try:
         manifest = Manifest.read(checkpoint)
     except FileNotFoundError:
         return "incomplete: it has no manifest"
+    except PermissionError:
+        raise
     except (OSError, ValueError):
         return "its manifest cannot be read"
     if checkpoint.name not in {name.split("/")[0] for name in manifest.files}:
@@ -96,6 +112,8 @@ def damage(checkpoint: Path) -> str | None:
                 return f"torn: {now:,} of {size:,} bytes" if now < size else f"altered: {now:,} bytes, not {size:,}"
             if sha256(file) != digest:
                 return "altered: its checksum is another one"
+        except PermissionError:
+            raise
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
     return None

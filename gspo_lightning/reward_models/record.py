@@ -77,4 +77,6 @@ def _found(run: Run) -> HeldOut | None:
 
 
 def _fault(error: Exception) -> str:
-    return "missing" if isinstance(error, FileNotFoundError) else f"damaged ({error})"
+    if isinstance(error, OSError):
+        return "missing" if isinstance(error, FileNotFoundError) else f"unreadable ({error.strerror})"
+    return f"damaged ({error})"

@@ -34,6 +34,7 @@ def found_or_made(target: Path, make: Callable[[Path], None], *, what: str, step
 
     Raises:
         OSError: it cannot be written; what was there is as it was, or moved aside.
+        UserError: it is there, but may not be read.
     """
     if target.exists() and _damage(target) is None:
         log.info("%s: found in %s", what, target)

@@ -12,6 +12,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.prompts import parquet
 from gspo_lightning.prompts.formats import read_rows
 from gspo_lightning.prompts.parquet import ParquetRows
+from tests.support.unreadable import unreadable
 
 
 def written(file: Path, rows: int, group: int) -> str:
@@ -62,3 +63,9 @@ def test_damage_is_found_when_all_rows_are_read(tmp_path: Path) -> None:
 
 def test_a_file_without_rows_has_none(tmp_path: Path) -> None:
     assert list(ParquetRows(written(tmp_path / "p.parquet", 0, 10))) == []
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path: Path) -> None:
+    file = Path(written(tmp_path / "p.parquet", 10, 10))
+    with unreadable(file), pytest.raises(UserError, match=r"p\.parquet: cannot be read: Permission denied"):
+        ParquetRows(str(file))

@@ -15,9 +15,11 @@ from gspo_lightning.resume import (
     atomic_file,
     damage,
     find_checkpoint,
+    manifest_path,
     manifests,
     newest_run,
 )
+from tests.support.unreadable import unreadable
 
 
 def write(run: Path, step: int, serial: int | None = None) -> Path:
@@ -107,3 +109,11 @@ def test_a_path_is_verified_if_it_has_a_manifest(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(UserError, match="checksum"):
         Resumption.of(str(path), tmp_path, writer=None)
+
+
+def test_a_checkpoint_that_may_not_be_read_is_not_passed_over_as_damaged(tmp_path: Path) -> None:
+    write(tmp_path, 2)
+    newest = write(tmp_path, 4)
+    for denied in (newest, manifest_path(newest)):
+        with unreadable(denied), pytest.raises(UserError, match="may not be read: Permission denied"):
+            find_checkpoint(tmp_path)

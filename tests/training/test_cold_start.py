@@ -26,6 +26,7 @@ from gspo_lightning.training import cached_model
 from gspo_lightning.training.cold_start import ColdStart
 from gspo_lightning.training.supervised import Point
 from tests.runs.processes import in_processes
+from tests.support.unreadable import unreadable
 
 TASK = ChainTask("cold_start", size=8, operands=2)
 QUICK = ColdStart(TASK, steps=2, batch_size=4, warmup_steps=1)
@@ -210,6 +211,31 @@ def test_a_damaged_one_is_named_moved_aside_and_made_again(
     QUICK.ensure(TINY, tmp_path)
     assert len(trained) == 2
     assert not (folder.parent / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "", "manifest"])
+def test_what_may_not_be_read_is_not_called_damaged(name: str, trained: list[int], tmp_path: Path) -> None:
+    """A second user, or a first one with a strict umask, loses nothing."""
+    folder = Path(QUICK.ensure(TINY, tmp_path).name_or_path)
+    before = sorted(tmp_path.rglob("*"))
+    denied = manifest_path(folder) if name == "manifest" else folder / name
+    with unreadable(denied), pytest.raises(UserError, match="may not be read: Permission denied") as caught:
+        QUICK.ensure(TINY, tmp_path)
+    assert str(denied) in caught.value.field
+    assert "chmod a+r" in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert len(trained) == 1
+
+
+def test_files_have_the_mode_that_the_umask_gives(tmp_path: Path) -> None:
+    before = os.umask(0o026)
+    try:
+        folder = Path(QUICK.ensure(TINY, tmp_path).name_or_path)
+    finally:
+        os.umask(before)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in [*folder.iterdir(), manifest_path(folder)]}
+    assert set(modes.values()) == {0o640}, modes
+    assert folder.stat().st_mode & 0o777 == 0o751
 
 
 def test_a_cache_that_vouches_for_its_code_does_not_run_it(tmp_path: Path) -> None:

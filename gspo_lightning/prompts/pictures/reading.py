@@ -98,6 +98,8 @@ def _named(text: str, urls: bool) -> bytes:
             if Path(text).stat().st_size > MOST_BYTES:
                 raise BadPictureError(f"is a file of more than {MOST_BYTES >> 20} MiB")
             return Path(text).read_bytes()
+    except PermissionError as error:
+        raise BadPictureError(f"cannot be read: {error.strerror}") from error
     except (OSError, ValueError):  # too long for a path, a null character
         return _decoded(text)
     if len(text) < 64 or "." in text:

@@ -24,9 +24,11 @@ from gspo_lightning.prompts.base import Record
 from gspo_lightning.prompts.encode import EncodedPrompts, Encoder
 from gspo_lightning.prompts.files import PromptFile, read_prompts
 from gspo_lightning.prompts.pictures.columns import parts_of
+from gspo_lightning.prompts.pictures.reading import BadPictureError, picture_file
 from gspo_lightning.prompts.pictures.settings import Pictures
 from gspo_lightning.types import Prompt
 from tests.support.pictures import SEEING, png, seeing_prompt
+from tests.support.unreadable import unreadable
 
 FILE = png(0)
 START, END, IMAGE, VIDEO = 39, 40, 41, 42
@@ -236,3 +238,10 @@ def test_parts_of_another_kind_are_refused() -> None:
 def test_the_tokenizer_of_a_text_model_knows_nothing_of_pictures() -> None:
     assert sight_of(tokenizer_of(name="tiny-qwen3")) is None
     assert "<|image_pad|>" not in tokenizer_of(name="tiny-qwen3").get_vocab()
+
+
+def test_a_picture_that_may_not_be_read_is_not_taken_for_base64(tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    file.write_bytes(FILE)
+    with unreadable(file), pytest.raises(BadPictureError, match="cannot be read: Permission denied"):
+        picture_file(str(file))
