@@ -70,6 +70,8 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("--input", f"{options.input} does not exist")
     if not options.output.parent.is_dir() or (options.output.exists() and not options.output.is_file()):
         raise UserError("--output", f"{options.output} cannot be written", fix="name a file in a folder that exists")
+    if options.output.exists() and options.output.samefile(options.input):
+        raise UserError("--output", f"{options.output} is the input, which would be lost", fix="name another file")
     runner = RewardRunner(
         rewards,
         num_workers=options.workers,

@@ -48,7 +48,8 @@ class Outputs:
                 raise UserError("--output", f"{target} is an input", fix="name another file; nothing is overwritten")
             if target.exists() or target.is_symlink():
                 raise UserError("--output", f"{target} exists", fix="name another file; nothing is overwritten")
-        if repeated := [t for i, t in enumerate(self._targets) if t in self._targets[:i]]:
+        places = [target.parent.resolve() / target.name for target in targets]  # one file may be spelled in many ways
+        if repeated := [t for i, t in enumerate(self._targets) if places[i] in places[:i]]:
             raise UserError("--output", f"{repeated[0]} is named twice", fix="name different files")
         self.scratch = beside(targets[0].with_name(f"{targets[0].name}.scratch"))
         """A folder for what is needed meanwhile."""

@@ -276,6 +276,17 @@ def test_a_kill_leaves_no_process_and_the_next_start_no_file(
     assert list(scratch.iterdir()) == []
 
 
+def test_the_input_is_not_written_over(files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    source, link = files
+    write(source, {"completion": "4", "answer": "4"})
+    link.symlink_to(source)
+    before = source.read_bytes()
+    for output in (source, source.parent / ".." / source.parent.name / source.name, link):
+        assert cli.main(["score", "--reward", "ExactMatch", "--input", str(source), "--output", str(output)]) == 2
+        assert f"--output: {output} is the input" in capsys.readouterr().err
+    assert source.read_bytes() == before
+
+
 def test_an_output_that_is_no_file_is_refused(files: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     write(files[0], {"completion": "#1", "answer": "1"})
     assert cli.main(["score", "--input", str(files[0]), "--output", "/dev/null", "--reward", "ExactMatch"]) == 2

@@ -57,7 +57,10 @@ def _rollouts(paths: Sequence[Path], reward: str | None) -> Iterator[tuple[str, 
         inside = sorted(f for f in path.iterdir() if f.suffix in FORMATS) if path.is_dir() else [path]
         if not inside:
             raise UserError("--recorded", f"the folder {path} holds no .jsonl or .parquet file")
-        files += inside
+        for file in inside:
+            if any(file.exists() and other.exists() and file.samefile(other) for other in files):
+                raise UserError("--recorded", f"{file} is given twice", fix="name each file once")
+            files.append(file)
     for file in tqdm(files, desc="rollouts", unit=" files"):
         rollouts = Inputs([file], "--recorded")
         for record in rollouts.records(["prompt", "reward", "reward_parts"]):

@@ -75,12 +75,12 @@ class _Journal:
         if path.exists():
             content = path.read_bytes()
             whole = content.rfind(b"\n") + 1
-            lines = [json.loads(line) for line in content[:whole].splitlines()]
+            lines = _lines(path, content[:whole])
             if lines and lines[0] != asked:
                 differs = ", ".join(name for name in asked if lines[0].get(name) != asked[name])
                 said = f"{path.name} was begun for another {differs}"
                 raise UserError("--output", said, fix="repeat that command, remove the file, or name another output")
-            self.done = {line[0]: Tally(*line[1:]) for line in lines[1:]}
+            self.done = {number: Tally(passes, samples) for number, passes, samples in lines[1:]}
         self._file: IO[str] = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
         self._file.truncate(whole)
         if not whole:
@@ -99,6 +99,19 @@ class _Journal:
         self._file.writelines(json.dumps(line) + "\n" for line in lines)
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+def _lines(path: Path, content: bytes) -> list[Any]:
+    """What a journal holds: what it was begun for, then number, passes and samples of records."""
+    try:
+        lines = [json.loads(line) for line in content.splitlines()]
+        numbers = all([isinstance(n, int) for n in line] == [True] * 3 for line in lines[1:])
+        if numbers and all(isinstance(line, dict) for line in lines[:1]):
+            return lines
+    except (ValueError, TypeError, RecursionError):
+        pass
+    fix = "remove the file, or name another output"
+    raise UserError("--output", f"{path.name} is there, and is no journal of this command", fix=fix)
 
 
 def sampled_tallies(inputs: Inputs, options: argparse.Namespace, rest: Sequence[str]) -> list[Tally | None]:

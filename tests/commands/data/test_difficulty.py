@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from gspo_lightning import cli
+from gspo_lightning.commands.data.sampling import _Journal
+from gspo_lightning.errors import UserError
 from gspo_lightning.prompts import ChainTask
 from tests import ROOT
 from tests.commands.data.files import data, read, write
@@ -40,6 +42,27 @@ def test_recorded_rollouts_are_counted_by_prompt(tmp_path: Path, capsys: pytest.
         "difficulty", "--input", source, "--recorded", folder, "--reward", "x", "--output", tmp_path / "d.jsonl", code=2
     )  # fmt: skip
     assert "0.jsonl:1: has no reward 'x'; it has correct, bonus" in capsys.readouterr().err
+
+
+def test_a_file_of_rollouts_is_not_counted_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "a.jsonl", [{"prompt": "a"}])
+    (tmp_path / "rollouts").mkdir()
+    rollouts = write(tmp_path / "rollouts" / "0.jsonl", [{"prompt": "a", "reward": 1.0}])
+    (tmp_path / "link.jsonl").hardlink_to(rollouts)
+    for again in (rollouts, tmp_path / "rollouts" / ".." / "rollouts" / "0.jsonl", tmp_path / "link.jsonl"):
+        words = ("--recorded", tmp_path / "rollouts", again, "--output", tmp_path / "b.jsonl")
+        data("difficulty", "--input", source, *words, code=2)
+        assert f"--recorded: {again} is given twice" in capsys.readouterr().err
+    assert not (tmp_path / "b.jsonl").exists()
+
+
+@pytest.mark.parametrize("content", ["notes\n", "[1]\n", "{}\n[1]\n", '{"inputs": 1}\n7\n'])
+def test_a_journal_that_is_none_is_not_written_to(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "b.jsonl.progress.jsonl"
+    file.write_text(content)
+    with pytest.raises(UserError, match=r"is no journal of this command|begun for another"):
+        _Journal(file, {"inputs": "x"})
+    assert file.read_text() == content
 
 
 def test_parquet_gets_columns_of_its_own(tmp_path: Path) -> None:

@@ -153,6 +153,31 @@ def test_split_parts_no_near_duplicates(tmp_path: Path, suffix: str) -> None:
     assert read(tmp_path / f"again.held_out{suffix}") == out
 
 
+@pytest.mark.parametrize(
+    ("output", "held_out"),
+    [
+        ("both.jsonl", "./both.jsonl"),
+        ("both.jsonl", "{here}/both.jsonl"),
+        ("{here}/both.jsonl", "sub/../both.jsonl"),
+        ("both.jsonl", "link/both.jsonl"),
+        ("link/both.jsonl", "{here}/link/../here/both.jsonl"),
+    ],
+)
+def test_split_refuses_one_file_under_two_names(
+    output: str, held_out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = tmp_path / "here"
+    (here / "sub").mkdir(parents=True)
+    (here / "link").symlink_to(here)
+    monkeypatch.chdir(here)
+    write(here / "a.jsonl", [{"prompt": f"{i} " + "word " * i} for i in range(1, 30)])
+    before = sorted(here.iterdir())
+    names = [name.format(here=here) for name in (output, held_out)]
+    data("split", "--input", "a.jsonl", "--output", names[0], "--held_out", names[1], code=2)
+    assert "is named twice" in capsys.readouterr().err
+    assert sorted(here.iterdir()) == before
+
+
 CONVERTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gsm8k": ({"question": "q", "answer": "#### 4"}, {"prompt": "q", "answer": "#### 4"}),
     "math": (
