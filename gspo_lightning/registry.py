@@ -23,7 +23,7 @@ from gspo_lightning.errors import UserError, did_you_mean, place_of
 
 __all__ = [
     "KINDS", "base_class", "check_plugin", "component", "components", "import_plugins", "load_source", "parameters",
-    "plugin_files", "see_folder", "subclasses",
+    "installed_version", "plugin_files", "see_folder", "subclasses",
 ]  # fmt: skip
 
 KINDS: dict[str, tuple[str, str]] = {
@@ -128,6 +128,20 @@ def import_plugins(paths: Iterable[str | Path], root: Path | None = None) -> lis
             if KINDS[kind][0] in sys.modules:
                 components(kind)  # refuses clashes
     return names
+
+
+def installed_version(package: str) -> str:
+    """Version of a package, such as this one; a checkout on PYTHONPATH has no metadata and is asked itself.
+
+    >>> installed_version("gspo_lightning").count("."), installed_version("no-such-package")
+    (2, 'not installed')
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return str(getattr(sys.modules.get(package.replace("-", "_")), "__version__", "not installed"))
 
 
 def see_folder(root: Path) -> None:

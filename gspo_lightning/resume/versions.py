@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import platform
-from importlib.metadata import PackageNotFoundError, version
+
+from gspo_lightning.registry import installed_version
 
 __all__ = ["PACKAGES", "versions"]
 
@@ -13,12 +13,4 @@ PACKAGES = ("gspo_lightning", "torch", "lightning", "transformers", "torchmetric
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages whose numbers matter."""
-    return {"python": platform.python_version(), **{name: _installed(name) for name in PACKAGES}}
-
-
-@functools.cache
-def _installed(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
+    return {"python": platform.python_version(), **{name: installed_version(name) for name in PACKAGES}}

@@ -6,7 +6,6 @@ import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from gspo_lightning.corpus.leaks import LONG, SHARE, SHORT, BenchmarkPrompt, Lea
 from gspo_lightning.corpus.output import Outputs
 from gspo_lightning.corpus.words import words
 from gspo_lightning.errors import UserError
+from gspo_lightning.registry import installed_version
 
 __all__ = ["DESCRIPTION", "add_arguments", "run"]
 
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> None:
         counts = Counter(leak.rule for leak in leaks.values())
         against = tuple(Benchmark(b.paths[0].name, b.sha256[0], len(b)) for b in benchmarks)
         by_rule = {rule: counts[rule] for rule in _REASONS}
-        certificate = Certificate("", against, _rules(options.threshold, len(inputs)), by_rule, _version())
+        certificate = Certificate("", against, _rules(options.threshold, len(inputs)), by_rule, installed_version("gspo_lightning"))
         by_reason = {_REASONS[rule]: count for rule, count in by_rule.items()}
         return Found(lambda i: i not in leaks, why, by_reason, certificate)
 
@@ -121,10 +121,6 @@ def _rules(threshold: float, records: int) -> dict[str, Any]:
         "rare": rare_below(records),
         "similarity": threshold,
     }
-
-
-def _version() -> str:
-    return version("gspo_lightning")
 
 
 def _benchmark_prompts(benchmarks: Sequence[Inputs], column: str) -> list[BenchmarkPrompt]:

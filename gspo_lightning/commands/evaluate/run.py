@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from tqdm import tqdm
 
 from gspo_lightning.commands.evaluate.answers import Answers
 from gspo_lightning.errors import UserError
-from gspo_lightning.registry import parameters
+from gspo_lightning.registry import installed_version, parameters
 from gspo_lightning.resume.writer import sole_writer
 from gspo_lightning.rewards import RewardRunner
 from gspo_lightning.suites.contests import check_contests, contest_rating
@@ -189,7 +188,7 @@ def _described(plan: Plan, tasks: Sequence[Task], answers: Answers) -> dict[str,
             }
             for task in tasks
         },
-        "versions": {name: version(name) for name in _VERSIONS},
+        "versions": {name: installed_version(name) for name in _VERSIONS},
         "recovered": [],
         "notes": {},
     }

@@ -7,12 +7,12 @@ executes the answer, or has no stored answer that it would pay, the family is re
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Sequence
 
 from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.registry import installed_version
 
 __all__ = ["EXACT", "FORMS", "REFUSED", "VERSION", "check_families", "check_installed"]
 
@@ -64,7 +64,7 @@ def check_installed() -> None:
     fix = "pip install 'gspo_lightning[logic]'"
     if importlib.util.find_spec("reasoning_gym") is None:
         raise UserError("ReasoningGym", "needs reasoning-gym, which is not installed", fix=fix)
-    found = importlib.metadata.version("reasoning-gym")
+    found = installed_version("reasoning-gym")
     if found != VERSION:
         problem = f"reasoning-gym is {found}, but its scorers were only tested in {VERSION}"
         raise UserError("ReasoningGym", problem, fix=fix)

@@ -92,6 +92,19 @@ def test_decontaminate_drops_leaks_and_certifies_the_rest(
     assert about(target) == (f"{target.name}: decontaminated against {benchmark.name} (1 prompts)", True)
 
 
+def test_a_checkout_without_metadata_certifies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on PYTHONPATH, where nobody has installed the package."""
+    monkeypatch.setattr(importlib.metadata, "version", not_installed)
+    source, benchmark = (write(tmp_path / f"{name}.jsonl", [{"prompt": name * 9}]) for name in ("a", "b"))
+    data("decontaminate", "--input", source, "--output", tmp_path / "c.jsonl", "--against", benchmark)
+    certificate = json.loads((tmp_path / "c.jsonl.decontaminated.json").read_text())
+    assert certificate["version"] == __version__
+
+
+def not_installed(name: str) -> str:
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
 def test_a_certificate_is_carried_on_while_it_holds(tmp_path: Path) -> None:
     benchmark = write(tmp_path / "bench.jsonl", [{"prompt": LONG}])
     source = write(tmp_path / "a.jsonl", [{"prompt": OTHER}, {"prompt": OTHER}, {"prompt": "What is 3+4?"}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gspo_lightning import __version__
 from gspo_lightning.cli import main
 from gspo_lightning.commands.evaluate.run import Plan, Task
 from gspo_lightning.commands.evaluate.run import evaluate as run_evaluation
@@ -79,6 +81,21 @@ def test_golds_that_cannot_be_read_are_said_before_any_answer_is_asked_for(
     found = evaluate(tmp_path / "out", "--suite=aime2024", "--data", tmp_path / "data", "--completions", completions)
     assert found["aime2024"]["avg@1"]["value"] == 1.0
     assert found["run"]["notes"]["aime2024"] == [line.removeprefix("aime2024: ")]
+
+
+def test_a_checkout_without_metadata_evaluates(
+    aime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on PYTHONPATH, where nobody has installed the package."""
+
+    def not_installed(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", not_installed)
+    answers = write(tmp_path / "a.jsonl", [{"id": "60", "completion": box(25)}])
+    found = evaluate(tmp_path / "out", "--suite=aime2024", "--data", aime, "--completions", answers)
+    assert found["run"]["versions"]["gspo_lightning"] == __version__
+    assert found["run"]["versions"]["math-verify"] == "not installed"
 
 
 def test_numbers_by_hand(aime: Path, tmp_path: Path) -> None:
