@@ -22,8 +22,18 @@ from typing import Any
 from gspo_lightning.errors import UserError, did_you_mean, place_of
 
 __all__ = [
-    "KINDS", "base_class", "check_plugin", "component", "components", "import_plugins", "load_source", "parameters",
-    "installed_version", "plugin_files", "see_folder", "subclasses",
+    "KINDS",
+    "base_class",
+    "check_plugin",
+    "component",
+    "components",
+    "import_plugins",
+    "installed_version",
+    "load_source",
+    "parameters",
+    "plugin_files",
+    "see_folder",
+    "subclasses",
 ]  # fmt: skip
 
 KINDS: dict[str, tuple[str, str]] = {

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from gspo_lightning.corpus.yaml_text import load_yaml
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.prompts.base import Columns, PromptSet
 from gspo_lightning.rewards import Reward
@@ -93,7 +94,7 @@ def load_suite(name: str) -> Suite:
     if not path.is_file():
         raise UserError("--suite", f"{name} does not exist")
     try:
-        written: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        written: Any = load_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(str(path), f"is not YAML: {error}") from error
     if not isinstance(written, dict):

@@ -93,7 +93,9 @@ def run(options: argparse.Namespace) -> None:
         counts = Counter(leak.rule for leak in leaks.values())
         against = tuple(Benchmark(b.paths[0].name, b.sha256[0], len(b)) for b in benchmarks)
         by_rule = {rule: counts[rule] for rule in _REASONS}
-        certificate = Certificate("", against, _rules(options.threshold, len(inputs)), by_rule, installed_version("gspo_lightning"))
+        certificate = Certificate(
+            "", against, _rules(options.threshold, len(inputs)), by_rule, installed_version("gspo_lightning")
+        )
         by_reason = {_REASONS[rule]: count for rule, count in by_rule.items()}
         return Found(lambda i: i not in leaks, why, by_reason, certificate)
 

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from gspo_lightning.corpus.certificate import about, read_certificate
+from gspo_lightning.corpus.yaml_text import load_yaml
 from gspo_lightning.suites.problems import data_file
 from gspo_lightning.suites.suite import load_suite
 
@@ -52,7 +53,7 @@ def _train(files: Sequence[Path]) -> Path | None:
     found: Any = None
     for file in files:
         try:
-            config = yaml.safe_load(file.read_text(encoding="utf-8"))
+            config = load_yaml(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError):
             continue  # whoever needs it to be a config has said so
         data = config.get("data") if isinstance(config, dict) else None

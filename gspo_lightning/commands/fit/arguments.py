@@ -15,6 +15,7 @@ import yaml
 from gspo_lightning import registry
 from gspo_lightning.commands.fit.beside import located
 from gspo_lightning.commands.fit.configs import config_file
+from gspo_lightning.corpus.yaml_text import load_yaml
 from gspo_lightning.errors import UserError
 from gspo_lightning.policy.hub import check_reachable
 
@@ -115,7 +116,7 @@ def _hub_ids(arguments: Sequence[str]) -> dict[str, str]:
 def _as_list(value: str) -> Any:
     """A YAML list where it is written as one (``[a.py, b.py]``), else the text itself."""
     try:
-        return yaml.safe_load(value) if value.startswith("[") else value
+        return load_yaml(value) if value.startswith("[") else value
     except yaml.YAMLError as error:
         raise UserError("--plugins", f"{value!r} is not a list", fix="write [a.py, b.py], or one path") from error
 
@@ -139,7 +140,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 @functools.lru_cache(maxsize=16)
 def _parsed(text: str) -> Any:
     """A file is looked at four times before there is a parser; reading YAML is the slow part."""
-    return yaml.safe_load(text)
+    return load_yaml(text)
 
 
 def settings(arguments: Sequence[str]) -> list[Setting]:

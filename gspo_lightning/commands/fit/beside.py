@@ -8,6 +8,8 @@ from pathlib import Path
 
 import yaml
 
+from gspo_lightning.corpus.yaml_text import compose_yaml
+
 __all__ = ["located"]
 
 _SECTIONS = ("plugins", "ckpt_path", "model", "data")
@@ -48,7 +50,7 @@ def located(text: str, folder: Path, start: Path) -> str:
 def _named(text: str) -> tuple[tuple[str, str], ...]:
     """Every text of a config with its setting. A command asks for each file five times, and composing is slow."""
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = compose_yaml(text)
     except yaml.YAMLError:
         return ()  # whoever parses it says where
     return tuple((node.value, name) for node, name in _texts(root)) if isinstance(root, yaml.MappingNode) else ()

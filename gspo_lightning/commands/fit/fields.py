@@ -33,6 +33,7 @@ from gspo_lightning.commands.fit.hints import (
     takes_all,
     word,
 )
+from gspo_lightning.corpus.yaml_text import load_yaml
 from gspo_lightning.errors import UserError, did_you_mean
 
 __all__ = ["Fields"]
@@ -197,7 +198,7 @@ def _loaded(text: object) -> Any:
     if not isinstance(text, str):
         return text
     try:
-        return yaml.safe_load(text)
+        return load_yaml(text)
     except yaml.YAMLError:
         return text
 

@@ -12,6 +12,7 @@ import yaml
 from gspo_lightning.commands.fit.arguments import settings
 from gspo_lightning.commands.fit.foreign import foreign, translation
 from gspo_lightning.commands.fit.known import TOP, settings_of, whole_names
+from gspo_lightning.corpus.yaml_text import load_yaml
 from gspo_lightning.errors import UserError
 
 __all__ = ["refuse_unknown"]
@@ -93,7 +94,7 @@ def _is_foreign(key: str) -> bool:
 def _mapping(value: object) -> object:
     if isinstance(value, str) and value.startswith("{"):
         try:
-            return yaml.safe_load(value)
+            return load_yaml(value)
         except yaml.YAMLError:
             return None
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from hashlib import sha256
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gspo_lightning import __version__
 from gspo_lightning.commands.data.mix import order
 from gspo_lightning.corpus.certificate import about, read_certificate
 from gspo_lightning.corpus.minhash import grams, jaccard

@@ -86,6 +86,9 @@ def test_golds_that_cannot_be_read_are_said_before_any_answer_is_asked_for(
 def test_a_checkout_without_metadata_evaluates(
     aime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+
+
+def test_a_checkout_without_metadata_evaluates(aime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on PYTHONPATH, where nobody has installed the package."""
 
     def not_installed(name: str) -> str:
