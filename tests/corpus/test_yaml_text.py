@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from gspo_lightning.corpus.yaml_text import load_yaml
 def levels(first: str, inner: str) -> str:
     """Nine levels of nine aliases each: 9^9 = 387,420,489 values."""
     names = "abcdefghi"
-    rest = (f"{n}: &{n} {inner.format(', '.join([f'*{b}'] * 9))}\n" for b, n in zip(names, names[1:], strict=False))
+    rest = (f"{n}: &{n} {inner.format(', '.join([f'*{b}'] * 9))}\n" for b, n in itertools.pairwise(names))
     return f"a: &a {first}\n" + "".join(rest)
 
 
@@ -51,7 +52,8 @@ def test_aliases_that_stand_for_little_are_followed() -> None:
 
 @pytest.mark.parametrize("text", [text for text, _ in BAD.values()], ids=BAD)
 @pytest.mark.parametrize(
-    "command", ["fit --config", "plan --config", "evaluate --suite", "evaluate --suite aime2024 --config", "compare --config"]
+    "command",
+    ["fit --config", "plan --config", "evaluate --suite", "evaluate --suite aime2024 --config", "compare --config"],
 )  # fmt: skip
 def test_a_command_names_the_file(
     command: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

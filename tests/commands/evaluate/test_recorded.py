@@ -91,14 +91,18 @@ def test_a_checkout_without_metadata_evaluates(
 def test_a_checkout_without_metadata_evaluates(aime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on PYTHONPATH, where nobody has installed the package."""
 
-    def not_installed(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
+    known = importlib.metadata.version
 
-    monkeypatch.setattr(importlib.metadata, "version", not_installed)
+    def of_others(name: str) -> str:
+        if name == "gspo_lightning":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return known(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", of_others)
     answers = write(tmp_path / "a.jsonl", [{"id": "60", "completion": box(25)}])
     found = evaluate(tmp_path / "out", "--suite=aime2024", "--data", aime, "--completions", answers)
     assert found["run"]["versions"]["gspo_lightning"] == __version__
-    assert found["run"]["versions"]["math-verify"] == "not installed"
+    assert found["run"]["versions"]["math-verify"] == known("math-verify")
 
 
 def test_numbers_by_hand(aime: Path, tmp_path: Path) -> None:
