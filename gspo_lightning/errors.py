@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeGuard
 
 __all__ = [
     "CollapseError",
@@ -40,6 +40,7 @@ __all__ = [
     "defined",
     "did_you_mean",
     "first_line",
+    "is_finite",
     "is_own",
     "located",
     "mistake_of_plugin",
@@ -50,6 +51,8 @@ __all__ = [
 _OWN = str(Path(__file__).parent) + "/"
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 _INSTALLED = tuple(f"{path}/" for path in {*map(sysconfig.get_path, _LIBRARIES), *site.getsitepackages()})
+_PACKAGES = ("site-packages", "dist-packages")
+"""Folders of installed packages wherever they are: PYTHONPATH may name those of another environment."""
 _CHARACTERS = 300
 
 
@@ -129,6 +132,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"{hint}known: {', '.join(names) if names else '(none)'}"
 
 
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether it is a finite number, and no truth value; an integer beyond the range of floats is none.
+
+    >>> is_finite(1), is_finite(True), is_finite("1"), is_finite(math.inf), is_finite(10**400)
+    (True, False, False, False, False)
+    """
+    try:
+        return not isinstance(value, bool) and math.isfinite(value)  # type: ignore[arg-type]  # TypeError says so
+    except (TypeError, OverflowError):
+        return False
+
+
 def check_number(
     name: str, value: float, *, low: float, high: float = math.inf, open_low: bool = False, open_high: bool = False
 ) -> None:
@@ -137,7 +152,7 @@ def check_number(
     Raises:
         UserError: naming the argument, its value and the rule.
     """
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    ok = isinstance(value, (int, float)) and is_finite(value)
     ok = ok and (value > low if open_low else value >= low) and (value < high if open_high else value <= high)
     if not ok:
         upper = "" if high == math.inf else f" and {'<' if open_high else '<='} {high:g}"
@@ -269,7 +284,8 @@ def _contract(frame: FrameType) -> str:
 
 
 def _is_plugin(file: str) -> bool:
-    return not file.startswith((_OWN, "<", *_INSTALLED))
+    installed = any(f"/{folder}/" in file for folder in _PACKAGES)
+    return not installed and not file.startswith((_OWN, "<", *_INSTALLED))
 
 
 def _short(file: str) -> str:

@@ -1,4 +1,4 @@
-"""What goes wrong around a command, told from an exception: a disk, a folder that is gone, a rank that has ended.
+"""What goes wrong around a command, told from an exception: a disk, memory, a folder that is gone, a lost rank.
 
 Such an exception comes out of whatever library happened to write, send or wait at that moment, in its own words.
 Nothing here imports torch.
@@ -14,11 +14,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from gspo_lightning.errors import GSPOError, InfrastructureError, UserError, chain
+from gspo_lightning.errors import GSPOError, InfrastructureError, UserError, chain, first_line
 
-__all__ = ["fault_around", "has_lost_a_rank", "os_errors", "written"]
+__all__ = ["DISK", "fault_around", "has_lost_a_rank", "os_errors", "written"]
 
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
 """What an operating system says when it cannot write."""
 _ACCESS = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 """What it says about a path that cannot be used so."""
@@ -56,9 +56,15 @@ def fault_around(error: BaseException) -> GSPOError | None:
             f"an error that it has reported; checkpoints that were finished are intact.\n"
             f"  fix: find out why (dmesg shows kills for lack of memory), then resume with --ckpt_path last"
         )
+    if _lacks_memory(error) or (error.__cause__ is not None and _lacks_memory(error.__cause__)):
+        return InfrastructureError(
+            f"memory ran out: {first_line(error)}; checkpoints that were finished are whole.\n"
+            f"  fix: give smaller files or settings (gspo plan counts them), or a larger machine or device, and repeat "
+            f"the command; a training goes on with --ckpt_path last"
+        )
     for found in os_errors(error):
         file = os.fsdecode(found.filename) if isinstance(found.filename, str | bytes) else ""
-        if found.errno in _DISK:
+        if found.errno in DISK:
             return InfrastructureError(
                 f"writing failed: {found.strerror}{f': {file}' if file else ''}; checkpoints that were finished "
                 f"are whole.\n  fix: make room (or the folder writable) and repeat the command; a training goes on "
@@ -73,6 +79,17 @@ def fault_around(error: BaseException) -> GSPOError | None:
             why = f"cannot be used: {found.strerror}"
             return UserError(file, why, fix="give another path, or make this one writable")
     return None
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Python's, or torch's, which is not imported here."""
+    text = str(error)
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError)
+        and (
+            type(error).__name__ == "OutOfMemoryError" or "not enough memory" in text or "can't allocate memory" in text
+        )
+    )
 
 
 def _gone(file: Path) -> Path | None:

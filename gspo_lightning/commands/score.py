@@ -16,6 +16,7 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from gspo_lightning import registry
+from gspo_lightning.corpus.lines import numbered
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.rewards import Pending, Reward, RewardRunner, Sample, SampleScore, ScoreStatus
 from gspo_lightning.unfinished import beside, sweep
@@ -219,7 +220,7 @@ def _batches(source: Path) -> Iterator[_Batch]:
     """The lines in batches of bounded size."""
     batch = _Batch()
     with source.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in numbered(file, str(source)):
             batch.read += len(line)
             if not line.strip():
                 continue

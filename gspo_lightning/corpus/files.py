@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gspo_lightning.corpus.lines import parse_line
+from gspo_lightning.corpus.lines import numbered, parse_line
 from gspo_lightning.corpus.text import prompt_text
 from gspo_lightning.errors import UserError, did_you_mean
 
@@ -159,7 +159,7 @@ class Inputs:
     def _lines(self, file: int, path: Path) -> Iterator[Record]:
         digest = hashlib.sha256()
         with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
+            for number, line in numbered(lines, path.name):
                 digest.update(line)
                 if not line.isspace():
                     yield Record(file, number, line, parse_line(line, _where(path, number), strict=True))

@@ -3,13 +3,40 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import IO, Any, NoReturn
 
 from gspo_lightning.errors import UserError
 
-__all__ = ["no_json", "no_text", "parse_line"]
+__all__ = ["LONGEST_LINE", "check_length", "no_json", "no_text", "numbered", "parse_line"]
 
 Row = dict[str, Any]
+LONGEST_LINE = 1 << 29
+"""Bytes. Records with tests of programs have up to some hundred MB."""
+
+
+def numbered(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
+    """Every line of a file with its number, from 1.
+
+    Raises:
+        UserError: one is longer than any record: a file of some MB may be a line of many GB when it is unpacked.
+    """
+    number = 0
+    while line := file.readline(LONGEST_LINE + 1):
+        number += 1
+        check_length(len(line), f"{name}:{number}")
+        yield number, line
+
+
+def check_length(size: int, where: str) -> None:
+    """Refuse a line of more bytes than any record has.
+
+    Raises:
+        UserError: naming it.
+    """
+    if size > LONGEST_LINE:
+        said = f"has more than {LONGEST_LINE >> 20} MiB in one line"
+        raise UserError(where, said, fix="is a line break missing? Leave the record out otherwise")
 
 
 def parse_line(line: bytes, where: str, *, strict: bool = False) -> Row:

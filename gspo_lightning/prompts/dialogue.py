@@ -13,6 +13,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.policy.vision.sight import sight_of
 from gspo_lightning.prompts.base import Completion
 from gspo_lightning.prompts.encode import encode_prompt, unknown_token
+from gspo_lightning.prompts.template import render
 from gspo_lightning.rewards.chat import tools_of
 from gspo_lightning.types import Message
 
@@ -111,12 +112,11 @@ class Dialogue:
     def _after_turn(self, messages: Sequence[Message]) -> str:
         before = [{"role": "user", "content": "."}, {"role": "assistant", "content": _TURN}]
         try:
-            rendered = self.tokenizer.apply_chat_template(
-                [*before, *messages], tokenize=False, add_generation_prompt=True, **self.template_kwargs
-            )
+            said = [*before, *messages]
+            rendered = render(self.tokenizer, said, add_generation_prompt=True, **self.template_kwargs)
         except TemplateError as error:
             raise self._refused(messages, error) from error
-        _, found, after = str(rendered).partition(_TURN)
+        _, found, after = rendered.partition(_TURN)
         if not found:
             raise UserError(
                 self.field, "the chat template leaves out what the policy said: no conversation is possible"

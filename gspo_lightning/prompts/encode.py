@@ -18,11 +18,12 @@ from gspo_lightning.errors import UserError, first_line
 from gspo_lightning.policy.vision.sight import sight_of
 from gspo_lightning.prompts.base import Record
 from gspo_lightning.prompts.on_demand import OnDemand, place_of
-from gspo_lightning.prompts.pictures.columns import COLUMNS, has_pictures
+from gspo_lightning.prompts.pictures.columns import COLUMNS, has_pictures, join_texts
 from gspo_lightning.prompts.pictures.encode import SeeingEncoder, Seen, check_said
 from gspo_lightning.prompts.pictures.reading import BadPictureError
 from gspo_lightning.prompts.pictures.settings import Pictures
 from gspo_lightning.prompts.specials import Ends
+from gspo_lightning.prompts.template import render
 from gspo_lightning.rewards.chat import tools_of
 from gspo_lightning.types import Prompt
 
@@ -75,7 +76,7 @@ class Encoder:
         Raises:
             UserError: a prompt that the tokenizer or its template does not take, with the number of its record.
         """
-        numbered, seeing = enumerate(records), self.seeing()
+        numbered, seeing = enumerate(map(self._plain, records)), self.seeing()
         while some := list(itertools.islice(numbered, _AT_A_TIME)):
             plain = [(i, record) for i, record in some if not has_pictures(record)]
             texts = [self._texts(partial(place_of, records, i), record) for i, record in plain]
@@ -95,6 +96,7 @@ class Encoder:
 
     def one(self, number: int, record: Record) -> Prompt:
         """The prompt of a record that was seen before."""
+        record = self._plain(record)
         if has_pictures(record):
             seen = self._seen(self.seeing(), record, f"record {number + 1}")
             if isinstance(seen, BadPictureError):
@@ -110,6 +112,10 @@ class Encoder:
 
     def _kwargs(self, record: Record) -> dict[str, Any]:
         return {**self.template_kwargs, **tools_of(record)}
+
+    def _plain(self, record: Record) -> Record:
+        """With one text a message, for a model that reads nothing else."""
+        return record if sight_of(self.tokenizer) is not None else join_texts(record)
 
     def _seen(self, seeing: SeeingEncoder, record: Record, where: str) -> Seen | BadPictureError:
         try:
@@ -276,5 +282,5 @@ def _texts(
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if system_prompt is not None:
         messages = [{"role": "system", "content": system_prompt}, *messages]
-    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **template_kwargs)
-    return (prompt if isinstance(prompt, str) else str(rendered)), str(rendered)
+    rendered = render(tokenizer, messages, add_generation_prompt=True, **template_kwargs)
+    return (prompt if isinstance(prompt, str) else rendered), rendered

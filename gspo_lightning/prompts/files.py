@@ -297,4 +297,12 @@ def _checked(record: Mapping[str, Any], where: Callable[[], str]) -> Record:
     messages = isinstance(prompt, list) and all(isinstance(m, dict) and "role" in m for m in prompt) and prompt
     if not messages:
         raise UserError("data", f"{where()}: 'prompt' must be a non-empty text or a list of chat messages")
+    for number, message in enumerate(prompt, 1):
+        content, calls = message.get("content"), message.get("tool_calls")
+        said = isinstance(content, str | list) or (content is None and calls)
+        if not (said and isinstance(message["role"], str)):
+            what = (
+                f"{where()}: 'prompt', message {number}: must have a text as 'role', and a text or parts as 'content'"
+            )
+            raise UserError("data", what)
     return record

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from gspo_lightning.corpus.lines import no_json, no_text, parse_line
+from gspo_lightning.corpus.lines import no_json, no_text, numbered, parse_line
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.lines import JsonLines
 from gspo_lightning.prompts.parquet import ParquetRows
@@ -75,7 +75,7 @@ def _read_jsonl(path: str) -> Sequence[Row]:
         return JsonLines(path)
     name = Path(path).name
     with _open(path) as file:
-        return [parse_line(line, f"{name}:{number}") for number, line in enumerate(file, 1) if line.strip()]
+        return [parse_line(line, f"{name}:{number}") for number, line in numbered(file, name) if line.strip()]
 
 
 def _read_json(path: str) -> list[Row]:

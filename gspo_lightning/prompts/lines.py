@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.corpus.lines import parse_line
+from gspo_lightning.corpus.lines import check_length, parse_line
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.on_demand import OnDemand
 
@@ -83,13 +83,19 @@ class JsonLines(OnDemand[Row]):
 
     def _lines(self) -> Iterator[bytes]:
         """Every line with its end; several readers may do so at the same time."""
-        place, rest = 0, b""
+        place, rest, waiting = 0, list[bytes](), 0
         while block := self._read(_BLOCK, place):
             place += len(block)
-            *lines, rest = (rest + block).split(b"\n")
-            yield from (line + b"\n" for line in lines)
-        if rest:
-            yield rest
+            first, *more = block.split(b"\n")
+            rest.append(first)
+            waiting += len(first)
+            check_length(waiting, self._name)
+            if more:
+                yield b"".join(rest) + b"\n"
+                yield from (line + b"\n" for line in more[:-1])
+                rest, waiting = more[-1:], len(more[-1])
+        if waiting:
+            yield b"".join(rest)
 
     def _read_all(self, end: int) -> bytes:
         return b"".join(self._read(min(_BLOCK, end - place), place) for place in range(0, end, _BLOCK))

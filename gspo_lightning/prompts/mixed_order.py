@@ -170,8 +170,9 @@ class MixedOrder(PromptOrder):
         if weights is None:
             return None
         share, heaviest = self._quotas.share(number), int(weights.argmax())
-        total = math.fsum(weights)
-        if weights[heaviest] * share > total * (1 + 1e-9):
+        relative = math.fsum(weights / weights[heaviest])  # the sum itself may be beyond the range of floats
+        if share > relative * (1 + 1e-9):
+            total = relative * float(weights[heaviest])
             where = getattr(self._prompts, "where", str)(self._prompts[part.places[heaviest]].id)
             what = f"is {weights[heaviest]:g} of {total:g} in all, and an iteration takes {float(share):g} prompts"
             fix = "lower it, or data.prompts_per_rollout: no iteration takes a prompt twice"

@@ -125,7 +125,7 @@ def _margin(value: Any) -> float:
         return 0.0
     try:
         number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise MalformedError("'margin' must be a finite number", "write one, or null where there is none")

@@ -12,6 +12,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError, first_line
+from gspo_lightning.prompts.template import render
 from gspo_lightning.types import Message
 
 __all__ = ["render_taught"]
@@ -82,7 +83,7 @@ class _Texts:
         """The first messages; ``asks`` for the next turn of the assistant."""
         shown = list(self.messages[:count])
         options = {**self.template_kwargs, "add_generation_prompt": asks}
-        return str(self.tokenizer.apply_chat_template(shown, tokenize=False, **options))
+        return render(self.tokenizer, shown, **options)
 
     def through(self, turn: int) -> str:
         """The conversation up to the end of a turn, which must be the same when the conversation goes on."""

@@ -9,6 +9,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.prompts.template import render
 
 __all__ = ["Ends", "check_stop_strings", "check_turn_end"]
 
@@ -88,7 +89,7 @@ def check_turn_end(tokenizer: PreTrainedTokenizerBase, stops: Sequence[int]) -> 
         return
     messages = [{"role": "user", "content": "A question."}, {"role": "assistant", "content": _ANSWER}]
     try:
-        rendered = str(tokenizer.apply_chat_template(messages, tokenize=False))
+        rendered = render(tokenizer, messages)
     except TemplateError:  # it knows other roles only; reading the prompts names the fault
         return
     tail = tokenizer(rendered.rpartition(_ANSWER)[2], add_special_tokens=False)["input_ids"]

@@ -17,6 +17,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from gspo_lightning.errors import UserError, first_line
 from gspo_lightning.prompts.preferences import Pair, Preferences, Side
+from gspo_lightning.prompts.template import render
 
 __all__ = ["Dropped", "PairBatch", "PairLoader", "Row", "Text", "alone_and_padded", "collate", "encode_pairs"]
 
@@ -139,7 +140,7 @@ def _written(side: Side, pair: Pair, tokenizer: PreTrainedTokenizerBase, text: T
     asked = [{"role": "user", "content": pair.prompt}] if isinstance(pair.prompt, str) else list(pair.prompt)
     said = [{"role": "assistant", "content": side}] if isinstance(side, str) else list(side)
     try:
-        return str(tokenizer.apply_chat_template([*asked, *said], tokenize=False, **pair.tools))
+        return render(tokenizer, [*asked, *said], **pair.tools)
     except TemplateError as error:
         problem = f"{where}: the chat template refuses the messages: {first_line(error)[:200]}"
         raise UserError(field, problem, fix="write messages as the model's template wants them") from error

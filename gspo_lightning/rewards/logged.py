@@ -43,7 +43,7 @@ class Logged:
         """
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
             raise UserError(f"log_metric({name!r})", f"got {value!r}", fix="log a finite number")

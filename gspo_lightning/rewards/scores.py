@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import SupportsFloat, SupportsIndex
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.errors import UserError, is_finite
 from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
 
 __all__ = ["NONE", "check_batch", "to_score"]
@@ -60,7 +60,7 @@ def check_batch(values: object, reward: str, samples: Sequence[Sample]) -> list[
 def _check_steps(steps: Sequence[tuple[int, float]], reward: str, sample_id: str) -> None:
     before = 0
     for end, score in steps:
-        if not (isinstance(end, int) and end > before and math.isfinite(score)):
+        if not (isinstance(end, int) and end > before and is_finite(score)):
             raise UserError(
                 f"rewards.{reward}",
                 f"sample {sample_id}: returned steps whose ends do not rise from 1, or whose scores are not finite",

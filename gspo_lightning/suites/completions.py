@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from gspo_lightning.corpus.lines import numbered
 from gspo_lightning.errors import UserError, did_you_mean
 from gspo_lightning.suites.verdicts import Answer
 
@@ -34,7 +35,7 @@ def read_completions(path: Path, suite: str, problems: Collection[str], *, sever
     except OSError as error:
         raise UserError("--completions", f"{path} cannot be read: {error.strerror}") from error
     with file:
-        for number, line in enumerate(file, 1):
+        for number, line in numbered(file, path.name):
             if not line.strip():
                 continue
             where = f"{path.name}:{number}"

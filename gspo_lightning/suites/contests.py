@@ -40,7 +40,7 @@ def read_contest(folder: Path) -> Contest:
             handle: Place(float(row["points"]), float(row.get("penalty", 0))) for handle, row in rows if handle in old
         }
         points = {str(p["index"]): float(p["points"]) if "points" in p else None for p in standings["problems"]}
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, IndexError, AttributeError) as error:
         raise UserError(str(folder), f"is not a response of the public API: {error!r}") from error
     return Contest(points, list(rated.values()), [old[handle] for handle in rated])
 

@@ -62,6 +62,22 @@ def test_the_place_is_the_plugins_own_line_and_not_that_of_the_library_below_it(
     assert place.expected == "Reward.score: Judge one sample; see the class."
 
 
+@pytest.mark.parametrize("folder", ["env/lib/python3.12/site-packages", "usr/lib/python3/dist-packages"])
+def test_a_package_of_another_environment_is_not_the_users_file(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PYTHONPATH may name any folder of packages."""
+    package = tmp_path / folder
+    package.mkdir(parents=True)
+    (package / "borrowed_package.py").write_text("def run(text):\n    return int(text)\n")
+    monkeypatch.syspath_prepend(str(package))
+    import borrowed_package  # type: ignore[import-not-found]
+
+    assert place_of(caught(borrowed_package.run, "x")) is None
+    assert mistake_of_plugin(caught(borrowed_package.run, "x")) is None
+    sys.modules.pop("borrowed_package")
+
+
 def test_the_mistake_says_place_and_expectation_in_its_first_and_last_line(strange: ModuleType) -> None:
     mistake = mistake_of_plugin(caught(strange.Strange().score, "no json"))
     assert isinstance(mistake, PluginError)

@@ -6,6 +6,7 @@ import errno
 from pathlib import Path
 
 import pytest
+import torch
 
 from gspo_lightning.errors import InfrastructureError, UserError
 from gspo_lightning.faults import fault_around, has_lost_a_rank, written
@@ -22,6 +23,10 @@ GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] "
         (RuntimeError(GLOO + "Connection closed by peer [127.0.0.1]:9"), InfrastructureError, "another rank has ended"),
         (RuntimeError(GLOO + "Read error [::1]:9: Connection reset by peer"), InfrastructureError, "another rank"),
         (FileNotFoundError(2, "No such file", b"/no/such/file"), InfrastructureError, "the folder /no is gone"),
+        (MemoryError(), InfrastructureError, "memory ran out: MemoryError; checkpoints that were finished are whole."),
+        (MemoryError("3 GiB"), InfrastructureError, "memory ran out: 3 GiB;"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), InfrastructureError, "memory ran out"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to"), InfrastructureError, "memory ran out: CUDA out of"),
     ],
 )
 def test_named(error: Exception, kind: type[Exception], word: str) -> None:

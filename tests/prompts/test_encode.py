@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.encode import encode_prompts
+from gspo_lightning.prompts.files import PromptFile
 from gspo_lightning.prompts.specials import check_turn_end
 
 SPECIAL = ["<s>", "</s>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<think>"]
@@ -68,6 +71,29 @@ def test_a_list_of_messages_is_rendered_as_it_is(chat: PreTrainedTokenizerFast) 
     assert tokens(chat, messages) == expected
     assert tokens(chat, messages, system_prompt="be brief").startswith("<s> <|system|> be brief <|end|> <|user|>")
     assert len(messages) == 3  # the record is not changed
+
+
+def test_messages_of_texts_in_parts_are_read_as_texts(chat: PreTrainedTokenizerFast) -> None:
+    parts = [{"type": "text", "text": WORDS[0]}, {"type": "text", "text": f" {WORDS[1]}"}]
+    whole = [{"role": "user", "content": f"{WORDS[0]} {WORDS[1]}"}]
+    assert tokens(chat, [{"role": "user", "content": parts}]) == tokens(chat, whole)
+    (found,) = encode_prompts([{"prompt": [{"role": "user", "content": parts}]}], chat, max_prompt_tokens=64)
+    assert list(found.messages) == whole
+
+
+@pytest.mark.parametrize("content", [5, 1.5, {"a": 1}, None, [5]])
+def test_a_content_that_a_template_stumbles_over_is_named_by_its_record(
+    content: object, chat: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    chat.chat_template = "{% for m in messages %}{{ 'a ' + m['content'] }}{% endfor %}"
+    prompt = [{"role": "user", "content": content}]
+    with pytest.raises(UserError, match="record 1"):
+        encode_prompts([{"prompt": prompt}], chat, max_prompt_tokens=64)
+    if not isinstance(content, list):  # parts may be pictures
+        file = tmp_path / "a.jsonl"
+        file.write_text(json.dumps({"prompt": prompt}) + "\n")
+        with pytest.raises(UserError, match=r"a.jsonl:1: 'prompt', message 1: must have a text as 'role'"):
+            list(PromptFile(str(file)).records())
 
 
 def test_without_a_template_a_text_is_encoded_as_the_tokenizer_does(chat: PreTrainedTokenizerFast) -> None:

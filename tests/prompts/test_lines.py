@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import tracemalloc
@@ -10,10 +11,13 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from gspo_lightning.corpus import lines as corpus_lines
+from gspo_lightning.corpus.files import Inputs
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts import lines
 from gspo_lightning.prompts.encode import EncodedPrompts, Encoder, encode_prompts
 from gspo_lightning.prompts.files import PromptFile
+from gspo_lightning.prompts.formats import read_rows
 from gspo_lightning.prompts.lines import JsonLines
 from gspo_lightning.prompts.sets import PromptSets
 from gspo_lightning.types import Prompt
@@ -47,6 +51,22 @@ def test_lines_longer_than_a_block_are_whole(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     rows = JsonLines(str(tmp_path / "p.jsonl"))
     assert [row["prompt"] for row in rows] == [rows[i]["prompt"] for i in range(3)] == texts
+
+
+def test_a_line_without_end_is_named_before_it_fills_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some MB of gzip may be a line of many GB."""
+    monkeypatch.setattr(corpus_lines, "LONGEST_LINE", 1 << 21)
+    whole, long = b'{"prompt": "a"}\n', b'{"prompt": "' + b"a" * (1 << 22) + b'"}\n'
+    (tmp_path / "p.jsonl.gz").write_bytes(gzip.compress(whole + long))
+    (tmp_path / "p.jsonl").write_bytes(whole + long)
+    with pytest.raises(UserError, match=r"^p\.jsonl\.gz:2: has more than 2 MiB in one line"):
+        read_rows(str(tmp_path / "p.jsonl.gz"))
+    with pytest.raises(UserError, match=r"^p\.jsonl: has more than 2 MiB in one line"):
+        read_rows(str(tmp_path / "p.jsonl"))
+    with pytest.raises(UserError, match=r"^p\.jsonl:2: has more than 2 MiB in one line"):
+        list(Inputs([tmp_path / "p.jsonl"]).records())
 
 
 def test_prompts_of_a_file_cost_their_index(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ def run(options: argparse.Namespace) -> None:
         raise UserError("--weights", f"has {len(weights)} numbers for {len(inputs.paths)} files")
     if not all(0 < weight < float("inf") for weight in weights):
         raise UserError("--weights", "must all be finite and above 0", fix="leave a file out instead")
+    exponent = math.frexp(max(weights))[1]  # only ratios matter, and a sum of very large ones is infinite
+    weights = [math.ldexp(weight, -exponent) for weight in weights]
     certificate = inherited(inputs.paths)
     targets = [*([certificate_file(options.output)] if certificate else []), options.output]
     with Outputs(targets, inputs.paths) as outputs:
@@ -77,7 +80,7 @@ def size_of(counts: Sequence[int], weights: Sequence[float]) -> int:
     (42, 40)
     """
     total = sum(weights)
-    size = int(min(count * total / weight for count, weight in zip(counts, weights, strict=True)))
+    size = int(min(count * total / weight for count, weight in zip(counts, weights, strict=True) if weight))
     while all(q <= count for q, count in zip(_quotas(size + 1, weights), counts, strict=True)):
         size += 1
     while any(q > count for q, count in zip(_quotas(size, weights), counts, strict=True)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -14,7 +13,7 @@ from gspo_lightning.commands.data.progress import reading
 from gspo_lightning.commands.data.tallies import Tally
 from gspo_lightning.corpus.files import FORMATS, Inputs, prompt_of
 from gspo_lightning.corpus.identifiers import Identifiers
-from gspo_lightning.errors import UserError
+from gspo_lightning.errors import UserError, is_finite
 
 __all__ = ["recorded_tallies"]
 
@@ -77,7 +76,7 @@ def _value(row: dict[str, Any], reward: str | None, where: str) -> float | None:
     value = row["reward"] if reward is None else parts[reward]
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_finite(value):
         raise UserError(where, f"its reward is {value!r:.40}, not a finite number")
     return float(value)
 

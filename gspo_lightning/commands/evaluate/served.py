@@ -16,6 +16,7 @@ from gspo_lightning.rollouts.serving.asking import Asker
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.loop import LoopThread
+from gspo_lightning.rollouts.serving.silence import Silence
 from gspo_lightning.suites.suite import Suite
 from gspo_lightning.suites.verdicts import Answer
 
@@ -90,11 +91,12 @@ class Served:
                 continue
 
     async def _all(self, suite: Suite, wanted: Wanted, ready: queue.Queue[Answer | None]) -> None:
-        slots = asyncio.Semaphore(_AT_ONCE)
+        slots, silence = asyncio.Semaphore(_AT_ONCE), Silence(self.client)
 
         async def one(identifier: str, prompt: str, place: int, sample: int) -> None:
             try:
-                answer = await self._ask(suite, identifier, prompt, place, sample)
+                with silence.asked():
+                    answer = await self._ask(suite, identifier, prompt, place, sample)
             finally:
                 slots.release()
             while ready.full():  # judging is slower than the server
@@ -102,13 +104,19 @@ class Served:
             ready.put_nowait(answer)
 
         try:
-            async with asyncio.TaskGroup() as group:
-                for place, (problem, samples) in enumerate(wanted):
-                    for sample in samples:
-                        await slots.acquire()
-                        group.create_task(one(problem.id, problem.prompt, place, sample))
+            async with asyncio.TaskGroup() as whole:
+                watch = whole.create_task(silence.watch())
+                async with asyncio.TaskGroup() as group:
+                    for place, (problem, samples) in enumerate(wanted):
+                        for sample in samples:
+                            await slots.acquire()
+                            group.create_task(one(problem.id, problem.prompt, place, sample))
+                watch.cancel()
         except BaseExceptionGroup as errors:  # one is enough: the others say the same
-            raise errors.exceptions[0] from None
+            error: BaseException = errors
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            raise error from None
 
     async def _ask(self, suite: Suite, identifier: str, prompt: str, place: int, sample: int) -> Answer:
         sampling = suite.sampling
@@ -128,7 +136,7 @@ class Served:
                 spoken, usage = await self.asker.ask(messages, body)
                 return Answer(identifier, sample, spoken[0].text, usage.get("completion_tokens"), spoken[0].truncated)
             except ServerError as error:
-                if attempt == _TRIES - 1:
+                if attempt == _TRIES - 1 or isinstance(error.__cause__, TimeoutError):  # an hour was enough
                     raise
                 log.warning("%s; once more in %g s", error, pause)
                 await asyncio.sleep(pause)

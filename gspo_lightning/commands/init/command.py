@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from gspo_lightning.commands.init.records import RECORDS
-from gspo_lightning.errors import UserError
+from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.faults import DISK
 
 __all__ = ["TASKS", "main"]
 
@@ -41,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     write_project(options.folder, options.task)
     shown = options.folder / "train.yaml"
     print(f"written: {options.folder} ({', '.join(sorted(p.name for p in options.folder.iterdir()))})")
-    print(f"next: gspo fit --config {shown}")
+    print(f"next: gspo fit --config {shlex.quote(str(shown))}")
     return 0
 
 
@@ -54,20 +57,43 @@ def write_project(folder: Path, task: str) -> None:
 
     Raises:
         UserError: see :func:`main`.
+        InfrastructureError: the disk takes no more; nothing is left of what it took.
     """
+    if not str(folder).isprintable():
+        raise UserError("gspo init", f"{str(folder)!r} has characters that cannot be shown", fix="name another folder")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError("gspo init", f"{str(folder)!r} exists and is not an empty folder", fix="name a new folder")
     files = {
-        file.name.removesuffix(_UNCOLLECTED): file.read_text(encoding="utf-8").replace("FOLDER", str(folder))
+        file.name.removesuffix(_UNCOLLECTED): _named(file, folder)
         for file in sorted((TEMPLATES / task).iterdir())
         if file.is_file()
     }
     files |= RECORDS[task]()
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             with open(folder / name, "x", encoding="utf-8") as file:  # never over a file that came meanwhile
+                written.append(folder / name)
                 file.write(text)
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        raise UserError("gspo init", f"{str(folder)!r} cannot be written: {why}", fix="name another folder") from error
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # half a project would be in the way of the next try
+            for path in written:
+                path.unlink(missing_ok=True)
+            for path in new:
+                path.rmdir()
+        if not isinstance(error, OSError):
+            raise
+        said = f"{str(folder)!r} cannot be written: {os.strerror(error.errno) if error.errno else error}"
+        if error.errno in DISK:
+            raise InfrastructureError(f"{said}; nothing of it is left.\n  fix: make room, and repeat it") from error
+        raise UserError("gspo init", said, fix="name another folder") from error
+
+
+def _named(file: Path, folder: Path) -> str:
+    """The text of a template, in which commands and comments name the new folder as a shell reads it."""
+    config, name = (shlex.quote(str(path)) for path in (folder / "train.yaml", folder))
+    if file.name.endswith(f".py{_UNCOLLECTED}"):  # where it stands in a text of Python
+        config, name = (text.replace("\\", "\\\\").replace('"', '\\"') for text in (config, name))
+    return file.read_text(encoding="utf-8").replace("FOLDER/train.yaml", config).replace("FOLDER", name)

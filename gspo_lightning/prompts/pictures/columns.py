@@ -9,7 +9,7 @@ from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.base import Record
 from gspo_lightning.types import Message
 
-__all__ = ["COLUMNS", "MARK", "Part", "has_pictures", "parts_of", "shown_messages"]
+__all__ = ["COLUMNS", "MARK", "Part", "has_pictures", "join_texts", "parts_of", "shown_messages"]
 
 COLUMNS = ("image", "images")
 MARK = "<image>"
@@ -25,6 +25,22 @@ def has_pictures(record: Record) -> bool:
         return True
     prompt = record.get("prompt")
     return isinstance(prompt, list) and any(isinstance(m.get("content"), list) for m in prompt)
+
+
+def join_texts(record: Record) -> Record:
+    """The record with one text for each message, where a message is made of texts only."""
+    prompt = record.get("prompt")
+    if not isinstance(prompt, list) or not any(_is_texts(message.get("content")) for message in prompt):
+        return record
+    said = [{**m, "content": _text(m)} if _is_texts(m.get("content")) else m for m in prompt]
+    return {**record, "prompt": said}
+
+
+def _is_texts(content: Any) -> bool:
+    return isinstance(content, list) and all(
+        isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        for part in content
+    )
 
 
 def parts_of(record: Record) -> list[dict[str, Any]]:

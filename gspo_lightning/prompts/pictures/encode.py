@@ -19,6 +19,7 @@ from gspo_lightning.prompts.base import Record
 from gspo_lightning.prompts.pictures.columns import Part, parts_of, shown_messages
 from gspo_lightning.prompts.pictures.reading import BadPictureError, picture_file, picture_size
 from gspo_lightning.prompts.pictures.settings import Pictures
+from gspo_lightning.prompts.template import render
 from gspo_lightning.rewards.chat import tools_of
 from gspo_lightning.types import Message
 
@@ -111,8 +112,8 @@ class SeeingEncoder:
         if self.system_prompt is not None:
             said.insert(0, {"role": "system", "content": [{"type": "text", "text": self.system_prompt}]})
         try:
-            options = {"tokenize": False, "add_generation_prompt": True, **self.template_kwargs, **tools_of(record)}
-            return str(self.tokenizer.apply_chat_template(said, **options))
+            options = {"add_generation_prompt": True, **self.template_kwargs, **tools_of(record)}
+            return render(self.tokenizer, said, **options)
         except TemplateError as error:
             what = f"{where}: the chat template refuses the prompt: {first_line(error)[:200]}"
             raise UserError(self.field, what, fix="write messages as the model's template wants them") from error

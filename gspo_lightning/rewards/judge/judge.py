@@ -224,4 +224,6 @@ def _weights(rubric: dict[str, str], weights: dict[str, float]) -> dict[str, flo
     found = {name: float(weights.get(name, 1.0)) for name in rubric}
     if sum(found.values()) == 0:
         raise UserError("LLMJudge.weights", "are all 0", fix="give one criterion a weight")
+    if sum(found.values()) == math.inf:
+        raise UserError("LLMJudge.weights", "add up to infinity", fix="give smaller ones: only their ratios matter")
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gspo_lightning.corpus.text import answer_text
 from gspo_lightning.rewards.judge.asking import CHOICES
 from gspo_lightning.rewards.logic.lenient import last_objects
 
@@ -30,8 +31,7 @@ def read_verdict(choice: Mapping[str, Any], check: str, criteria: Sequence[str],
     Raises:
         UnreadableError: no verdict, one with other criteria or values, or several that differ.
     """
-    content = choice["message"].get("content")
-    text = content if isinstance(content, str) else ""
+    text = answer_text(choice["message"].get("content")) or ""
     said = [found for found in last_objects(text) if found.get("check") == check]
     if not said:
         cut = ", cut at the limit of tokens" if choice.get("finish_reason") == "length" else ""

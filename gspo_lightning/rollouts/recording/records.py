@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo_lightning.errors import UserError
+from gspo_lightning.errors import UserError, is_finite
 from gspo_lightning.resume import atomic_file
 from gspo_lightning.rollouts.contract import LARGEST_LOGPROB
 from gspo_lightning.types import FinishReason, Rollout, SamplingParams
@@ -170,7 +169,7 @@ def check_row(row: Mapping[str, Any], where: str) -> None:
         raise UserError(where, f"response_mask is {_shown(mask)}, but must be {count} times true or false")
     if logprobs is not None and not (_is_list(logprobs, count) and all(_is_logprob(x) for x in logprobs)):
         raise UserError(where, f"logprobs is {_shown(logprobs)}, but must be {count} finite numbers <= 0 (nats)")
-    if reward is not None and not _is_number(reward):
+    if reward is not None and not is_finite(reward):
         raise UserError(where, f"reward is {_shown(reward)}, but must be a finite number or null")
     if (reason := row.get("finish_reason", "stop")) not in list(FinishReason):
         raise UserError(where, f"finish_reason is {_shown(reason)}, but must be one of {', '.join(FinishReason)}")
@@ -180,12 +179,8 @@ def _is_list(value: Any, count: int) -> bool:
     return isinstance(value, list) and len(value) == count
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _is_logprob(value: Any) -> bool:
-    return _is_number(value) and value <= LARGEST_LOGPROB
+    return is_finite(value) and value <= LARGEST_LOGPROB
 
 
 def _shown(value: Any) -> str:

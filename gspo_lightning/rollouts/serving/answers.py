@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from gspo_lightning.errors import is_finite
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.contract import LARGEST_LOGPROB
 from gspo_lightning.types import SamplingParams
@@ -45,7 +45,7 @@ def checked(answer: Answer, reason: str, asked: Mapping[str, Any], vocabulary: i
         raise BadReplyError(f"it sent the token id {max(ids, key=abs)}, but the policy's vocabulary has {vocabulary}")
     if masked := set(asked.get("logit_bias") or ()).intersection(ids):
         raise BadReplyError(f"it sent the token id {min(masked)}, a placeholder of pictures that no response may hold")
-    if not all(isinstance(x, int | float) and math.isfinite(x) and x <= LARGEST_LOGPROB for x in logprobs):
+    if not all(is_finite(x) and x <= LARGEST_LOGPROB for x in logprobs):
         raise BadReplyError(f"its log-probabilities are none: {shown(logprobs)}")
     if not answer.cut:
         _check_end(ids, reason, asked)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gspo_lightning.corpus.text import answer_text
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 
 __all__ = ["Asker", "Spoken"]
@@ -47,7 +48,8 @@ class Asker:
         reply = await self._reply(messages, {"model": self.model, **body})
         try:
             spoken = [_spoken(choice) for choice in reply["choices"]]
-            usage = dict(reply.get("usage") or {})
+            counts = dict(reply.get("usage") or {})
+            usage = {name: n for name, n in counts.items() if type(n) is int and 0 <= n < 1 << 53}
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ServerError(f"it sent no answer: {str(reply)[:100]!r}") from error
         if not spoken:
@@ -71,5 +73,7 @@ class Asker:
 
 
 def _spoken(choice: Mapping[str, Any]) -> Spoken:
-    text = choice["message"]["content"] if "message" in choice else choice["text"]
-    return Spoken(text or "", choice.get("finish_reason") == "length")
+    text = answer_text(choice["message"].get("content") if "message" in choice else choice["text"])
+    if text is None:
+        raise TypeError("its content is no text")
+    return Spoken(text, choice.get("finish_reason") == "length")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from gspo_lightning.distributed import fail_together
-from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.errors import InfrastructureError, UserError, is_finite
 from gspo_lightning.old_policy.teacher import Teacher
 from gspo_lightning.policy.vision.sight import sight_of
 from gspo_lightning.rollouts.contract import LARGEST_LOGPROB
@@ -21,6 +20,7 @@ from gspo_lightning.rollouts.serving.answers import BadReplyError, shown
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 from gspo_lightning.rollouts.serving.endpoint import Endpoint
 from gspo_lightning.rollouts.serving.loop import LoopThread
+from gspo_lightning.rollouts.serving.silence import Silence
 from gspo_lightning.types import MicroBatch, MiniBatch
 
 __all__ = ["ServedTeacher"]
@@ -112,17 +112,22 @@ class ServedTeacher(Teacher):
             ) from error
 
     async def _all(self, rows: Sequence[list[int]]) -> list[list[float]]:
-        slots = asyncio.Semaphore(_AT_ONCE)
+        slots, silence = asyncio.Semaphore(_AT_ONCE), Silence(self.client)
 
         async def one(ids: list[int]) -> list[float]:
             async with slots:
-                return await self._one(ids)
+                with silence.asked():
+                    return await self._one(ids)
 
-        tasks = [asyncio.ensure_future(one(ids)) for ids in rows]
+        tasks, watch = [asyncio.ensure_future(one(ids)) for ids in rows], asyncio.ensure_future(silence.watch())
+        work = asyncio.gather(*tasks)
         try:
-            return list(await asyncio.gather(*tasks))
+            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+            if watch.done():
+                watch.result()  # it was given up
+            return list(await work)
         finally:
-            for task in tasks:
+            for task in (watch, *tasks):
                 task.cancel()
 
     async def _one(self, ids: list[int]) -> list[float]:
@@ -169,7 +174,7 @@ def _logprobs(reply: Any, ids: Sequence[int]) -> list[float]:
     if not isinstance(values, list) or count < len(ids):
         raise BadReplyError(f"it gives {count} log-probabilities for the {len(ids)} tokens of a row")
     rest = values[1 : len(ids)]
-    if not all(isinstance(x, int | float) and math.isfinite(x) and x <= LARGEST_LOGPROB for x in rest):
+    if not all(is_finite(x) and x <= LARGEST_LOGPROB for x in rest):
         raise BadReplyError(f"its log-probabilities are none: {shown(rest)}")
     return [0.0, *map(float, rest)]
 

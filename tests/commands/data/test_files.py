@@ -124,6 +124,18 @@ def test_a_certificate_is_carried_on_while_it_holds(tmp_path: Path) -> None:
     assert about(tmp_path / "d.jsonl") is None
 
 
+def test_mix_takes_any_weights_whose_ratio_is_a_number(tmp_path: Path) -> None:
+    sources = [write(tmp_path / f"{n}.jsonl", [{"prompt": f"{n}{i}"} for i in range(8)]) for n in "ab"]
+    found = {}
+    for weights in ((1, 1), (1e308, 1e308), (5e-324, 5e-324), (1.5e308, 0.5e308), (3, 1), (1e308, 1e-308)):
+        target = tmp_path / f"{len(found)}.jsonl"
+        data("mix", "--input", *sources, "--output", target, "--weights", *weights)
+        found[weights] = [row["prompt"] for row in read(target)]
+    assert found[1e308, 1e308] == found[5e-324, 5e-324] == found[1, 1]
+    assert found[1.5e308, 0.5e308] == found[3, 1]
+    assert found[1e308, 1e-308] == [f"a{i}" for i in range(8)]
+
+
 @FORMATS
 def test_filter_takes_both_ends_in(tmp_path: Path, suffix: str) -> None:
     rates = [0.0, 0.1, 0.5, 0.9, 1.0, None]

@@ -83,11 +83,6 @@ def test_golds_that_cannot_be_read_are_said_before_any_answer_is_asked_for(
     assert found["run"]["notes"]["aime2024"] == [line.removeprefix("aime2024: ")]
 
 
-def test_a_checkout_without_metadata_evaluates(
-    aime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-
-
 def test_a_checkout_without_metadata_evaluates(aime: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on PYTHONPATH, where nobody has installed the package."""
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import resource
+import shlex
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ import yaml
 
 from gspo_lightning.cli import main
 from gspo_lightning.commands.init.command import TASKS
+from tests.resume.test_files import in_a_fork
 from tests.runs import runs
 
 FILES = {"README.md", "reward.py", "test_reward.py", "train.jsonl", "train.yaml"}
@@ -81,6 +86,48 @@ def test_nothing_is_overwritten(there: str, tmp_path: Path, capsys: pytest.Captu
     assert main(["init", str(folder)]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 2  # what is wrong, and the fix
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["my project", "it's", 'a "b" c', "$(x) `y` \\n", 'q"""q'])
+def test_a_name_with_spaces_and_quotes_is_written_so_that_it_can_be_copied(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", name, "--task=logic"]) == 0
+    command = shlex.split(capsys.readouterr().out.rpartition("next: gspo ")[2])
+    assert command == ["fit", "--config", f"{name}/train.yaml"]
+    for file in (Path(name) / "reward.py", Path(name) / "train.yaml"):  # classes of one name would meet in this process
+        file.write_text(file.read_text().replace("OneAnswer", f"OneAnswer{zlib.crc32(name.encode())}"))
+    assert main([*command, "--print_config"]) == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["data"]["train"] == str(tmp_path / name / "train.jsonl")
+    said = [line for line in (Path(name) / "README.md").read_text().splitlines() if line.startswith("gspo fit")]
+    assert shlex.split(said[0]) == ["gspo", *command]
+    document = ast.get_docstring(ast.parse((Path(name) / "test_reward.py").read_text()))
+    assert document is not None
+    assert shlex.split(document.partition(": ")[2]) == ["pytest", name]
+
+
+def test_a_name_that_no_terminal_shows_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", str(tmp_path / "a\nb")]) == 2
+    assert "has characters that cannot be shown" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_nothing_in_the_way(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "a" / "b"
+
+    def on_a_small_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))  # the records are larger
+        sys.exit(main(["init", str(target)]))
+
+    assert in_a_fork(on_a_small_disk) == 1
+    assert "cannot be written: File too large; nothing of it is left" in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
+    target.mkdir(parents=True)
+    assert in_a_fork(on_a_small_disk) == 1
+    assert not list(target.iterdir())
+    assert main(["init", str(target)]) == 0
 
 
 def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
