@@ -17,7 +17,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from gspo_lightning.callbacks.folder import evaluation_follows, run_folder
 from gspo_lightning.callbacks.learner import learner
 from gspo_lightning.distributed import fail_together
-from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.errors import InfrastructureError, UserError, chain
 from gspo_lightning.resume import (
     Manifest,
     atomic_file,
@@ -28,6 +28,7 @@ from gspo_lightning.resume import (
     next_serial,
     swapping,
     sync_folder,
+    uninterrupted,
     unwritable,
 )
 from gspo_lightning.training.module import GSPOModule
@@ -49,7 +50,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Save, unless there is a NaN or infinity in it.
+        """Save, unless there is a NaN or infinity in it. Ctrl-C leaves the old file, or the new one with its manifest.
 
         Args:
             checkpoint: tensors and primitives.
@@ -64,9 +65,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target, score = Path(path), (storage_options or {}).get("score")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            with swapping(target.parent):
+            with swapping(target.parent), contextlib.ExitStack() as stack:
                 with atomic_file(target) as file:
                     _save(checkpoint, file)
+                    stack.enter_context(uninterrupted())  # a file that is swapped in gets its manifest
                 files, serial = {target.name: (file.bytes, file.sha256)}, next_serial(target.parent)
                 Manifest(files, int(checkpoint.get("global_step", 0)), serial, score).write(target)
         except OSError as error:
@@ -79,14 +81,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def _save(checkpoint: dict[str, Any], file: Any) -> None:
-    """``torch.save``, with the operating system's error instead of the one its clean-up raises on top."""
+    """``torch.save``, with Ctrl-C or the operating system's error instead of the one its clean-up raises on top."""
     try:
         torch.save(checkpoint, file)
     except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, OSError):
-            cause = cause.__cause__ or cause.__context__
-        raise cause or error  # noqa: B904 (the cause is the error)
+        causes = [one for one in chain(error) if isinstance(one, OSError) or not isinstance(one, Exception)]
+        raise causes[0] if causes else error  # noqa: B904 (the cause is the error)
 
 
 class LastCheckpoint(Checkpoint):
@@ -165,9 +165,10 @@ class LastCheckpoint(Checkpoint):
         module = learner(trainer.lightning_module)
         score = {**module.evaluator.last, **module.last_update}.get(self.best_by)
         trainer.save_checkpoint(path, weights_only=False, storage_options={"score": score})
-        self._saved = trainer.global_step
         if trainer.is_global_zero:
             link_last(path)
+        self._saved = trainer.global_step
+        if trainer.is_global_zero:
             self._prune(trainer)
         return path
 

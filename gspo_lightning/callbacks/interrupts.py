@@ -99,8 +99,14 @@ class Interrupts(Callback):
             _say(f"{text}Nothing was saved (trainer.enable_checkpointing: false).")
             return
         if not self._busy and (rank_and_world()[1] == 1 or self._agreed):
-            text += f"Saved: {keeper.save(trainer)}\n"
+            try:
+                text += f"Saved: {keeper.save(trainer)}\n"
+            except KeyboardInterrupt:  # somebody is in a hurry
+                text += "Interrupted again before this was saved. "
         last = self._folder / "checkpoints" / "last.ckpt"
+        if not any(last.parent.glob("*.ckpt")):
+            _say(f"{text}There is no checkpoint yet.")
+            return
         _say(f"{text}Resume with: gspo fit --config {self._folder / 'config.yaml'} --ckpt_path {last}")
 
     def _listen(self) -> None:

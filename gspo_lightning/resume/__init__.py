@@ -2,7 +2,7 @@
 
 from gspo_lightning.resume.changes import Change, changes, forbidden
 from gspo_lightning.resume.epochs import close_epoch, reopen_epoch
-from gspo_lightning.resume.files import atomic_file, swapping, sync_folder, synced, write_text
+from gspo_lightning.resume.files import atomic_file, swapping, sync_folder, synced, uninterrupted, write_text
 from gspo_lightning.resume.find import Found, find_checkpoint, newest_run, read_checkpoint
 from gspo_lightning.resume.finite import check_finite
 from gspo_lightning.resume.folders import METADATA, is_folder, save_folder, unwritable
@@ -17,5 +17,5 @@ __all__ = [
     "changes", "check_finite", "check_shards", "claim_version", "close_epoch", "damage", "fault_of", "find_checkpoint",
     "flush", "forbidden", "is_folder", "is_held", "manifest_path", "manifests", "newest_run",
     "next_serial", "read_checkpoint", "read_tensors", "reopen_epoch", "save_folder", "swapping", "sync_folder",
-    "synced", "unwritable", "write_text",
+    "synced", "uninterrupted", "unwritable", "write_text",
 ]  # fmt: skip

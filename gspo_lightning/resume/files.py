@@ -7,6 +7,7 @@ import ctypes
 import fcntl
 import hashlib
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -22,6 +23,7 @@ __all__ = [
     "sync_folder",
     "sync_tree",
     "synced",
+    "uninterrupted",
     "write_text",
 ]
 
@@ -68,6 +70,16 @@ def swapping(folder: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for children that were forked meanwhile
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let Ctrl-C and its like wait, in this thread: what is done here is done whole, but for a kill."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from gspo_lightning.distributed import all_gather_objects, fail_together, rank_and_world
 from gspo_lightning.errors import InfrastructureError
-from gspo_lightning.resume.files import replace_folder, swapping, sync_folder, synced
+from gspo_lightning.resume.files import replace_folder, swapping, sync_folder, synced, uninterrupted
 from gspo_lightning.resume.finite import check_finite
 from gspo_lightning.resume.manifest import Manifest, next_serial
 from gspo_lightning.unfinished import beside, remove
@@ -53,7 +53,7 @@ def save_folder(target: Path, checkpoint: dict[str, Any], write: Callable[[Path]
     with fail_together(), _said(target):
         if rank == 0:
             sync_folder(unfinished)
-            with swapping(target.parent):
+            with swapping(target.parent), uninterrupted():
                 replace_folder(unfinished, target)
                 whole = {name: value for part in parts for name, value in part.items()}
                 Manifest(whole, step, next_serial(target.parent), score).write(target)
@@ -75,7 +75,9 @@ def _said(target: Path) -> Iterator[None]:
     except OSError as error:
         raise unwritable(target, error) from error
     except CheckpointException as failed:
-        for cause, _ in failed.failures.values():
+        for cause, _ in failed.failures.values():  # torch catches whatever is raised
+            if not isinstance(cause, Exception):
+                raise cause from None
             if isinstance(cause, OSError):
                 raise unwritable(target, cause) from failed
         raise
