@@ -97,7 +97,10 @@ class Run:
     def date(self) -> str:
         """The day of the first event, or of the folder's last change."""
         seconds = self.started if self.started is not None else self.folder.stat().st_mtime
-        return f"{datetime.fromtimestamp(seconds):%Y-%m-%d}"
+        try:
+            return f"{datetime.fromtimestamp(seconds):%Y-%m-%d}"
+        except (ValueError, OverflowError, OSError):  # of a clock that was wrong
+            return "unknown day"
 
     @property
     def updates(self) -> int:

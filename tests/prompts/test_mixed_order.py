@@ -122,6 +122,12 @@ def test_a_source_that_is_too_small_is_refused() -> None:
         made(parts=parts)
 
 
+def test_weights_whose_sum_is_beyond_the_range_of_floats() -> None:
+    weights = np.array([1.0, 2.0, 1.0, 2.0, 1.0] * 10)
+    order, huge = (made(weights=weights * scale) for scale in (1.0, 2.0**1022))
+    assert [ids(huge.share(i)) for i in range(4)] == [ids(order.share(i)) for i in range(4)]
+
+
 class _Repeats(Curriculum):
     def choose(self, seen: Seen, free: NDArray[np.bool_], count: int, draws: NDArray[np.float64]) -> NDArray[np.int64]:
         return np.zeros(count, dtype=np.int64)

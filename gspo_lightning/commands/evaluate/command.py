@@ -124,9 +124,15 @@ def _plan(options: argparse.Namespace) -> Plan:
     for name in ("samples", "limit", "max_response_tokens"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise UserError(f"--{name}", f"is {getattr(options, name)}; it must be at least 1")
-    output = options.output or Path("runs/evaluate") / time.strftime("%Y%m%d-%H%M%S")
+    output = options.output or _new(Path("runs/evaluate"))
     numbers = (options.samples, options.limit, options.max_response_tokens)
     return Plan(tuple(options.suite), output, options.data, options.workers, *numbers)
+
+
+def _new(parent: Path) -> Path:
+    """A folder by the time, which another evaluation may have had: clocks are set back."""
+    name = time.strftime("%Y%m%d-%H%M%S")
+    return next(path for n in range(1, 10_000) if not (path := parent / (name if n == 1 else f"{name}-{n}")).exists())
 
 
 def _source(options: argparse.Namespace, file: VerdictFile) -> Answers:
