@@ -25,6 +25,8 @@ ROOT_FILES = {
     "output",
     "faults",
     "addresses",
+    "bodies",
+    "escape",
 }
 """All the Python files that lie beside the rooms; whatever else there is has a room."""
 FLOORS = [
@@ -65,7 +67,9 @@ FLOORS = [
     "faults",
     "unfinished",
     "output",
+    "bodies",
     "addresses",
+    "escape",
     "errors",
 ]
 """From the top floor down. A room may import the rooms below it; a new room is put where it belongs."""
@@ -80,6 +84,8 @@ GROUND = {
     "unfinished",
     "output",
     "addresses",
+    "bodies",
+    "escape",
 }
 """Imported by nearly every room: the picture leaves these arrows out."""
 

@@ -63,6 +63,8 @@ class Remote:
             spoken, usage = await self.asker.ask(messages, body)
         except UnsupportedError as error:
             raise UserError("gspo/", f"{self.client.url}: {error}") from error
+        except ServerError as error:
+            raise ServerError(f"{self.client.url}: {error}") from error
         tokens = int(usage.get("completion_tokens") or 0) // len(spoken)
         choices = (Choice(one.text, tokens, "max_tokens" if one.truncated else "stop") for one in spoken)
         return Told(tuple(choices), usage.get("prompt_tokens"))

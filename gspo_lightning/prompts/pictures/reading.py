@@ -8,8 +8,10 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import time
 import warnings
 from collections.abc import Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -25,7 +27,8 @@ MOST_PIXELS = 50_000_000
 MOST_BYTES = 64 << 20
 """Of a file."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-_TIMEOUT_S = 20.0
+_TIMEOUT_S, _DEADLINE_S = 20.0, 120.0
+"""Seconds without a byte, and for a whole file."""
 
 
 class BadPictureError(ValueError):
@@ -121,8 +124,13 @@ def _downloaded(address: str, allowed: bool) -> bytes:
         raise BadPictureError("is an address, and data.pictures.urls does not allow downloads")
     try:
         with urlopen(address, timeout=_TIMEOUT_S) as answer:
-            return _limited(answer.read(MOST_BYTES + 1))
-    except (URLError, OSError, ValueError) as error:
+            data, until = bytearray(), time.monotonic() + _DEADLINE_S
+            while len(data) <= MOST_BYTES and (piece := answer.read1(1 << 16)):
+                data += piece
+                if time.monotonic() > until:
+                    raise BadPictureError(f"cannot be downloaded within {_DEADLINE_S:g} s")
+            return _limited(bytes(data))
+    except (URLError, HTTPException, OSError, ValueError) as error:
         if isinstance(error, BadPictureError):
             raise
         raise BadPictureError(f"cannot be downloaded: {first_line(error)}") from error

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from gspo_lightning.addresses import IDLE_S, check_address
+from gspo_lightning.bodies import ACCEPTED, Body, BodyError, read_body, reply_limit
 from gspo_lightning.errors import UserError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class ChatServer:
         key = os.environ.get(KEY)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S)
-        self._session = aiohttp.ClientSession(headers=headers, connector=connector)
+        self._session = aiohttp.ClientSession(headers=headers | ACCEPTED, connector=connector, auto_decompress=False)
         return self
 
     async def __aexit__(
@@ -102,16 +102,16 @@ class ChatServer:
         limit = aiohttp.ClientTimeout(total=self.timeout_s)
         try:
             async with self._session.post(address, json=body, timeout=limit, allow_redirects=False) as reply:
-                status, text = reply.status, await reply.text(errors="replace")
+                status, found = reply.status, await read_body(reply, reply_limit(body))
                 after = reply.headers.get("Retry-After", "")
         except TimeoutError as error:
             raise _TryAgainError(f"nothing in {self.timeout_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, BodyError) as error:
             raise _TryAgainError(str(error) or type(error).__name__) from error
         if status >= 500 or status in (408, 409, 425, 429):
-            raise _TryAgainError(f"status {status}: {text[:_SHOWN]}", float(after) if after.isdigit() else 0.0)
-        self._check_status(status, text)
-        return _choice(text)
+            raise _TryAgainError(f"status {status}: {found.text[:_SHOWN]}", float(after) if after.isdecimal() else 0.0)
+        self._check_status(status, found.text)
+        return _choice(found)
 
     def _check_status(self, status: int, text: str) -> None:
         if status in (401, 403):
@@ -131,11 +131,13 @@ class _TryAgainError(Exception):
         self.after_s = after_s
 
 
-def _choice(text: str) -> dict[str, Any]:
+def _choice(reply: Body) -> dict[str, Any]:
     try:
-        first = json.loads(text)["choices"][0]
+        first = reply.json()["choices"][0]
         if not isinstance(first["message"], dict):
             raise TypeError
-    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-        raise _TryAgainError(f"no completion: {text[:_SHOWN]!r}") from error
+    except BodyError as error:
+        raise _TryAgainError(f"no completion: {error}") from error
+    except (KeyError, IndexError, TypeError) as error:
+        raise _TryAgainError(f"no completion: {reply.text[:_SHOWN]!r}") from error
     return dict(first)

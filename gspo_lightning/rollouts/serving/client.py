@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from gspo_lightning.addresses import IDLE_S, UNIX
+from gspo_lightning.bodies import ACCEPTED, Body, BodyError, read_body, reply_limit
 from gspo_lightning.rollouts.serving.endpoint import KEY, Endpoint
 
 __all__ = ["Client", "ServerError", "UnsupportedError"]
@@ -117,7 +117,10 @@ class Client:
             text = await self._text("GET", "/metrics", timeout_s=self.health_timeout_s)
         except (ServerError, UnsupportedError):
             return None
-        counts = [float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(COUNTERS)]
+        try:
+            counts = [float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(COUNTERS)]
+        except ValueError:  # somebody else's lines of these names
+            return None
         return sum(counts) if counts else None
 
     async def chat(self, body: dict[str, Any]) -> Any:
@@ -208,7 +211,12 @@ class Client:
     async def world_size(self) -> int:
         """Its workers, one per GPU."""
         reply = await self._call("GET", "/get_world_size", needed_for_sync=True)
-        return int(reply["world_size"])
+        try:
+            return int(reply["world_size"])
+        except (TypeError, KeyError, ValueError) as error:
+            raise ServerError(
+                f"GET /get_world_size does not tell the number of workers: {str(reply)[:100]!r}"
+            ) from error
 
     async def backend(self) -> str | None:
         """Of its ``--weight-transfer-config``; None: it has none, or does not tell."""
@@ -231,7 +239,8 @@ class Client:
     async def unload_adapters(self, prefix: str, keep: str) -> None:
         """Forget adapters whose names begin with ``prefix``, all but ``keep``."""
         reply = await self._call("GET", "/v1/models", timeout_s=self.health_timeout_s)
-        for name in (str(model["id"]) for model in reply["data"]):
+        models = reply.get("data") if isinstance(reply, dict) else None
+        for name in (str(model.get("id")) for model in models or () if isinstance(model, dict)):
             if name.startswith(prefix) and name != keep:
                 await self._text("POST", "/v1/unload_lora_adapter", {"lora_name": name}, refusals=True)
 
@@ -241,13 +250,16 @@ class Client:
         return str(reply.get("weight_version")) if isinstance(reply, dict) else ""
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None, **options: Any) -> Any:
-        text = await self._text(method, path, body, **options)
+        reply = await self._fetch(method, path, body, **options)
         try:
-            return json.loads(text) if text.strip() else None
-        except ValueError as error:
-            raise ServerError(f"{method} {path} gave no JSON: {text[:100]!r}") from error
+            return reply.json()
+        except BodyError as error:
+            raise ServerError(f"{method} {path}: {error}") from error
 
-    async def _text(
+    async def _text(self, method: str, path: str, body: dict[str, Any] | None = None, **options: Any) -> str:
+        return (await self._fetch(method, path, body, **options)).text
+
+    async def _fetch(
         self,
         method: str,
         path: str,
@@ -257,9 +269,11 @@ class Client:
         needed_for_sync: bool = False,
         refusals: bool = False,
         name: str | None = None,
-    ) -> str:
+    ) -> Body:
         if self._session is None:
-            self._session = aiohttp.ClientSession(headers=self._headers, connector=self._connector())
+            self._session = aiohttp.ClientSession(
+                headers=self._headers | ACCEPTED, connector=self._connector(), auto_decompress=False
+            )
         seconds = timeout_s or self.timeout_s
         limit = aiohttp.ClientTimeout(total=seconds if seconds < math.inf else None)
         try:
@@ -267,12 +281,12 @@ class Client:
             async with self._session.request(
                 method, self._base + path, json=body, timeout=limit, allow_redirects=False, headers=headers
             ) as reply:
-                text = await reply.text(errors="replace")
-                status = reply.status
+                found, status = await read_body(reply, reply_limit(body)), reply.status
         except TimeoutError as error:
             raise ServerError(f"{method} {path} took more than {seconds:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, BodyError) as error:
             raise ServerError(f"{method} {path}: {error or type(error).__name__}") from error
+        text = found.text if status >= 300 else ""
         if status in (404, 405, 501):
             why = "; start it with VLLM_SERVER_DEV_MODE=1" if needed_for_sync else ""
             raise UnsupportedError(f"it has no {method} {path} (status {status}){why}")
@@ -286,7 +300,7 @@ class Client:
             raise UnsupportedError(f"it asks for another key at {method} {path} (status {status}): set {KEY}")
         if status >= 300:
             raise UnsupportedError(f"it refuses {method} {path} (status {status}): {text[:300]}")
-        return text
+        return found
 
     def _connector(self) -> aiohttp.BaseConnector:
         if self._socket is None:

@@ -1,0 +1,186 @@
+"""Bodies of HTTP replies, read within limits: bytes as sent and unpacked, nesting of JSON, UTF-8 only.
+
+One MB of gzip may unpack to 1 GB, and parsed JSON takes up to 25 times the memory of its text. Nothing here imports
+torch or aiohttp: reward workers ask servers, too.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["ACCEPTED", "Body", "BodyError", "read_body", "reply_limit"]
+
+ACCEPTED = {"Accept-Encoding": "gzip, deflate"}
+"""Headers of every request: the encodings that :func:`read_body` can unpack piece by piece."""
+BASE = 4 << 20
+"""Bytes that a reply may have whatever was asked."""
+PER_TOKEN = 64
+"""Further bytes for every token of text that was asked for."""
+PER_DETAILED_TOKEN = 4096
+"""The same where a token comes with its id, log-probability and experts (58 layers x 8 experts: 2.5 KB)."""
+OF_AN_ERROR = 64 << 10
+"""Bytes that are read of an error; the rest is left unread."""
+DEEPEST = 100
+"""Levels of nested JSON."""
+_PIECE = 64 << 10
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+"""Also one that never ends: looked for again from each of its quotes, it would take quadratic time."""
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+class BodyError(Exception):
+    """A body is too long, too deep, or in an encoding or character set that is not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The unpacked body of a reply."""
+
+    data: bytes
+    charset: str | None
+
+    @property
+    def text(self) -> str:
+        """As UTF-8; what is none is replaced."""
+        return self.data.decode(errors="replace")
+
+    def json(self) -> Any:
+        """The parsed JSON; None where there is nothing.
+
+        Raises:
+            BodyError: it is no JSON, nested too deeply, or said to be in another character set than UTF-8.
+        """
+        if self.charset is not None and not _is_utf8(self.charset):
+            raise BodyError(f"the reply is in the character set {self.charset[:40]!r}, but JSON is read as UTF-8")
+        if not self.data.strip():
+            return None
+        if _deeper(self.data, DEEPEST):
+            raise BodyError(f"the reply is nested more than {DEEPEST} levels deep, or its brackets do not match")
+        try:
+            return json.loads(self.text)
+        except ValueError as error:
+            raise BodyError(f"the reply is no JSON: {self.text[:100]!r}") from error
+
+
+def reply_limit(request: Mapping[str, Any] | None) -> int:
+    """Bytes that the reply to a request may have: a base, and so many for each token that it asks for.
+
+    Args:
+        request: the body that is sent.
+
+    >>> reply_limit(None) == BASE, reply_limit({"max_tokens": 1000}) - BASE
+    (True, 64000)
+    >>> reply_limit({"prompt": [1, 2], "max_tokens": 8, "n": 4, "logprobs": 0}) - BASE == 40 * PER_DETAILED_TOKEN
+    True
+    """
+    asked = dict(request or {})
+    asked |= asked.get("sampling_params") or {}
+    prompt = asked.get("prompt") or asked.get("token_ids")
+    longest, count = asked.get("max_tokens"), asked.get("n")
+    tokens = (longest if isinstance(longest, int) else 0) + (len(prompt) if isinstance(prompt, list) else 0)
+    detailed = "logprobs" in asked or "return_token_ids" in asked
+    each = PER_DETAILED_TOKEN if detailed else PER_TOKEN
+    return BASE + max(0, tokens * each * (count if isinstance(count, int) else 1))
+
+
+async def read_body(reply: aiohttp.ClientResponse, limit: int) -> Body:
+    """The body of a reply whose session has ``auto_decompress=False``; of an error its beginning.
+
+    Args:
+        reply: whose headers have come.
+        limit: bytes that it may have, as sent and unpacked.
+
+    Raises:
+        BodyError: it has more, or is packed in a way that is not read.
+    """
+    if reply.status >= 300:
+        with suppress(BodyError):
+            return Body((await _read(reply, OF_AN_ERROR))[0][:OF_AN_ERROR], None)
+        return Body(b"", None)
+    data, sent = await _read(reply, limit)
+    if max(len(data), sent) > limit:
+        raise BodyError(
+            f"the reply has more than the {limit:,} bytes that are read of a reply to this request ({sent:,} came, "
+            f"unpacked to at least {len(data):,}); see that an inference server answers at this address, and what it, "
+            "or a proxy in front of it, sends"
+        )
+    return Body(data, reply.charset)
+
+
+async def _read(reply: aiohttp.ClientResponse, most: int) -> tuple[bytes, int]:
+    """What was unpacked, and the bytes that were read for it, until one of them is more than ``most``."""
+    stream, pieces, size, sent = _Stream(reply.headers.get("Content-Encoding", "")), list[bytes](), 0, 0
+    async for piece in reply.content.iter_chunked(_PIECE):
+        sent += len(piece)
+        pieces.append(stream.unpack(piece, most + 1 - size))
+        size += len(pieces[-1])
+        if max(sent, size) > most:
+            reply.close()
+            break
+    return b"".join(pieces), sent
+
+
+class _Stream:
+    """Unpacks gzip and deflate piece by piece; deflate begins with zlib's header or, against the standard, with none.
+
+    Raises:
+        BodyError: it is packed in another way.
+    """
+
+    def __init__(self, encoding: str) -> None:
+        self._name = encoding.strip().lower().removeprefix("x-")
+        self._zlib: Any = None
+        if self._name not in ("", "identity", "gzip", "deflate"):
+            raise BodyError(f"the reply is packed as {encoding[:40]!r}; gzip and deflate are read")
+
+    def unpack(self, piece: bytes, most: int) -> bytes:
+        """What a piece adds, no more than ``most`` bytes of it.
+
+        Raises:
+            BodyError: it is not what its header says.
+        """
+        if self._name in ("", "identity"):
+            return piece
+        if self._zlib is None:
+            bare = self._name == "deflate" and piece[0] & 0xF != 8
+            self._zlib = zlib.decompressobj(31 if self._name == "gzip" else -15 if bare else 15)
+        try:
+            unpacked = bytes(self._zlib.decompress(piece, most))
+        except zlib.error as error:
+            raise BodyError(f"the reply cannot be unpacked as {self._name}: {error}") from error
+        if self._zlib.unused_data:
+            raise BodyError(f"the reply goes on after the end of its {self._name}")
+        return unpacked
+
+
+def _is_utf8(charset: str) -> bool:
+    try:
+        return codecs.lookup(charset).name in ("utf-8", "ascii")
+    except (LookupError, ValueError):
+        return False
+
+
+def _deeper(data: bytes, levels: int) -> bool:
+    """Whether JSON has more levels of brackets, whatever the parser and its stack would do with it.
+
+    >>> _deeper(b'[{"a": "]["}]', 1), _deeper(b'[{"a": "]["}]', 2)
+    (True, False)
+    """
+    left = _STRING.sub(b"", data).translate(_BRACKETS, b"").translate(None, _NO_BRACKETS)
+    for _ in range(levels):
+        fewer = left.replace(b"[]", b"")
+        if len(fewer) == len(left):
+            break
+        left = fewer
+    return bool(left)
