@@ -9,10 +9,10 @@ import logging
 import os
 import shlex
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 
 from gspo_lightning.errors import GSPOError, PluginError, UserError, did_you_mean, mistake_of_plugin
+from gspo_lightning.escape import escaped_logs, say, show_exception
 from gspo_lightning.faults import fault_around
 from gspo_lightning.output import outlives_its_reader
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if show_traceback:
         arguments.remove("--traceback")
     try:
-        with _any_character():
+        with _any_character(), escaped_logs():
             return _dispatch(arguments)
     except PluginError as error:
         _accuse(error, show_traceback)
@@ -114,24 +114,25 @@ def _any_character() -> Iterator[None]:
 
 def entry_point() -> None:
     """The console script."""
+    sys.excepthook = show_exception  # --traceback raises what a command has met
     sys.exit(main())
 
 
 def _dispatch(arguments: list[str]) -> int:
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help"):
-        print(_usage())
+        say(_usage())
         return 0
     if name == "--version":
         from gspo_lightning import __version__
 
-        print(f"gspo_lightning {__version__}")
+        say(f"gspo_lightning {__version__}")
         return 0
     if name in TRAINING:
         from gspo_lightning.commands.fit.help import asked_for, short_help
 
         if asked_for(arguments):
-            print(short_help(name, TRAINING[name]))
+            say(short_help(name, TRAINING[name]))
             return 0
         arguments = ["--help" if argument == "--help_all" else argument for argument in arguments]
     if name in CONFIGURED:
@@ -168,21 +169,21 @@ def _usage() -> str:
 def _complain(error: Exception) -> None:
     first = int(os.environ.get("LOCAL_RANK", "0")) == 0
     if first or not isinstance(error, UserError):  # the user's mistake is said once, not once a rank
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
 
 
 def _accuse(error: PluginError, show_traceback: bool) -> None:
     """A mistake in what the user wrote, on whichever rank it shows."""
     if show_traceback and error.frames:
-        print(f"Traceback (most recent call last, the plug-in's own frames):\n{error.frames}", file=sys.stderr)
-    print(f"error: {error}", file=sys.stderr)
+        say(f"Traceback (most recent call last, the plug-in's own frames):\n{error.frames}", file=sys.stderr)
+    say(f"error: {error}", file=sys.stderr)
 
 
 def _apologise(error: Exception, arguments: Sequence[str]) -> None:
     """What nobody foresaw: the whole traceback, and what to do with it."""
-    traceback.print_exception(error)
+    show_exception(type(error), error, error.__traceback__)
     command = shlex.join(["gspo", *arguments])
-    print(
+    say(
         f"error: {type(error).__name__} that gspo_lightning did not expect: a bug in it or in a plug-in.\n"
         f"  fix: please report it, with the traceback above, the config, and the command: {command}",
         file=sys.stderr,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from pathlib import Path
 from types import FrameType
@@ -10,11 +11,11 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
-from rich.console import Console
 
 from gspo_lightning.callbacks.checkpoints import last_checkpoint
 from gspo_lightning.callbacks.folder import evaluation_follows, run_folder
 from gspo_lightning.distributed import largest, rank_and_world
+from gspo_lightning.escape import say
 
 __all__ = ["Interrupts", "Terminated"]
 
@@ -142,4 +143,4 @@ class Interrupts(Callback):
 
 @rank_zero_only
 def _say(text: str) -> None:
-    Console(stderr=True).print(text, soft_wrap=True, highlight=False)
+    say(text, file=sys.stderr)

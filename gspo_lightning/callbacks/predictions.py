@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Callback
 
 from gspo_lightning.callbacks.folder import fresh_folder
 from gspo_lightning.distributed import all_sum, rank_and_world
+from gspo_lightning.escape import say
 from gspo_lightning.rollouts.recording.records import write_records
 
 __all__ = ["PredictionWriter"]
@@ -56,4 +57,4 @@ class PredictionWriter(Callback):
         if trainer.is_global_zero:
             missing = f" ({responses - scored:.0f} without a reward)" if scored < responses else ""
             mean = f"mean reward {total / scored:.4g}" if scored else "no reward"
-            print(f"{responses:.0f} responses, {mean}{missing}\npredictions: {path}")
+            say(f"{responses:.0f} responses, {mean}{missing}\npredictions: {path}")

@@ -10,6 +10,7 @@ import threading
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from gspo_lightning.escape import say
 from gspo_lightning.faults import has_lost_a_rank
 
 __all__ = ["WatchRanks"]
@@ -44,7 +45,7 @@ class WatchRanks(Callback):
         if self._over or code >= 0:
             return
         self._over = True
-        print(
+        say(
             f"\nerror: rank {number} (process {process.pid}) was killed by {signal.Signals(-code).name}, and all ranks "
             f"end; checkpoints that were finished are intact.\n"
             f"  fix: find out why (dmesg shows kills for lack of memory), then resume with --ckpt_path last",

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from rich.console import Console
 from rich.table import Table
 
 from gspo_lightning.callbacks.folder import run_folder
@@ -18,6 +17,7 @@ from gspo_lightning.callbacks.held_out_answers import HeldOutAnswers, picture_na
 from gspo_lightning.callbacks.learner import learner
 from gspo_lightning.callbacks.run_logger import scalars_of
 from gspo_lightning.callbacks.sink.sink import Sink
+from gspo_lightning.escape import terminal
 from gspo_lightning.metrics.table import lookup
 from gspo_lightning.report.page import write_report
 from gspo_lightning.report.pictures import keep_thumbnails
@@ -156,7 +156,7 @@ def _answers(module: GSPOModule) -> dict[str, dict[str, Any]]:
 
 def show(summary: dict[str, Any], folder: Path, picture: Path | None) -> None:
     """Print the table, the examples and the paths."""
-    console = Console(highlight=False)
+    console = terminal()
     table = Table(title=f"{summary['objective']}, seed {summary['seed']}: before and after", title_justify="left")
     for heading in ("prompt", "answer", "before", "after"):
         table.add_column(heading, overflow="fold")
@@ -188,7 +188,7 @@ def show_evaluation(values: Mapping[str, float]) -> None:
         spec = lookup(name)
         fraction = spec is not None and "fraction" in spec.unit
         table.add_row(name, f"{100 * value:.2f}%" if fraction else f"{value:.4g}")
-    Console(highlight=False).print(table)
+    terminal().print(table)
 
 
 def _percent(value: float | None) -> str:

@@ -7,13 +7,12 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from gspo_lightning import registry
 from gspo_lightning.commands.fit.configs import about, built_in
 from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.escape import terminal
 
 __all__ = ["main"]
 
@@ -37,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     for kind in options.kind or kinds:
         if kind not in kinds:
             raise UserError("gspo list", f"{kind!r} is not a kind of component; {did_you_mean(kind, kinds)}")
-        Console().print(_configs() if kind == CONFIGS else table(kind))
+        terminal().print(_configs() if kind == CONFIGS else table(kind))
     return 0
 
 
@@ -47,7 +46,7 @@ def _configs() -> Table:
     rows.add_column("--config", no_wrap=True)
     rows.add_column("what it is", ratio=1, overflow="fold")
     for name, file in built_in().items():
-        rows.add_row(name, escape(about(file)))
+        rows.add_row(name, about(file))
     return rows
 
 

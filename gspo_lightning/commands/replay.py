@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gspo_lightning.escape import say
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -38,12 +40,12 @@ def main(argv: Sequence[str]) -> int:
 
     import_plugins(options.plugins)
     dump = Dump.read(options.dump, options.trust_remote_code)
-    print(f"update {dump.update}: " + ", ".join(f"{name} {value:g}" for name, value in dump.values.items()))
-    print(f"draws: seed {dump.rng['seed']}, iteration {dump.rng['iteration']}")
+    say(f"update {dump.update}: " + ", ".join(f"{name} {value:g}" for name, value in dump.values.items()))
+    say(f"draws: seed {dump.rng['seed']}, iteration {dump.rng['iteration']}")
     lines, values = replay(dump)
-    print("\n".join(lines) if lines else "not reproduced: everything is finite here")
+    say("\n".join(lines) if lines else "not reproduced: everything is finite here")
     if not lines:
-        print("done again: " + ", ".join(f"{name} {value:g}" for name, value in values.items()))
+        say("done again: " + ", ".join(f"{name} {value:g}" for name, value in values.items()))
     return 0
 
 

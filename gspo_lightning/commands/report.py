@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import terminal
 from gspo_lightning.report.page import PAGE, read_runs, write_runs
 from gspo_lightning.report.run import Run
 from gspo_lightning.report.verdicts import verdicts
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     picture = write_runs(runs, out)
     _show(runs)
     for path in (picture, picture.with_name(PAGE)):
-        Console(highlight=False).print(f"written: {path}", soft_wrap=True, markup=False)
+        terminal().print(f"written: {path}", soft_wrap=True)
     return 0
 
 
@@ -67,7 +67,7 @@ def _reward_model(runs: Sequence[Run], output: Path | None) -> int:
     from gspo_lightning.commands.fit_reward.finish import describe  # imports torch
     from gspo_lightning.reward_models.record import PICTURE, draw_again
 
-    run, console = runs[0], Console(highlight=False)
+    run, console = runs[0], terminal()
     picture = (output or run.folder) / PICTURE
     try:
         picture.parent.mkdir(parents=True, exist_ok=True)
@@ -78,14 +78,14 @@ def _reward_model(runs: Sequence[Run], output: Path | None) -> int:
     lines = [f"reward model from {run.model}, seed {run.seed}: {run.updates:,} updates"]
     lines += [] if judged is None else [describe(judged)]
     for line in (*lines, *(f"note: {problem}" for problem in run.problems), f"written: {picture}"):
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(line, soft_wrap=True)
     return 0
 
 
 def _show(runs: Sequence[Run]) -> None:
-    console = Console(highlight=False)
+    console = terminal()
     if len(runs) == 1:
-        console.print(f"{runs[0].objective}, seed {runs[0].seed}: {headline(runs[0])}", markup=False, soft_wrap=True)
+        console.print(f"{runs[0].objective}, seed {runs[0].seed}: {headline(runs[0])}", soft_wrap=True)
     rows = Table()
     rows.add_column("")
     for run in runs:
@@ -96,8 +96,6 @@ def _show(runs: Sequence[Run]) -> None:
     for run in runs:
         if len(runs) == 1:
             for v in verdicts(run):
-                console.print(f"{v.topic}: {v.word} ({v.sentence})", markup=False, soft_wrap=True)
+                console.print(f"{v.topic}: {v.word} ({v.sentence})", soft_wrap=True)
         for problem in run.problems:
-            console.print(
-                f"note{'' if len(runs) == 1 else ' on ' + run.label}: {problem}", markup=False, soft_wrap=True
-            )
+            console.print(f"note{'' if len(runs) == 1 else ' on ' + run.label}: {problem}", soft_wrap=True)

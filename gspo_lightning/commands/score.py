@@ -18,6 +18,7 @@ from tqdm import tqdm
 from gspo_lightning import registry
 from gspo_lightning.corpus.lines import numbered
 from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.escape import say
 from gspo_lightning.rewards import Pending, Reward, RewardRunner, Sample, SampleScore, ScoreStatus
 from gspo_lightning.unfinished import beside, sweep
 
@@ -82,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     )
     with runner:
         totals = _score_file(runner, options.input, options.output)
-    print(f"{options.output}: {totals}")
+    say(f"{options.output}: {totals}")
     return 0
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
+from gspo_lightning.escape import say
 from gspo_lightning.metrics.definitions.all import METRICS
 from gspo_lightning.metrics.definitions.spec import MetricSpec
 
@@ -106,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
     path = Path(argv[0]) if argv else Path("docs/metrics.md")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(markdown(), encoding="utf-8")
-    print(f"written: {path}")
+    say(f"written: {path}")
     return 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import cell, code
 from gspo_lightning.report.answers import ANSWERS, read_answers
 from gspo_lightning.report.figure import draw
 from gspo_lightning.report.pictures import copy_thumbnails, picture_cell
@@ -77,29 +78,30 @@ def page(runs: Sequence[Run]) -> str:
     """The Markdown page."""
     one = len(runs) == 1
     title = f"{runs[0].objective}, seed {runs[0].seed}" if one else " / ".join(run.label for run in runs)
-    lines = [f"# {title}", ""]
+    lines = [f"# {cell(title)}", ""]
     for run in runs:
-        start = _sentence(headline(run)) if one else f"- **{run.label}**: {headline(run)}"
-        lines.append(f"{start}. Model {run.model}, {run.date}, `{run.folder}`.")
+        start = _sentence(headline(run)) if one else f"- **{cell(run.label)}**: {headline(run)}"
+        where = code(run.folder, table=False)
+        lines.append(f"{start}. Model {cell(run.model)}, {cell(run.date)}, {where}.")
     lines += ["", f"![curves]({PICTURE})", "", *_markdown_table(runs), "## Verdict", ""]
     for run in runs:
-        lines += [] if one else [f"### {run.label}", ""]
+        lines += [] if one else [f"### {cell(run.label)}", ""]
         found = verdicts(run)
-        lines += [f"- **{_sentence(v.topic)}: {v.word}.** {_sentence(v.sentence)}." for v in found] or [
+        lines += [f"- **{_sentence(v.topic)}: {v.word}.** {cell(_sentence(v.sentence))}." for v in found] or [
             "Nothing was logged."
         ]
-        lines += ["", *(f"> {_cell(problem)}\n" for problem in run.problems)]
+        lines += ["", *(f"> {cell(problem)}\n" for problem in run.problems)]
     for run in runs:
-        lines += _examples(run, "" if one else f": {run.label}")
-        lines += _over_time(run, "" if one else f": {run.label}")
+        lines += _examples(run, "" if one else f": {cell(run.label)}")
+        lines += _over_time(run, "" if one else f": {cell(run.label)}")
     lines.append("What every number means: docs/metrics.md of gspo_lightning.")
     return "\n".join(lines) + "\n"
 
 
 def _markdown_table(runs: Sequence[Run]) -> list[str]:
-    heads = ["before → after"] if len(runs) == 1 else [_cell(run.label) for run in runs]
+    heads = ["before → after"] if len(runs) == 1 else [cell(run.label) for run in runs]
     lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---|" * len(runs)]
-    lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in table(runs)]
+    lines += [f"| {cell(name)} | " + " | ".join(map(cell, cells)) + " |" for name, cells in table(runs)]
     note = "An arrow goes from the first to the last iteration, or evaluation; other numbers are over the whole run."
     return [*lines, "", note, ""]
 
@@ -109,7 +111,7 @@ def _examples(run: Run, suffix: str) -> list[str]:
     if not found:
         return []
     names = ("prompt", "answer", "before", "after")
-    rows = [[_code(str(e.get(name, ""))) for name in names] for e in found]
+    rows = [[code(e.get(name, ""), 400) for name in names] for e in found]
     return [f"## Examples{suffix}", "", *_answers_table(run, names, found, rows), ""]
 
 
@@ -122,9 +124,9 @@ def _answers_table(
 ) -> list[str]:
     """With a first column for the pictures of what was asked, where anything was asked with pictures."""
     pictures = [picture_cell(run.folder, one) for one in asked]
-    if any(cell.strip() for cell in pictures):
+    if any(picture.strip() for picture in pictures):
         names = ("pictures", *names)
-        rows = [(cell, *row) for cell, row in zip(pictures, rows, strict=True)]
+        rows = [(picture, *row) for picture, row in zip(pictures, rows, strict=True)]
     lines = ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
@@ -141,7 +143,7 @@ def _over_time(run: Run, suffix: str) -> list[str]:
     names = ["prompt", "answer", *(f"update {update}" for update in shown)]
     asked = [row for row in rows if row["update"] == updates[0]]
     cells = [
-        [_code(str(cell), 160) for cell in (row.get("prompt", ""), row.get("answer", ""), *completions)]
+        [code(one, 160) for one in (row.get("prompt", ""), row.get("answer", ""), *completions)]
         for row in asked
         for completions in [[said.get((u, row.get("id")), "") for u in shown]]
     ]
@@ -151,15 +153,3 @@ def _over_time(run: Run, suffix: str) -> list[str]:
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _code(text: str, limit: int = 400) -> str:
-    """Model text as code, so that none of it is taken for Markdown."""
-    short = text if len(text) <= limit else text[: limit - 1] + "…"
-    return (
-        "`" + short.replace("`", "'").replace("|", "\\|").replace("\r", "").replace("\n", "⏎") + "`" if short else " "
-    )

@@ -6,7 +6,10 @@ import os
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import FixedFormatter
 
+from gspo_lightning.escape import visible
 from gspo_lightning.unfinished import beside
 
 __all__ = ["save"]
@@ -14,6 +17,20 @@ __all__ = ["save"]
 
 def save(figure: Figure, file: Path) -> None:
     """Write a PNG beside the file, then swap it in: whoever looks at the old picture goes on looking at a picture."""
+    _show_plainly(figure)
     unfinished = beside(file)
     figure.savefig(unfinished, format="png")
     os.replace(unfinished, file)
+
+
+def _show_plainly(figure: Figure) -> None:
+    """Take no text for a formula: two dollars in a name would end the run. Ticks of numbers stay as they are."""
+    axes = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+    named = [axis for axis in axes if isinstance(axis.get_major_formatter(), FixedFormatter)]
+    for axis in named:
+        axis.set_ticklabels([visible(label.get_text()) for label in axis.get_ticklabels()], parse_math=False)
+    ticks = {label for axis in axes for label in axis.get_ticklabels(which="both")}
+    for text in figure.findobj(Text):
+        if isinstance(text, Text) and text not in ticks:
+            text.set_text(visible(text.get_text()))
+            text.set_parse_math(False)

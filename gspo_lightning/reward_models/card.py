@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from gspo_lightning.escape import cell, code
 from gspo_lightning.policy.tiny import TINY_MODELS
 
 __all__ = ["CARD", "card"]
@@ -74,13 +76,14 @@ def _header(content: Mapping[str, Any]) -> str:
 
 def _introduction(content: Mapping[str, Any]) -> str:
     base = str(content["config"]["model"]["name_or_path"])
-    origin = f"[{base}](https://huggingface.co/{base})" if _is_hub_id(base) else f"`{Path(base).name}`"
+    name, link = Path(base).name, f"[{cell(base)}](https://huggingface.co/{quote(base)})"
+    origin = link if _is_hub_id(base) else code(name, table=False)
     built = ", a tiny model that is built from a config" if base in TINY_MODELS else ""
     reads = content["reads"]
     text = ', "text": "chat"' if reads == "chat" else ""
     how = "as the chat template writes them" if reads == "chat" else "joined to one text"
     return (
-        f"# A reward model from {Path(base).name}\n\n{origin}{built}, with one output, trained on preference pairs by "
+        f"# A reward model from {cell(name)}\n\n{origin}{built}, with one output, trained on preference pairs by "
         f"the Bradley-Terry loss with gspo_lightning. It reads a prompt and an answer {how}, and returns a reward "
         "whose differences are log-odds: an answer is preferred to another with probability sigmoid(difference).\n\n"
         f'```bash\ngspo score --reward \'SequenceClassificationReward:{{"name_or_path": "FOLDER"{text}}}\' '
@@ -92,7 +95,7 @@ def _training(content: Mapping[str, Any]) -> Iterator[str]:
     rows = ["| | |\n|---|---|", f"| updates | {content['updates']:,} |"]
     for words, path in SETTINGS.items():
         if (value := _setting(content["config"], path)) is not None:
-            rows.append(f"| {words} | {value} |")
+            rows.append(f"| {words} | {cell(value)} |")
     yield "## Training"
     yield "\n".join(rows)
 
@@ -105,9 +108,8 @@ def _data(content: Mapping[str, Any]) -> Iterator[str]:
     for which, found in content["data"].items():
         source = _shown(content["config"]["data"][which])
         left_out = [f"{dropped[which][why]:,}" if which in dropped else "-" for why in ("too_long", "identical")]
-        rows.append(
-            f"| {which} | `{source}` | {found['prompts']:,} | {' | '.join(left_out)} | `{found['sha256'][:16]}` |"
-        )
+        cells = (which, code(source), f"{found['prompts']:,}", *left_out, code(found["sha256"][:16]))
+        rows.append(f"| {' | '.join(cells)} |")
     yield "## Data"
     yield "\n".join(rows)
 
@@ -116,10 +118,10 @@ def _results(content: Mapping[str, Any]) -> Iterator[str]:
     if content["results"] is not None:
         yield from _held_out(content["results"]["held_out"])
     if content.get("picture") is not None:
-        yield f"![Loss, accuracy, calibration and margins]({Path(content['picture']).name})"
+        yield f"![Loss, accuracy, calibration and margins]({quote(Path(content['picture']).name)})"
     if content["versions"]:
         yield "## Versions"
-        yield ", ".join(f"{name} {version}" for name, version in content["versions"].items()) + "."
+        yield ", ".join(f"{cell(name)} {cell(version)}" for name, version in content["versions"].items()) + "."
 
 
 def _held_out(found: Mapping[str, Any]) -> Iterator[str]:

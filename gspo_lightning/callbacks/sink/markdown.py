@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from gspo_lightning.escape import cell
+from gspo_lightning.escape import code as code_of
+
 __all__ = ["markdown_table"]
 
 
@@ -15,14 +18,9 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]], code: 
     |---|---|
     | a\|b | `1 \| 2` |
     """
-    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    lines = [f"| {' | '.join(map(cell, columns))} |", "|" + "---|" * len(columns)]
     for row in rows:
         cells = zip(columns, row, strict=True)
-        shown = [_code(cell) if name in code else cell.replace("|", "\\|") for name, cell in cells]
+        shown = [code_of(text, 400) if name in code else cell(text) for name, text in cells]
         lines.append(f"| {' | '.join(shown)} |")
     return "\n".join(lines)
-
-
-def _code(text: str, limit: int = 400) -> str:
-    short = text if len(text) <= limit else text[: limit - 1] + "…"
-    return "`" + short.replace("`", "'").replace("|", "\\|").replace("\n", "⏎") + "`" if short else " "

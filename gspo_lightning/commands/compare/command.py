@@ -8,14 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from gspo_lightning.commands.compare.figure import draw
 from gspo_lightning.commands.compare.page import page, summary_table
 from gspo_lightning.commands.compare.rollouts import compare_rollouts
 from gspo_lightning.commands.compare.runs import RunInterruptedError, Variant, run_once
 from gspo_lightning.commands.compare.stats import SEEDS_FOR_A_CLAIM
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import say, terminal
 from gspo_lightning.registry import component
 from gspo_lightning.report.read import read_run
 from gspo_lightning.report.run import Run
@@ -57,7 +56,7 @@ def main(argv: Sequence[str], gspo: Callable[[list[str]], int]) -> int:
             return compare_rollouts(options.rollouts, variants, options.config, shared, options.output, gspo)
         return _compare(options, variants, seeds, shared, gspo)
     except RunInterruptedError as stopped:
-        print(stopped, file=sys.stderr)
+        say(stopped, file=sys.stderr)
         return stopped.code
 
 
@@ -85,10 +84,10 @@ def _compare(
         for variant in variants
     }
     _write(runs, options.config, shared, variants, options.output)
-    console = Console(highlight=False)
+    console = terminal()
     console.print(summary_table(runs))
     for name in (PICTURE, PAGE):
-        console.print(f"written: {options.output / name}", soft_wrap=True, markup=False)
+        console.print(f"written: {options.output / name}", soft_wrap=True)
     return 0
 
 

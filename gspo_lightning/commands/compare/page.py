@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 from gspo_lightning.commands.compare.stats import MEASURES, SEEDS_FOR_A_CLAIM, Measure, paired_difference
+from gspo_lightning.escape import cell, fenced
 from gspo_lightning.report.run import Run
 from gspo_lightning.report.words import plain
 
@@ -18,18 +19,20 @@ Runs = Mapping[str, Mapping[int, Run]]
 def page(runs: Runs, command: str, picture: str) -> str:
     """Markdown: every seed of every variant, and what may be claimed."""
     names, seeds = list(runs), list(next(iter(runs.values())))
-    lines = [f"# {' / '.join(names)}", "", "The same prompts, seeds, draws and cold starts for all. Made by:", ""]
-    lines += ["```bash", command, "```", "", f"![curves]({picture})", ""]
+    lines = [f"# {cell(' / '.join(names))}", "", "The same prompts, seeds, draws and cold starts for all. Made by:", ""]
+    lines += [fenced(command, "bash"), "", f"![curves]({picture})", ""]
     for measure in MEASURES:
         values = _values(measure, runs)
         if not any(v is not None for row in values.values() for v in row):
             continue
         lines += [f"## {measure.name[:1].upper()}{measure.name[1:]}", ""]
-        lines += ["| | " + " | ".join(f"seed {s}" for s in seeds) + " | mean | than " + names[0] + " |"]
+        lines += ["| | " + " | ".join(f"seed {s}" for s in seeds) + " | mean | than " + cell(names[0]) + " |"]
         lines += ["|---" * (len(seeds) + 3) + "|"]
         for name, row in values.items():
             cells = [plain(v) for v in row]
-            lines.append(f"| {name} | {' | '.join(cells)} | {_average(row)} | {_verdict(values[names[0]], row)} |")
+            lines.append(
+                f"| {cell(name)} | {' | '.join(cells)} | {_average(row)} | {_verdict(values[names[0]], row)} |"
+            )
         lines.append("")
     lines.append(
         f"Differences are paired by seed: mean [95% interval of a bootstrap over seeds]. Fewer than "

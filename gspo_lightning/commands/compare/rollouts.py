@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from gspo_lightning.commands.compare.runs import Variant, run_once
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import terminal
 from gspo_lightning.report.save import save
 from gspo_lightning.report.side_by_side.data import SideBySideData
 from gspo_lightning.report.side_by_side.figure import draw
@@ -78,10 +77,10 @@ def compare_rollouts(
     save(draw(found), output / f"{NAME}.png")
     text = page(found, " ".join([*command, *([shlex.join(shared)] if shared else [])]), f"{NAME}.png")
     (output / f"{NAME}.md").write_text(text, encoding="utf-8")
-    console = Console(highlight=False)
+    console = terminal()
     console.print(summary_table(found))
     for suffix in ("png", "md"):
-        console.print(f"written: {output / NAME}.{suffix}", soft_wrap=True, markup=False)
+        console.print(f"written: {output / NAME}.{suffix}", soft_wrap=True)
     return 0
 
 

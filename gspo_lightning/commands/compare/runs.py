@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import terminal
 
 __all__ = ["RunInterruptedError", "Variant", "run_once"]
 
@@ -85,7 +84,7 @@ def run_once(
         write_text(stub, f"{text}\n{_FIRST}{first}\n{{}}\n")
         for old in done:  # of another command
             old.unlink()
-    Console(highlight=False).print(f"{title}{state}", style="bold", markup=False, soft_wrap=True)
+    terminal().print(f"{title}{state}", style="bold", soft_wrap=True)
     from gspo_lightning.distributed import leaves_no_group  # imports torch, as the run does
 
     with leaves_no_group():  # or the next run would wait for this one's ranks, which have ended

@@ -15,6 +15,7 @@ from gspo_lightning.corpus.files import checked_prompt, format_of
 from gspo_lightning.corpus.known_sets import KNOWN_SETS, recognised
 from gspo_lightning.corpus.output import Outputs
 from gspo_lightning.errors import UserError, did_you_mean
+from gspo_lightning.escape import say
 
 __all__ = ["DESCRIPTION", "add_arguments", "run"]
 
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
     with Outputs([options.output], options.input) as outputs:
         records = _records(options.input, columns, options.set)
         count = _write(outputs.path(options.output), kind, records)
-    print(f"{options.output}: {count:,} records")
+    say(f"{options.output}: {count:,} records")
 
 
 def _columns(text: str) -> Mapping[str, Any]:
@@ -99,7 +100,7 @@ def _set_of(path: Path, names: Sequence[str]) -> str:
     if found is None:
         said = f"has the columns of no set that is known: {', '.join(sorted(names)[:20])}"
         raise UserError(path.name, said, fix='--columns \'{"prompt": "<one of them>", "answer": "<another>"}\'')
-    print(f"{path.name}: the columns of {found}")
+    say(f"{path.name}: the columns of {found}")
     return found
 
 

@@ -20,6 +20,7 @@ from gspo_lightning.corpus.leaks import LONG, SHARE, SHORT, BenchmarkPrompt, Lea
 from gspo_lightning.corpus.output import Outputs
 from gspo_lightning.corpus.words import words
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import say
 from gspo_lightning.registry import installed_version
 
 __all__ = ["DESCRIPTION", "add_arguments", "run"]
@@ -100,8 +101,8 @@ def run(options: argparse.Namespace) -> None:
         return Found(lambda i: i not in leaks, why, by_reason, certificate)
 
     drop("decontaminate", options, find, against=options.against, certifies=True)
-    print(f"written: {certificate_file(options.output)}")
-    print(f"{len(same_answer):,} kept records have an answer of the benchmarks, which alone is no leak")
+    say(f"written: {certificate_file(options.output)}")
+    say(f"{len(same_answer):,} kept records have an answer of the benchmarks, which alone is no leak")
 
 
 def _benchmarks(options: argparse.Namespace) -> list[Inputs]:

@@ -14,6 +14,7 @@ from gspo_lightning.corpus.certificate import certificate_file, inherited
 from gspo_lightning.corpus.files import Inputs
 from gspo_lightning.corpus.output import Outputs, same_format
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import say
 
 __all__ = ["DESCRIPTION", "PASSES_ON", "add_arguments", "run"]
 
@@ -83,4 +84,4 @@ def _told(tallies: Sequence[Tally | None], output: Path) -> None:
         "no verdict": len(rates) - len(known),
     }
     show("gspo data difficulty", rows, len(rates))
-    print(f"written: {output}")
+    say(f"written: {output}")

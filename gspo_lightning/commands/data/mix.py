@@ -18,6 +18,7 @@ from gspo_lightning.corpus.files import Inputs
 from gspo_lightning.corpus.identifiers import Identifiers
 from gspo_lightning.corpus.output import Outputs, common_schema, same_format, whole_line
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import say
 
 __all__ = ["DESCRIPTION", "add_arguments", "order", "run", "size_of"]
 
@@ -70,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
         outputs.write_certificate(certificate, options.output)
     rows = {f"{path.name}, of {count:,}": q for path, count, q in zip(inputs.paths, counts, quotas, strict=True)}
     show("gspo data mix", {**rows, "written": size}, size)
-    print(f"written: {options.output}")
+    say(f"written: {options.output}")
 
 
 def size_of(counts: Sequence[int], weights: Sequence[float]) -> int:

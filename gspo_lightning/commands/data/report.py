@@ -20,6 +20,7 @@ from gspo_lightning.corpus.certificate import about
 from gspo_lightning.corpus.duplicates import Kind, NearDuplicates, Repeats, equal_texts
 from gspo_lightning.corpus.files import Inputs, Record
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import say
 
 __all__ = ["DESCRIPTION", "PASSES_ON", "add_arguments", "run"]
 
@@ -105,7 +106,7 @@ def _report(inputs: Inputs, setting: Setting, options: argparse.Namespace, pictu
     show(f"{', '.join(path.name for path in inputs.paths)}: {len(lengths):,} prompts", rows, len(lengths))
     _say(inputs, np.array(lengths), unit, golds, column)
     draw(picture, np.array(lengths), unit, setting.limit, {k: n for k, n in rows.items() if k != "prompts"})
-    print(f"written: {picture}")
+    say(f"written: {picture}")
 
 
 def _rows(lengths: np.ndarray, found: Repeats, golds: Golds, limit: int | None) -> dict[str, int]:
@@ -122,16 +123,16 @@ def _rows(lengths: np.ndarray, found: Repeats, golds: Golds, limit: int | None) 
 
 def _say(inputs: Inputs, lengths: np.ndarray, unit: str, golds: Golds, column: str) -> None:
     low, median, high, most = (int(x) for x in np.percentile(lengths, [0, 50, 99, 100]))
-    print(f"length: {low:,} to {most:,} {unit}, median {median:,}, 99 % up to {high:,}")
+    say(f"length: {low:,} to {most:,} {unit}, median {median:,}, 99 % up to {high:,}")
     for line in golds.lines():
-        print(line)
+        say(line)
     for path in inputs.paths:
         if (said := about(path)) is not None:
-            print(said[0] if said[1] else f"warning: {said[0]}")
-    print("examples:")
+            say(said[0] if said[1] else f"warning: {said[0]}")
+    say("examples:")
     step = max(1, len(lengths) // _EXAMPLES)
     for index, record in enumerate(inputs.records()):
         if index % step == 0 and index < step * _EXAMPLES:
             shown = " ".join(str(record.values[column]).split())
             cut = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
-            print(f"  {inputs.name(record.file, record.number)}: {cut}")
+            say(f"  {inputs.name(record.file, record.number)}: {cut}")

@@ -22,6 +22,7 @@ from gspo_lightning.commands.fit.cli import TrainingCLI
 from gspo_lightning.corpus.files import Inputs
 from gspo_lightning.corpus.identifiers import Identifiers
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import say
 from gspo_lightning.experience.respond import respond
 from gspo_lightning.experience.sources import has_environment
 from gspo_lightning.prompts.base import Record
@@ -155,7 +156,7 @@ def _counted(cli: TrainingCLI, inputs: Inputs, options: argparse.Namespace) -> l
         stack.callback(journal.close)
         waiting = [i for i in range(len(prompts)) if prompts.number(i) not in journal.done]
         if journal.done:
-            print(f"{journal_of(options.output)}: goes on behind {len(journal.done):,} prompts")
+            say(f"{journal_of(options.output)}: goes on behind {len(journal.done):,} prompts")
         if waiting:
             stack.callback(data.teardown, "fit")
             _sample(cli, sampled(cli), prompts, waiting, journal, options.samples)

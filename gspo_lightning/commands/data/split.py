@@ -17,6 +17,7 @@ from gspo_lightning.corpus.duplicates import NearDuplicates, equal_texts
 from gspo_lightning.corpus.files import Inputs
 from gspo_lightning.corpus.output import Outputs, copy, same_format
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import say
 
 __all__ = ["DESCRIPTION", "add_arguments", "run"]
 
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
     count = int(np.count_nonzero(out))
     show("gspo data split", {"read": len(out), "held out": count, "output": len(out) - count}, len(out))
     for path in both:
-        print(f"written: {path}")
+        say(f"written: {path}")
 
 
 def _clusters(inputs: Inputs, column: str, threshold: float, outputs: Outputs) -> np.ndarray:

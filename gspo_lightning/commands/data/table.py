@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from gspo_lightning.corpus.output import dropped_file
+from gspo_lightning.escape import say, terminal
 
 __all__ = ["dropped_table", "show"]
 
@@ -20,12 +20,12 @@ def show(title: str, rows: Mapping[str, int], total: int) -> None:
         table.add_column(name, justify="left" if not name else "right")
     for name, count in rows.items():
         table.add_row(name, f"{count:,}", f"{100 * count / total:.1f} %" if total else "-")
-    Console(highlight=False).print(table)
+    terminal().print(table)
 
 
 def dropped_table(verb: str, total: int, dropped: Mapping[str, int], output: Path) -> None:
     """What was read, kept and dropped, and where it lies."""
     kept = total - sum(dropped.values())
     show(f"gspo data {verb}", {"read": total, **{f"dropped: {k}": n for k, n in dropped.items()}, "kept": kept}, total)
-    print(f"written: {output}")
-    print(f"written: {dropped_file(output)}")
+    say(f"written: {output}")
+    say(f"written: {dropped_file(output)}")

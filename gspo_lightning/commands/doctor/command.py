@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from gspo_lightning.commands.doctor.checks import CHECKS
 from gspo_lightning.commands.doctor.finding import Finding
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import terminal
 
 __all__ = ["main"]
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     for name in options.check:
         if name not in CHECKS:
             raise UserError("gspo doctor", f"{name!r} is not a check; it must be one of {', '.join(CHECKS)}")
-    console = Console()
+    console = terminal()
     problems = notes = 0
     for name in options.check or CHECKS:
         findings = list(CHECKS[name]())

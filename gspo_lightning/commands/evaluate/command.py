@@ -15,6 +15,7 @@ from gspo_lightning.commands.evaluate.page import write_page
 from gspo_lightning.commands.evaluate.run import Plan, evaluate
 from gspo_lightning.commands.evaluate.table import table
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import say
 from gspo_lightning.suites.suite import shipped
 from gspo_lightning.suites.verdicts import VerdictFile
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     registry.import_plugins(options.plugins)
     if options.compare:
         before, after = options.compare
-        print(compare(before, after))
+        say(compare(before, after))
         return 0
     plan = _plan(options)
     if options.config:
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         _evaluate(plan, lambda file: _source(options, file))
         code = 0
     for line in training_file.lines(options.config, options.ckpt_path, plan.suites, plan.data) if code == 0 else ():
-        print(line)
+        say(line)
     return code
 
 
@@ -66,7 +67,7 @@ def _evaluate(plan: Plan, source: Callable[[VerdictFile], Answers]) -> None:
     write_page(plan.output, results)
     table(results)
     for name in ("results.json", "report.md", "report.png", "samples.jsonl"):
-        print(f"written: {plan.output / name}")
+        say(f"written: {plan.output / name}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,6 +9,7 @@ from typing import Any
 
 from gspo_lightning.commands.evaluate.run import SAMPLES
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import cell
 from gspo_lightning.statistics.paired import Difference, difference
 from gspo_lightning.suites.results import read_results
 from gspo_lightning.suites.verdicts import read_verdicts
@@ -54,7 +55,7 @@ def compare(before: Path, after: Path) -> str:
     common = [suite for suite in a.run["suites"] if suite in b.run["suites"]]
     if not common:
         raise UserError("--compare", f"{before} and {after} have no suite in common")
-    lines, notes = [f"# {after} minus {before}", "", _HEAD, "|---" * 8 + "|"], []
+    lines, notes = [f"# {cell(after)} minus {cell(before)}", "", _HEAD, "|---" * 8 + "|"], []
     for suite in common:
         here, there = (side.problems.get(suite, {}) for side in (a, b))
         ids = [identifier for identifier in here if identifier in there]
@@ -114,7 +115,7 @@ def _row(suite: str, shares: list[list[float]], found: Difference, left_out: int
     ends = "-" if found.low is None or found.high is None else f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
     counts = f"{found.better} / {found.worse} / {found.n}"
     cells = (*means, f"{100 * found.value:+.1f} ({ends})", f"{found.p:.3g}", counts, left_out, found.verdict)
-    return f"| {suite} | " + " | ".join(map(str, cells)) + " |"
+    return f"| {cell(suite)} | " + " | ".join(map(str, cells)) + " |"
 
 
 def _read(folder: Path) -> _Side:

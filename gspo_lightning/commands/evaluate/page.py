@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gspo_lightning.commands.evaluate.table import interval, number
+from gspo_lightning.escape import cell
 from gspo_lightning.report.save import save
 from gspo_lightning.report.style import FAINT, GREY, INK, style
 
@@ -35,17 +36,17 @@ def write_page(folder: Path, results: Mapping[str, Any]) -> None:
     lines = ["# Evaluation", "", f"![shares with their intervals]({PICTURE})", "", _EXPLAINED]
     for name, metrics in suites.items():
         described = results["run"]["suites"][name]
-        window = f", {described['window']}" if described["window"] else ""
-        lines += [f"## {name}", "", f"{described['problems']} problems{window}.", ""]
+        window = f", {cell(described['window'])}" if described["window"] else ""
+        lines += [f"## {cell(name)}", "", f"{described['problems']} problems{window}.", ""]
         lines += ["| | value | 95 %, problems like these | 95 %, these problems | problems |", "|---" * 5 + "|"]
         for metric, one in metrics.items():
             these = {"low": None, "high": None, **one.get("these_problems", {})}
             cells = (number(metric, one["value"]), interval(metric, one), interval(metric, these), one["n"])
-            lines.append(f"| {metric} | " + " | ".join(map(str, cells)) + " |")
+            lines.append(f"| {cell(metric)} | " + " | ".join(map(str, cells)) + " |")
         if "rating" in metrics:
             lines += ["", _RATING]
-        lines += ["", *(f"* {note}" for note in results["run"]["notes"].get(name, ())), ""]
-    versions = ", ".join(f"{name} {number}" for name, number in results["run"]["versions"].items())
+        lines += ["", *(f"* {cell(note)}" for note in results["run"]["notes"].get(name, ())), ""]
+    versions = ", ".join(f"{name} {cell(number)}" for name, number in results["run"]["versions"].items())
     lines += [f"Made with {versions}.", ""]
     (folder / PAGE).write_text("\n".join(lines), encoding="utf-8")
 

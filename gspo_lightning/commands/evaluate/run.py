@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from gspo_lightning.commands.evaluate.answers import Answers
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import say, visible
 from gspo_lightning.registry import installed_version, parameters
 from gspo_lightning.resume.writer import sole_writer
 from gspo_lightning.rewards import RewardRunner
@@ -111,7 +112,7 @@ def _evaluate(plan: Plan, tasks: Sequence[Task], source: Callable[[VerdictFile],
     _begin(plan.output, run, tasks)
     with contextlib.closing(answers), file:
         if file.done:
-            print(f"{plan.output / SAMPLES}: continues after {len(file.done):,} verdicts")
+            say(f"{plan.output / SAMPLES}: continues after {len(file.done):,} verdicts")
         for task in tasks:
             _judge(plan, task, answers, file, several=len(tasks) > 1)
     judged = _read(plan.output / SAMPLES)
@@ -253,7 +254,7 @@ def _judge(plan: Plan, task: Task, answers: Answers, file: VerdictFile, *, sever
         return
     with (
         RewardRunner({"answer": suite.reward}, num_workers=plan.workers) as runner,
-        tqdm(desc=suite.name, unit=" answers", total=total) as bar,
+        tqdm(desc=visible(suite.name), unit=" answers", total=total) as bar,
     ):
         for verdicts in judge(suite, problems, answers.answer(suite, wanted, several=several), runner):
             file.add(verdicts)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+
+from gspo_lightning.escape import terminal
 
 __all__ = ["interval", "number", "table"]
 
@@ -31,7 +32,7 @@ def interval(metric: str, one: Mapping[str, Any]) -> str:
 
 def table(results: Mapping[str, Any]) -> None:
     """Print them."""
-    console = Console(highlight=False)
+    console = terminal()
     for suite, metrics in results.items():
         if suite == "run":
             continue
@@ -44,4 +45,4 @@ def table(results: Mapping[str, Any]) -> None:
             shown.add_row(metric, *cells)
         console.print(shown)
         for note in results["run"]["notes"].get(suite, ()):
-            console.print(f"note: {note}", markup=False, soft_wrap=True)
+            console.print(f"note: {note}", soft_wrap=True)

@@ -10,7 +10,9 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from gspo_lightning.escape import cell, code, fenced
 from gspo_lightning.policy.tiny import TINY_MODELS
 from gspo_lightning.report.words import plain
 from gspo_lightning.suites.results import read_results
@@ -114,11 +116,12 @@ def _header(content: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 def _introduction(content: Mapping[str, Any]) -> str:
     base = _base(content)
-    origin = f"[{base}](https://huggingface.co/{base})" if _is_hub_id(base) else f"`{Path(base).name}`"
+    name, link = Path(base).name, f"[{cell(base)}](https://huggingface.co/{quote(base)})"
+    origin = link if _is_hub_id(base) else code(name, table=False)
     built = ", a tiny model that is built from a config" if base in TINY_MODELS else ""
     updates, iterations = int(content["global_step"]), int(content["epoch"]) + 1
     return (
-        f"# {Path(base).name}, fine-tuned by reinforcement learning\n\n{origin}{built}, after {updates:,} updates in "
+        f"# {cell(name)}, fine-tuned by reinforcement learning\n\n{origin}{built}, after {updates:,} updates in "
         f"{iterations:,} iterations with gspo_lightning. The weights are those of the policy"
         + (", its adapters merged." if content["gspo_lightning"]["model"].get("lora") else ".")
     )
@@ -132,20 +135,21 @@ def _class(value: Any) -> str:
 def _training(content: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
     yield "## Training\n"
     yield "| | |\n|---|---|"
-    yield f"| objective | `{content['gspo_lightning']['objective']}` |"
+    yield f"| objective | {code(content['gspo_lightning']['objective'])} |"
     if optimizer := _setting(config, ("model", "optimizer")):
-        yield f"| optimizer | `{_class(optimizer)}` |"
+        yield f"| optimizer | {code(_class(optimizer))} |"
     for words, path in SETTINGS.items():
         if (value := _setting(config, path)) is not None:
-            yield f"| {words} | {value} |"
+            yield f"| {words} | {cell(value)} |"
     rewards = _setting(config, ("data", "rewards")) or {}
     weights = _setting(config, ("data", "reward_weights")) or {}
-    if named := [f"{name} (`{_class(value)}`, weight {weights.get(name, 1.0):g})" for name, value in rewards.items()]:
+    named = [f"{cell(name)} ({code(_class(of))}, weight {weights.get(name, 1.0):g})" for name, of in rewards.items()]
+    if named:
         yield f"| rewards | {', '.join(named)} |"
     if lora := content["gspo_lightning"]["model"].get("lora"):
-        yield f"| adapters | `{lora}` |"
+        yield f"| adapters | {code(lora)} |"
     if prompt := _setting(config, ("data", "system_prompt")):
-        yield f"\nSystem prompt, in training and to be used:\n\n```text\n{prompt}\n```"
+        yield f"\nSystem prompt, in training and to be used:\n\n{fenced(prompt, 'text')}"
 
 
 def _data(run: Mapping[str, Any]) -> Iterator[str]:
@@ -155,7 +159,7 @@ def _data(run: Mapping[str, Any]) -> Iterator[str]:
         source = _setting(run["config"], ("data", which))
         words = str(source) if isinstance(source, str) and _is_hub_id(source.split(":")[0]) else None
         shown = words or (Path(source).name if isinstance(source, str) else _class(source))
-        yield f"| {which} | `{shown}` | {found['prompts']:,} | `{found['sha256'][:16]}` |"
+        yield f"| {which} | {code(shown)} | {found['prompts']:,} | {code(found['sha256'][:16])} |"
 
 
 def _held_out(content: Mapping[str, Any], picture: bool) -> Iterator[str]:
@@ -179,9 +183,9 @@ def _suites(results: Mapping[str, Any]) -> Iterator[str]:
             continue
         for name, found in metrics.items():
             ends = "-" if found.get("low") is None else f"{plain(found['low'])} to {plain(found['high'])}"
-            yield f"| {suite} | {name} | {plain(found['value'])} | {ends} | {found['n']} |"
+            yield f"| {cell(suite)} | {cell(name)} | {plain(found['value'])} | {ends} | {found['n']} |"
 
 
 def _versions(run: Mapping[str, Any]) -> Iterator[str]:
     yield "## Versions\n"
-    yield ", ".join(f"{name} {version}" for name, version in run["versions"].items()) + "."
+    yield ", ".join(f"{cell(name)} {cell(version)}" for name, version in run["versions"].items()) + "."

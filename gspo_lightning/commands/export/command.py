@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gspo_lightning.commands.export.hub import check_repository, push
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import say
 
 __all__ = ["export", "main"]
 
@@ -36,9 +37,9 @@ def main(argv: Sequence[str]) -> int:
         options.checkpoint, options.output, overwrite=options.overwrite, trust_remote_code=options.trust_remote_code,
         evaluations=options.evaluation,
     )  # fmt: skip
-    print(f"exported: {options.output}")
+    say(f"exported: {options.output}")
     if options.push_to_hub:
-        print(f"uploaded: {push(options.output, options.push_to_hub)}")
+        say(f"uploaded: {push(options.output, options.push_to_hub)}")
     return 0
 
 

@@ -26,6 +26,7 @@ from gspo_lightning.commands.fit.one_writer import agree_first, kept_open
 from gspo_lightning.commands.fit.result import shown_metrics, write_result
 from gspo_lightning.commands.fit.run_folder import check_writable, runs_of
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import say
 from gspo_lightning.policy.threads import few_threads, width_of
 from gspo_lightning.resume import Resumption, Writer
 from gspo_lightning.resume.versions import versions
@@ -181,7 +182,7 @@ class TrainingCLI(LightningCLI):
         prompts = len(module.evaluator.examples) if self.trainer.world_size == 1 else len(limited)
         run = self.resumption.run or runs_of(config)
         path = write_result(subcommand, run, module, prompts, self.resumption.path, config.as_dict())
-        print(f"result: {path}")
+        say(f"result: {path}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Add the logger of the run folder, the callbacks and the atomic checkpoint writer to what the user chose."""

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 from transformers.utils.logging import disable_progress_bar
 
+from gspo_lightning.escape import say
+
 __all__ = ["quiet_writers", "quieten"]
 
 
@@ -20,7 +22,7 @@ class _ToStderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print the message."""
-        print(self.format(record), file=sys.stderr)
+        say(self.format(record), file=sys.stderr)
 
 
 def quieten() -> None:

@@ -17,6 +17,7 @@ from gspo_lightning.callbacks.checkpoints import link_last
 from gspo_lightning.callbacks.ranks import WatchRanks
 from gspo_lightning.commands.fit.callbacks import listed
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import say
 from gspo_lightning.resume import is_held, manifests
 from gspo_lightning.unfinished import sweep
 
@@ -101,7 +102,7 @@ class SayHowToGoOn(Callback):
         if isinstance(exception, KeyboardInterrupt):
             last = Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints" / "last.ckpt"
             there = f"Resume with: --ckpt_path {last}" if last.exists() else "No checkpoint was written yet."
-            print(f"Interrupted after {trainer.global_step} updates. {there}", file=sys.stderr)
+            say(f"Interrupted after {trainer.global_step} updates. {there}", file=sys.stderr)
 
 
 def describe(module: Any) -> str:

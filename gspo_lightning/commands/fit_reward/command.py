@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from gspo_lightning.escape import say
+
 __all__ = ["main"]
 
 _ABOUT = "Train a reward model on preference pairs, judge it on held-out ones, and write it in transformers format."
@@ -25,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
 
     arguments = list(argv)
     if asked_for(arguments):
-        print(short_help(_ABOUT))
+        say(short_help(_ABOUT))
         return 0
     arguments = ["--help" if argument == "--help_all" else argument for argument in arguments]
     from gspo_lightning.commands.fit.arguments import check_files, plugin_paths

@@ -11,6 +11,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from gspo_lightning.callbacks.run_logger import scalars_of
+from gspo_lightning.escape import say
 from gspo_lightning.resume.versions import versions
 from gspo_lightning.reward_models import PreferenceDataModule, RewardModule
 from gspo_lightning.reward_models.export import export
@@ -58,8 +59,8 @@ def finish(
     }  # fmt: skip
     model = reward_model_of(module.settings, module.whole_weights())
     export(folder / MODEL, model, module.tokenizer, data.reads, content, [Path(module.settings.name_or_path)])
-    print(describe(found))
-    print(f"results: {folder / RESULTS}, {PICTURE}\nmodel:   {folder / MODEL}")
+    say(describe(found))
+    say(f"results: {folder / RESULTS}, {PICTURE}\nmodel:   {folder / MODEL}")
 
 
 def describe(found: HeldOut) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gspo_lightning.commands.init.records import RECORDS
 from gspo_lightning.errors import InfrastructureError, UserError
+from gspo_lightning.escape import say
 from gspo_lightning.faults import DISK
 
 __all__ = ["TASKS", "main"]
@@ -43,8 +44,8 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(list(argv))
     write_project(options.folder, options.task)
     shown = options.folder / "train.yaml"
-    print(f"written: {options.folder} ({', '.join(sorted(p.name for p in options.folder.iterdir()))})")
-    print(f"next: gspo fit --config {shlex.quote(str(shown))}")
+    say(f"written: {options.folder} ({', '.join(sorted(p.name for p in options.folder.iterdir()))})")
+    say(f"next: gspo fit --config {shlex.quote(str(shown))}")
     return 0
 
 

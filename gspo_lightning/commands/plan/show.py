@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import Console
 from rich.table import Table
 
 from gspo_lightning.commands.plan.devices import GIB, Device
@@ -13,22 +12,23 @@ from gspo_lightning.commands.plan.memory import Memory, counts_of
 from gspo_lightning.commands.plan.time import ASSUMPTIONS, DECODING, SAMPLED, phases_of
 from gspo_lightning.commands.plan.vision import Tower, tower_of
 from gspo_lightning.commands.plan.work import equation, work_of
+from gspo_lightning.escape import terminal
 
 __all__ = ["show"]
 
 
 def show(job: Job, device: Device, memory: Memory, options: list[tuple[str, int]], phases: bool = False) -> None:
     """Print it; with ``phases`` also where the time goes, and what that takes for granted."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal(soft_wrap=True)
     for line in _head(job, device):
-        console.print(line, markup=False)
+        console.print(line)
     console.print(_table(memory))
     for line in (*_waves(job, memory), *_verdict(device, memory, options), *_work(job, device)):
-        console.print(line, markup=False)
+        console.print(line)
     if phases:
         console.print(_phases(job, device))
         for sentence in ASSUMPTIONS:
-            console.print(f"  - {sentence}", markup=False)
+            console.print(f"  - {sentence}")
 
 
 def _head(job: Job, device: Device) -> Iterator[str]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
+from gspo_lightning.escape import cell, code, fenced
 from gspo_lightning.report.side_by_side.data import MEASURES, SideBySideData
 from gspo_lightning.report.words import plain
 
@@ -20,16 +21,18 @@ FAR = 1e-3
 def page(found: SideBySideData, command: str, picture: str) -> str:
     """Markdown: first mini-batch and later ones, every iteration, and what the numbers can bear."""
     names = found.names
-    lines = [f"# {' / '.join(names)} on the same rollouts", "", "Made by:", "", "```bash", command, "```", ""]
+    lines = [f"# {cell(' / '.join(names))} on the same rollouts", "", "Made by:", "", fenced(command, "bash"), ""]
     lines += [f"![side by side]({picture})", "", "| | objective |", "|---|---|"]
-    lines += [f"| {name} | `{found.settings[name]}` |" for name in names]
+    lines += [f"| {cell(name)} | {code(found.settings[name])} |" for name in names]
     lines += ["", *_how_to_read(found), ""]
     for title, part in _parts(found):
         lines += [f"## {title}", "", "Mean over iterations [smallest, largest].", ""]
         kinds = [(label, of) for label, of in _measures(found) if np.isfinite(_table(found, of, part)).any()]
-        lines += ["| | " + " | ".join(label for label, _ in kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
+        lines += ["| | " + " | ".join(cell(label) for label, _ in kinds) + " |", "|---" * (len(kinds) + 1) + "|"]
         for name in names:
-            lines.append(f"| {name} | " + " | ".join(_spread(of(name)[:, part].mean(axis=1)) for _, of in kinds) + " |")
+            lines.append(
+                f"| {cell(name)} | " + " | ".join(_spread(of(name)[:, part].mean(axis=1)) for _, of in kinds) + " |"
+            )
         lines += ["", *_cosine_table(found, part), ""]
     lines += _every_iteration(found)
     return "\n".join(lines) + "\n"
@@ -84,9 +87,9 @@ def _spread(values: NDArray[np.float64]) -> str:
 
 def _cosine_table(found: SideBySideData, part: slice) -> list[str]:
     names, values = found.names, found.cosines()[:, part].mean(axis=(0, 1))
-    lines = ["| cosine between gradients | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    lines = ["| cosine between gradients | " + " | ".join(map(cell, names)) + " |", "|---" * (len(names) + 1) + "|"]
     for name, row in zip(names, values, strict=True):
-        lines.append(f"| {name} | " + " | ".join(_cosine(v) for v in row) + " |")
+        lines.append(f"| {cell(name)} | " + " | ".join(_cosine(v) for v in row) + " |")
     return lines
 
 
@@ -106,7 +109,7 @@ def _every_iteration(found: SideBySideData) -> list[str]:
             values = of(name)[:, 1:].mean(axis=1)
             if np.isfinite(values).any():
                 cells = [plain(float(v)) if np.isfinite(v) else "-" for v in values]
-                lines.append(f"| {label} | {name} | {' | '.join(cells)} |")
+                lines.append(f"| {cell(label)} | {cell(name)} | {' | '.join(cells)} |")
     return lines
 
 
@@ -114,7 +117,7 @@ def _how_to_read(found: SideBySideData) -> list[str]:
     first = found.names[0]
     lines = [
         "Before every update each objective's gradient was computed on the update's mini-batch, at the current "
-        f"weights: the same responses, rewards, advantages and old log-probabilities for all. Then only {first} "
+        f"weights: the same responses, rewards, advantages and old log-probabilities for all. Then only {cell(first)} "
         "updated the weights; the others never did. On the first mini-batch of an iteration the policy still is the "
         "old policy and every ratio is 1; the later ones see the drift of the updates before them. Losses of "
         "different objectives are on different scales. Iterations of one run are not independent: this shows what "

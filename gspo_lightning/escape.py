@@ -1,0 +1,122 @@
+"""Text of others (prompts, answers, files, errors of servers) on terminals, pages and pictures: shown, never obeyed.
+
+Nothing here imports torch: reward workers ask servers, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["cell", "code", "escaped_logs", "fenced", "say", "show_exception", "terminal", "visible"]
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What moves a cursor, colours a terminal, turns text around or ends a line; all but tab and line feed."""
+_MARKDOWN = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
+
+
+def visible(text: object) -> str:
+    r"""Control characters as Python writes them, all but tab and line feed.
+
+    >>> print(visible("\x1b[31mred\r\n[/INST] \u202eleft"))
+    \x1b[31mred
+    [/INST] \u202eleft
+    """
+    return _CONTROL.sub(lambda m: m[0].encode("unicode_escape").decode(), str(text).replace("\r\n", "\n"))
+
+
+# terminals -------------------------------------------------------------------------------------------------------
+
+
+def say(*texts: object, file: TextIO | None = None, flush: bool = False) -> None:
+    """Print what may hold text of others; the only ``print`` of this package."""
+    print(*map(visible, texts), file=sys.stdout if file is None else file, flush=flush)
+
+
+def terminal(*, soft_wrap: bool = False) -> Console:
+    """Rich's console for tables and lines: takes no text for markup or emoji, and shows control characters."""
+    from rich.console import Console
+
+    class _Plain(Console):
+        def render_str(self, text: str, **options: Any) -> Any:
+            return super().render_str(visible(text), **options)
+
+    return _Plain(soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False)
+
+
+def show_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """As ``sys.excepthook``: the traceback of an exception whose message may hold text of others."""
+    say("".join(traceback.format_exception(kind, error, trace)), file=sys.stderr)
+
+
+class _Record(logging.LogRecord):
+    def getMessage(self) -> str:  # noqa: N802 (logging's name)
+        return visible(super().getMessage())
+
+
+@contextlib.contextmanager
+def escaped_logs() -> Iterator[None]:
+    """Log lines and warnings of this package and all others, made visible wherever they are shown."""
+    factory, line = logging.getLogRecordFactory(), warnings.formatwarning
+    logging.setLogRecordFactory(_Record)
+    warnings.formatwarning = lambda *args, **options: visible(line(*args, **options))
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(factory)
+        warnings.formatwarning = line
+
+
+# Markdown --------------------------------------------------------------------------------------------------------
+
+
+def cell(text: object) -> str:
+    r"""Text in a line or a table's cell of Markdown.
+
+    >>> print(cell("<b>|*a_b* _c_\nd"))
+    &lt;b&gt;\|\*a_b\* \_c\_ d
+    """
+    shown = _MARKDOWN.sub(r"\\\g<0>", visible(text).replace("\n", " ").replace("\t", " "))
+    return re.sub(r"&(?=[#\w])", "&amp;", shown).replace("<", "&lt;").replace(">", "&gt;")
+
+
+def code(text: object, limit: int | None = None, *, table: bool = True) -> str:
+    r"""Text as code on one line, cut where it is long.
+
+    Args:
+        text: shown as it is, but for backticks, line feeds and control characters.
+        limit: characters; None: as many as there are.
+        table: it stands in a table, where a bar has to be escaped even in code.
+
+    >>> print(code("a|`b`\n"), code("a|b", table=False))
+    `a\|'b'⏎` `a|b`
+    """
+    full = str(text)
+    cut = full if limit is None or len(full) <= limit else full[: limit - 1] + "…"
+    short = visible(cut).replace("`", "'").replace("\n", "⏎")
+    if table:  # where even in code a bar ends a cell, unless a backslash stands before it, and only one
+        short = re.sub(r"(?<=\\)\|", "¦", short).replace("|", "\\|")
+    return f"`{short}`" if short else " "
+
+
+def fenced(text: object, language: str = "") -> str:
+    """Text in a fence that it cannot end.
+
+    >>> print(fenced("```", "text"))
+    ````text
+    ```
+    ````
+    """
+    shown = visible(text)
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", shown)), default=0))
+    return f"{fence}{language}\n{shown}\n{fence}"
