@@ -63,7 +63,7 @@ def read_certificate(path: Path) -> Certificate | None:
         found = json.loads(file.read_text(encoding="utf-8"))
         against = tuple(Benchmark(**one) for one in found["against"])
         return Certificate(**{**found, "against": against})
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
         raise UserError(file.name, "is no certificate of gspo data decontaminate", fix="remove it") from error
 
 

@@ -23,7 +23,7 @@ def read_answers(folder: Path) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
             found.append({**row, "update": int(row["update"])})
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, RecursionError, TypeError, KeyError):
             continue
     return sorted(found, key=lambda row: row["update"])
 

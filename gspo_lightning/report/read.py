@@ -145,7 +145,7 @@ def _read_json(run: Run) -> None:
         return
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         run.problems.append(f"{SUMMARY} is damaged ({error}); numbers are from the events")
         return
     if isinstance(content, dict):
@@ -161,7 +161,7 @@ def _read_alarms(run: Run) -> None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         run.alarms = [{**alarm, "since": int(alarm["since"]), "update": int(alarm["update"])} for alarm in content]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, RecursionError, TypeError, KeyError) as error:
         run.problems.append(f"{ALARMS} is damaged ({error})")
 
 
@@ -172,7 +172,7 @@ def _read_config(run: Run) -> None:
         return
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         run.problems.append(f"{CONFIG} is damaged ({str(error).splitlines()[0]})")
         return
     run.config = content if isinstance(content, dict) else {}

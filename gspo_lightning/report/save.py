@@ -7,7 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import FixedFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from gspo_lightning.escape import visible
 from gspo_lightning.unfinished import beside
@@ -26,8 +26,10 @@ def save(figure: Figure, file: Path) -> None:
 def _show_plainly(figure: Figure) -> None:
     """Take no text for a formula: two dollars in a name would end the run. Ticks of numbers stay as they are."""
     axes = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
-    named = [axis for axis in axes if isinstance(axis.get_major_formatter(), FixedFormatter)]
-    for axis in named:
+    for axis in axes:
+        named = isinstance(axis.get_major_formatter(), FuncFormatter)  # what set_ticks makes of names
+        if not (named and isinstance(axis.get_major_locator(), FixedLocator)):
+            continue
         axis.set_ticklabels([visible(label.get_text()) for label in axis.get_ticklabels()], parse_math=False)
     ticks = {label for axis in axes for label in axis.get_ticklabels(which="both")}
     for text in figure.findobj(Text):

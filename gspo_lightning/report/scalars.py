@@ -68,7 +68,7 @@ class Scalars:
                 if len(row) != len(tables[number].tags):
                     raise ValueError("a row is cut off")
                 tables[number].add(int(step), float(seconds), row)
-            except (ValueError, TypeError, KeyError, OverflowError):
+            except (ValueError, RecursionError, TypeError, KeyError, OverflowError):
                 found.damaged += 1
         return found
 

@@ -35,7 +35,7 @@ def read_results(folder: Path, updates: int) -> dict[str, Any] | None:
         results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
         HeldOut.of_dict(results["held_out"])
         return dict(results) if results["updates"] == updates else None
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, RecursionError, TypeError, KeyError):
         return None
 
 
@@ -53,7 +53,7 @@ def draw_again(run: Run, path: Path) -> HeldOut | None:
     if found is not None:
         try:
             margins = [float(margin) for margin in json.loads((run.folder / MARGINS).read_text(encoding="utf-8"))]
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, RecursionError, TypeError) as error:
             run.problems.append(f"no margins of held-out pairs are drawn: {MARGINS} is {_fault(error)}")
     curves = {tag: list(zip(s.steps.tolist(), s.values.tolist(), strict=True)) for tag, s in run.scalars.items()}
     draw(path, curves, found, margins)
@@ -67,7 +67,7 @@ def _found(run: Run) -> HeldOut | None:
     except FileNotFoundError:
         run.problems.append(f"no {RESULTS}: the run has not finished; its curves are drawn as far as it went")
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
         run.problems.append(f"no results on held-out pairs are drawn: {RESULTS} is {_fault(error)}")
         return None
     if updates is not None and run.updates > updates:

@@ -68,7 +68,7 @@ def read_results(folder: Path) -> dict[str, Any]:
         raise UserError(
             str(folder), f"has no {RESULTS}", fix="give the --output of a finished gspo evaluate"
         ) from error
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise UserError(f"{folder / RESULTS}", "cannot be read") from error
     if not isinstance(found, dict) or "run" not in found:
         raise UserError(f"{folder / RESULTS}", "holds no results of gspo evaluate")

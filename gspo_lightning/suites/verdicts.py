@@ -123,5 +123,5 @@ def read_verdicts(path: Path, *, torn: bool = False) -> Iterator[Verdict]:
                 record: Any = json.loads(line)
                 said = {name: record[name] for name in _NAMES}
                 yield Verdict(**said, record_sha256=record.get("record_sha256", ""))
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, RecursionError, TypeError, KeyError) as error:
                 raise UserError(f"{path.name}:{number}", "is not a verdict of an evaluation") from error

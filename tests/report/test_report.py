@@ -358,6 +358,15 @@ def test_a_damaged_run_is_reported_as_far_as_it_goes(kind: str, tmp_path: Path) 
     assert "\n> " in (folder / "report.md").read_text()
 
 
+@pytest.mark.parametrize("name", ["summary.json", "config.yaml", "alarms.json"])
+def test_a_file_that_is_nested_too_deeply_is_damaged(name: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", iterations=1)
+    (folder / name).write_text("[" * 100_000 + "]" * 100_000)
+    (folder / "held_out_answers.jsonl").write_text("[" * 100_000 + "]" * 100_000 + "\n")
+    assert f"{name} is damaged" in " ".join(read_run(folder).problems)
+    assert write_report([folder], folder).is_file()
+
+
 def event_file(folder: Path) -> Path:
     (folder / "summary.json").unlink()
     return next(folder.glob("events.out.tfevents.*"))

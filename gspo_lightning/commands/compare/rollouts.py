@@ -172,6 +172,9 @@ def _iterations(files: Sequence[Path], shared: Sequence[str]) -> list[str]:
     for file in files:
         if file.suffix == ".jsonl":
             with open(file, encoding="utf-8") as rows:
-                first = json.loads(next(rows, "{}"))
-            last = max(last, -1 if first.get("iteration") is None else int(first["iteration"]))
+                try:
+                    said = json.loads(next(rows, "{}")).get("iteration")
+                except (ValueError, RecursionError, AttributeError):  # the run names the line
+                    continue
+            last = max(last, -1 if said is None else int(said))
     return [f"--trainer.max_epochs={max(last + 1, 1)}"]

@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
 def _columns(text: str) -> Mapping[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError("--columns", f"is not JSON: {error}", fix='write \'{"prompt": "question"}\'') from error
     lists = isinstance(found, dict) and found and all(isinstance(one, str | list) for one in found.values())
     if not lists:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from rich.table import Table
+from rich.text import Text
 
 from gspo_lightning.commands.doctor.checks import CHECKS
 from gspo_lightning.commands.doctor.finding import Finding
@@ -44,6 +45,6 @@ def _table(name: str, findings: Sequence[Finding]) -> Table:
     for heading, ratio in (("", 1), ("what", 3), ("found", 4), ("fix", 4)):
         table.add_column(heading, ratio=ratio, overflow="fold")
     for finding in findings:
-        colour = _COLOURS[finding.state]
-        table.add_row(f"[{colour}]{finding.state}[/]", finding.what, finding.found, finding.fix)
+        state = Text(finding.state, style=_COLOURS[finding.state])
+        table.add_row(state, finding.what, finding.found, finding.fix)
     return table

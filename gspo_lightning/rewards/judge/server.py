@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from gspo_lightning.addresses import IDLE_S, check_address
 from gspo_lightning.bodies import ACCEPTED, Body, BodyError, read_body, reply_limit
 from gspo_lightning.errors import UserError
+from gspo_lightning.escape import visible
 
 if TYPE_CHECKING:
     import aiohttp
@@ -108,9 +109,10 @@ class ChatServer:
             raise _TryAgainError(f"nothing in {self.timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError, BodyError) as error:
             raise _TryAgainError(str(error) or type(error).__name__) from error
+        text = visible(found.text) if status >= 300 else ""
         if status >= 500 or status in (408, 409, 425, 429):
-            raise _TryAgainError(f"status {status}: {found.text[:_SHOWN]}", float(after) if after.isdecimal() else 0.0)
-        self._check_status(status, found.text)
+            raise _TryAgainError(f"status {status}: {text[:_SHOWN]}", float(after) if after.isdecimal() else 0.0)
+        self._check_status(status, text)
         return _choice(found)
 
     def _check_status(self, status: int, text: str) -> None:

@@ -12,6 +12,7 @@ import aiohttp
 
 from gspo_lightning.addresses import IDLE_S, UNIX
 from gspo_lightning.bodies import ACCEPTED, Body, BodyError, read_body, reply_limit
+from gspo_lightning.escape import visible
 from gspo_lightning.rollouts.serving.endpoint import KEY, Endpoint
 
 __all__ = ["Client", "ServerError", "UnsupportedError"]
@@ -286,7 +287,7 @@ class Client:
             raise ServerError(f"{method} {path} took more than {seconds:g} s") from error
         except (aiohttp.ClientError, OSError, BodyError) as error:
             raise ServerError(f"{method} {path}: {error or type(error).__name__}") from error
-        text = found.text if status >= 300 else ""
+        text = visible(found.text) if status >= 300 else ""
         if status in (404, 405, 501):
             why = "; start it with VLLM_SERVER_DEV_MODE=1" if needed_for_sync else ""
             raise UnsupportedError(f"it has no {method} {path} (status {status}){why}")
