@@ -171,6 +171,28 @@ def test_log_lines_and_warnings_show_it_whole(capsys: Captured) -> None:
     assert logging.getLogRecordFactory() is logging.LogRecord
 
 
+PLUGIN = """
+import logging
+from gspo_lightning.rewards import Reward, Score
+
+class Talkative(Reward):
+    def score(self, sample):
+        logging.getLogger("a.library").error("cannot parse %s", sample.completion)
+        return Score(1.0)
+"""
+
+
+def test_a_worker_that_logs_answers_shows_them_whole(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "talkative.py").write_text(PLUGIN)
+    (tmp_path / "in.jsonl").write_text(json.dumps({"id": 1, "prompt": "", "completion": FOREIGN, "answer": ""}) + "\n")
+    names = {"--input": "in.jsonl", "--output": "out.jsonl", "--plugins": "talkative.py"}
+    files = [word for option, name in names.items() for word in (option, str(tmp_path / name))]
+    assert main(["score", "--reward", "Talkative", "--workers", "1", *files]) == 0
+    said = capfd.readouterr().err
+    assert SEEN in said
+    assert set(obeyed(said)) <= {"\r"}  # of the progress bar
+
+
 @pytest.mark.parametrize("status", [400, 500, 403])
 def test_an_error_of_a_server_is_shown_by_whoever_prints_it(status: int) -> None:
     loop = LoopThread("test")

@@ -108,7 +108,7 @@ class ChatServer:
         except TimeoutError as error:
             raise _TryAgainError(f"nothing in {self.timeout_s:g} s") from error
         except (aiohttp.ClientError, OSError, BodyError) as error:
-            raise _TryAgainError(str(error) or type(error).__name__) from error
+            raise _TryAgainError(visible(error) or type(error).__name__) from error
         text = visible(found.text) if status >= 300 else ""
         if status >= 500 or status in (408, 409, 425, 429):
             raise _TryAgainError(f"status {status}: {text[:_SHOWN]}", float(after) if after.isdecimal() else 0.0)

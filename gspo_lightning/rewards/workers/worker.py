@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo_lightning.errors import InfrastructureError, UserError, is_own, place_of
+from gspo_lightning.escape import escaped_logs
 from gspo_lightning.output import forgiving
 from gspo_lightning.registry import load_source
 from gspo_lightning.rewards.base import Reward
@@ -38,6 +39,7 @@ _DETAIL_CHARACTERS = 500
 _TRACE_CHARACTERS = 20_000
 
 
+@escaped_logs()
 def main() -> int:
     """Serve until stdin ends; the exit code is 0 then, and 1 if the worker could not start."""
     requests, descriptor = _take_over_pipes()

@@ -286,7 +286,7 @@ class Client:
         except TimeoutError as error:
             raise ServerError(f"{method} {path} took more than {seconds:g} s") from error
         except (aiohttp.ClientError, OSError, BodyError) as error:
-            raise ServerError(f"{method} {path}: {error or type(error).__name__}") from error
+            raise ServerError(f"{method} {path}: {visible(error) or type(error).__name__}") from error
         text = visible(found.text) if status >= 300 else ""
         if status in (404, 405, 501):
             why = "; start it with VLLM_SERVER_DEV_MODE=1" if needed_for_sync else ""
