@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from gspo_lightning.addresses import IDLE_S, UNIX
-from gspo_lightning.bodies import ACCEPTED, Body, BodyError, read_body, reply_limit
+from gspo_lightning.bodies import ACCEPTED, PER_DETAILED_TOKEN, Body, BodyError, read_body, reply_limit
 from gspo_lightning.escape import visible
 from gspo_lightning.rollouts.serving.endpoint import KEY, Endpoint
 
@@ -37,9 +37,13 @@ class Client:
         endpoint: where it is, and its key.
         timeout_s: seconds that a call may take.
         health_timeout_s: seconds that a health check may take.
+        per_token: see :func:`~gspo_lightning.bodies.reply_limit`.
     """
 
-    def __init__(self, endpoint: Endpoint, timeout_s: float, health_timeout_s: float) -> None:
+    def __init__(
+        self, endpoint: Endpoint, timeout_s: float, health_timeout_s: float, per_token: int = PER_DETAILED_TOKEN
+    ) -> None:
+        self.per_token = per_token
         self.endpoint, self.url = endpoint, endpoint.url
         self.timeout_s, self.health_timeout_s = timeout_s, health_timeout_s
         self._socket = urlsplit(self.url).path if self.url.startswith(UNIX) else None
@@ -282,7 +286,7 @@ class Client:
             async with self._session.request(
                 method, self._base + path, json=body, timeout=limit, allow_redirects=False, headers=headers
             ) as reply:
-                found, status = await read_body(reply, reply_limit(body)), reply.status
+                found, status = await read_body(reply, reply_limit(body, self.per_token)), reply.status
         except TimeoutError as error:
             raise ServerError(f"{method} {path} took more than {seconds:g} s") from error
         except (aiohttp.ClientError, OSError, BodyError) as error:

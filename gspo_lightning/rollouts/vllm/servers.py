@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gspo_lightning.addresses import is_loopback
+from gspo_lightning.bodies import PER_ROUTED_TOKEN
 from gspo_lightning.distributed import rank_and_world
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.rollouts.serving.client import Client
@@ -121,7 +122,7 @@ class Servers:
         self.private.close()
 
     def _client(self, endpoint: Endpoint) -> Client:
-        return Client(endpoint, self.timeout_s, self._health_timeout_s)
+        return Client(endpoint, self.timeout_s, self._health_timeout_s, PER_ROUTED_TOKEN)
 
     def _start(
         self, endpoint: Endpoint, number: int, device: str, dtype: str, also: Defaults, hand_over: HandOver,
