@@ -18,9 +18,9 @@ from gspo_lightning.errors import UserError
 
 __all__ = ["check_reading", "output_layers", "pad_of", "set_pad"]
 
-SAME = {torch.float32: 0.01, torch.float64: 0.01}
-"""Largest mean difference between two readings of a row, in their mean size, that is rounding; in a dtype of 16 bits
-0.1. Another token's state differs by about 1, or more."""
+_SAME, _SAME_IN_16_BITS = 0.01, 0.1
+"""Largest mean difference between two readings of a row, in their mean size, that is rounding. Another token's state
+differs by about 1."""
 
 
 def pad_of(model: PreTrainedModel) -> int | None:
@@ -72,9 +72,9 @@ def check_reading(
     heads = output_layers(model, int(model.config.num_labels))
     with _giving_what_it_reads(heads[0]) if len(heads) == 1 else nullcontext():
         one, other = (model(**inputs).logits[0] for inputs in (alone, beside))
-    low = torch.is_autocast_enabled(one.device.type) or any(p.dtype not in SAME for p in model.parameters())
+    exact = all(p.dtype.itemsize >= 4 for p in model.parameters()) and not torch.is_autocast_enabled(one.device.type)
     gap = float((one.double() - other.double()).abs().mean())
-    if not gap <= (0.1 if low else SAME[torch.float32]) * float(one.double().abs().mean()):
+    if not gap <= (_SAME if exact else _SAME_IN_16_BITS) * float(one.double().abs().mean()):
         raise UserError(
             field,
             f"{type(model).__name__} judges a text otherwise beside a longer one than alone: it reads padding",

@@ -118,6 +118,7 @@ class RewardModule(LightningModule):
         self.model = load_reward_model(self.settings)
         set_pad(self.model, self.tokenizer.pad_token_id)
         self.silenced = silence(self.model)
+        self.train()
         self.base_norm = frozen_norm(self.model.base_model) if self.settings.lora is not None else 0.0
         strategy = self.trainer.strategy
         if isinstance(strategy, ModelParallelStrategy):
@@ -165,7 +166,8 @@ class RewardModule(LightningModule):
         pairs = alone_and_padded(self.data.rows["train"], self.tokenizer)
         if pairs is not None:
             with self.trainer.precision_plugin.forward_context():
-                check_reading(self.model, *(batch.to(self.device).inputs for batch in pairs))
+                alone, beside = (batch.to(self.device).inputs for batch in pairs)
+                check_reading(self.model, alone, beside)
 
     def forward(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
         """[N] and [N] float32 rewards of the chosen and of the rejected answers."""
