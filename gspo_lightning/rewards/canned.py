@@ -61,6 +61,6 @@ def unreadable(records: Sequence[Mapping[str, Any]], scores: Sequence[Score | No
     names = [str(records[i].get("id", f"number {i + 1}")) for i, _ in found[:_NAMED]]
     others = f"; then {', '.join(names[1:])}{', ...' if len(found) > _NAMED else ''}" if names[1:] else ""
     return (
-        f"{len(found)} of {len(records)} records looked at will have no reward, whatever is answered, unless it repeats "
-        f"what cannot be read; the first is {names[0]}: {found[0][1]}{others}"
+        f"{len(found)} of {len(records)} records looked at will have no reward, whatever is answered, unless it "
+        f"repeats what cannot be read; the first is {names[0]}: {found[0][1]}{others}"
     )

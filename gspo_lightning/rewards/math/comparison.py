@@ -13,14 +13,13 @@ from gspo_lightning.rewards.math.gold import Gold, bare, read_gold
 from gspo_lightning.rewards.math.intervals import as_interval, is_interval, is_relation
 from gspo_lightning.rewards.math.notation import canonical, in_latex, unwrapped
 from gspo_lightning.rewards.math.numbers import Literal, literal, plain_integer, same_number
-from gspo_lightning.rewards.math.structure import compared, elements, has_signs
+from gspo_lightning.rewards.math.structure import NAMED, compared, elements, has_signs
 from gspo_lightning.rewards.math.times import clock, date, same_time
 from gspo_lightning.rewards.math.units import Quantity, compound, different_units, quantity
 from gspo_lightning.rewards.math.words import option, options, words
 
 __all__ = ["Comparison"]
 
-_NAMED = re.compile(r"^\s*(?:\\text\s*\{[^{}]*\}\s*)?\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?\s*=\s*(?=[^=<>]+$)")
 _NAME = re.compile(
     r"(?:\\?[a-zA-Z]+|\\(?:text|mathrm)\s*\{[^{}]*\})(?:_(?:\w|\{\w+\}))?(?:\([^()]*\))?|\([a-z](?:\s*,\s*[a-z])*\)|\|?\\?[a-zA-Z]+\|?"
 )
@@ -112,7 +111,7 @@ class Comparison:
 
     def _measured(self, gold: Gold, given: str, *, final: bool) -> bool | None:
         """By units and written-out numbers; None (or False where it is ``final``) for what is not written out."""
-        named = given if "=" in gold.text else _NAMED.sub("", given)
+        named = given if "=" in gold.text else NAMED.sub("", given)
         single = re.fullmatch(r"\s*\[([^,\[\]]*)\]\s*", named)
         measured = quantity(single[1] if single and not gold.text.startswith("[") else named)
         if different_units(gold.quantity, measured):
@@ -193,7 +192,7 @@ class Comparison:
         if is_relation(wanted) and is_interval(given) and (interval := as_interval(wanted)):
             return interval, _MEMBER.sub("", given)
         if bool(_MEMBER.search(wanted)) != bool(_MEMBER.search(given)):
-            wanted, given = _MEMBER.sub("", wanted), _NAMED.sub("", _MEMBER.sub("", given))
+            wanted, given = _MEMBER.sub("", wanted), NAMED.sub("", _MEMBER.sub("", given))
         if _FUNCTION.match(wanted) and _FUNCTION.match(given):
             wanted, given = _FUNCTION.sub("", wanted), _FUNCTION.sub("", given)
             return _spelled(wanted), _spelled(given)

@@ -65,11 +65,13 @@ _ATTACHED = re.compile(
             rf"(?:cannot|can['\u2019]t|can not|could not|couldn['\u2019]t) be {_RIGHT}\b",
             r"(?:is|was)\s+what\s+(?:you|one|we|i|people|students)\b(?=[^.]*(?:\bwould\b|['\u2019]d\b|\binstead\b|"
             rf"\b{_SLIP}))",
-            r"would (?:be|have been) (?:the (?:\w+ )?(?:answer|result|value)|right|correct|true)\b[^.]*\b(?:if|had|were)\b",
+            r"would (?:be|have been) (?:the (?:\w+ )?(?:answer|result|value)|right|correct|true)\b"
+            r"[^.]*\b(?:if|had|were)\b",
             rf",?\s*if (?:you|we|one|i)\s+(?:had\s+)?{_SLIP}",
-            rf"(?:comes?|came|results?|follows?|arises?) from (?:an? |the )?(?:\w+ )?(?:{_SLIP}|error|mistake)\b",
-            rf"(?:is|was) the (?:result|consequence|product) of (?:an? |the )?(?:\w+ ){{0,2}}?(?:{_SLIP}|error|mistake)\b",
-            r"(?:is|was|seems|looks) (?:tempting|plausible|my first (?:guess|thought|idea))\b[^.]*\b(?:but|however|yet)\b",
+            r"(?:(?:comes?|came|results?|follows?|arises?) from|(?:is|was) the (?:result|consequence|product) of) "
+            rf"(?:an? |the )?(?:\w+ ){{0,2}}?(?:{_SLIP}|error|mistake)\b",
+            r"(?:is|was|seems|looks) (?:tempting|plausible|my first (?:guess|thought|idea))\b"
+            r"[^.]*\b(?:but|however|yet)\b",
         )
     )
     + ")",
@@ -77,9 +79,13 @@ _ATTACHED = re.compile(
 )
 _SUBJECT = r"(?:(?:my|the|this|that)\s+(?:(?:above|boxed|previous|given|last|final|first)\s+)?(?:answer|value|result|box|number))"
 _PRONOUN = r"(?:this|that|it|which)"
-_BEGINS = r"(?:^|[.,;:!?\u2014\u2013]\s*|\b(?:but|and|so|though|although|that|think|see|realize|actually|however|no|wait)\s*,?\s+)"
+_BEGINS = (
+    r"(?:^|[.,;:!?\u2014\u2013]\s*|"
+    r"\b(?:but|and|so|though|although|that|think|see|realize|actually|however|no|wait)\s*,?\s+)"
+)
 _PREDICATE = (
-    rf"\s*(?:(?:is|was|['\u2019]s)(?:\s+\w+ly|\s+just|\s+still)*\s+(?:{_WRONG}|an? (?:\w+ )?(?:mistake|error)|not {_RIGHT})|"
+    r"\s*(?:(?:is|was|['\u2019]s)(?:\s+\w+ly|\s+just|\s+still)*\s+"
+    rf"(?:{_WRONG}|an? (?:\w+ )?(?:mistake|error)|not {_RIGHT})|"
     rf"(?:is|was)n['\u2019]t {_RIGHT}|(?:cannot|can['\u2019]t|can not|could not|couldn['\u2019]t) be {_RIGHT})\b"
     r"(?!\s+(?:to|that|for|if|when)\b)"
 )

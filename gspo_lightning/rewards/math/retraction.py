@@ -42,16 +42,17 @@ _OTHER = (
     r"(?![\d)]|\s*(?:[=+*^<>\\-]|(?:of|more|is|are|was|does|do|would|fails?|has|have)\b(?! (?:the|right|correct)\b)))"
 )
 _SECOND = re.compile(
-    rf"(?:{_MARKERS}|^\W*or\b)(?!,? (?:equivalently|approximately|about|in decimal|i\.e|that is|simply)){_OPEN}{_OTHER}",
+    rf"(?:{_MARKERS}|^\W*or\b)(?!,? (?:equivalently|approximately|about|in decimal|i\.e|that is|simply))"
+    rf"{_OPEN}{_OTHER}",
     re.IGNORECASE,
 )
 """A value that is named instead; not one that is reasoned about ("but 41 is too small")."""
 _CLAIM = re.compile(rf"\b(?:answer|result)\b(?=\s+(?:is|should|must)\b|:){_OPEN}{_OTHER}", re.IGNORECASE)
 _SLIPPED = re.compile(
     one_of(
-        "no,? wait", "wait,? no", "oops", "whoops", "scratch that", "correction", "sorry", "on second thought", "my bad",
-        r"(?:i|we) (?:forgot|misread|miscounted|missed|overlooked|dropped|double[- ]counted|made an? (?:\w+ )?(?:mistake|error))",
-        "let me (?:redo|recompute|recalculate|correct|fix)",
+        "no,? wait", "wait,? no", "oops", "whoops", "scratch that", "correction", "sorry", "on second thought",
+        "my bad", "(?:i|we) (?:forgot|misread|miscounted|missed|overlooked|dropped|double[- ]counted)",
+        r"(?:i|we) made an? (?:\w+ )?(?:mistake|error)", "let me (?:redo|recompute|recalculate|correct|fix)",
     ),
     re.IGNORECASE,
 )  # fmt: skip

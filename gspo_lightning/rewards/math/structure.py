@@ -12,19 +12,22 @@ from collections.abc import Callable
 from gspo_lightning.rewards.math import library
 from gspo_lightning.rewards.math.notation import canonical
 
-__all__ = ["compared", "elements", "has_signs", "has_structure"]
+__all__ = ["NAMED", "compared", "elements", "has_signs", "has_structure"]
 
 Same = Callable[[str, str], bool]
 """Whether an answer (second) is a record's (first)."""
 
 _TEXT = r"\\(?:text|mathrm|textrm|mbox)\s*\{"
 _SPACE = r"(?:\s|\\[,;:! ]|\\q?quad(?![a-z])|~)*"
-_NAMED = re.compile(r"^\s*(?:\\text\s*\{[^{}]*\}\s*)?\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?\s*=\s*(?=[^=<>]+$)")
-_AND = re.compile(rf",?{_SPACE}(?:{_TEXT}\s*(?:and|or)\s*\}}|\\(?:lor|land|vee|wedge)(?![a-z])|\b(?:and|or)\b){_SPACE}")
+NAMED = re.compile(r"^\s*(?:\\text\s*\{[^{}]*\}\s*)?\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?\s*=\s*(?=[^=<>]+$)")
+"""A name that a value is given: ``x =``, ``f(x) =``, ``\\text{Area} =``."""
+_OR = rf"{_TEXT}\s*(?:and|or)\s*\}}|\\(?:lor|land|vee|wedge)(?![a-z])|\b(?:and|or)\b"
+_AND = re.compile(rf",?{_SPACE}(?:{_OR}){_SPACE}")
 _EQUATION = re.compile(r"([A-Za-z]{1,2}(?:_\{?\w+\}?)?)\s*=([^=<>]+)")
 _POINT = re.compile(rf"\(([^()]*)\){_SPACE}={_SPACE}\((.*)\)")
 _ROWS = re.compile(
-    r"(?:([^=]*)=\s*)?(?:\\\{\s*)?\\begin\{(cases|array|aligned|align\*?|gathered|matrix)\}(?:\{[lcr| ]*\})?(.*)\\end\{\2\}[\s.]*",
+    r"(?:([^=]*)=\s*)?(?:\\\{\s*)?\\begin\{(cases|array|aligned|align\*?|gathered|matrix)\}(?:\{[lcr| ]*\})?"
+    r"(.*)\\end\{\2\}[\s.]*",
     re.DOTALL,
 )
 _CONDITION = re.compile(rf"{_TEXT}([^{{}}]*)\}}|\b(?:if|for|when|where)\b|\\[,;:! ]|\\q?quad|~")
@@ -37,8 +40,10 @@ _RESIDUE = re.compile(r"(\\pm|\u00b1)?\s*([+-]?\d{1,9})")
 _SET = r"(?:\\mathbb\s*\{?\s*([ZN])\s*\}?|\\mathbf\s*\{?\s*([ZN])\s*\}?|([ZN\u2124\u2115]))"
 _BLANK = re.compile(rf"{_TEXT}([^{{}}]*)\}}|\\[,;:! ]|\\q?quad(?![a-z])|~|\$|\s+")
 _DOMAIN = re.compile(
-    r" ?[,;:(|]? ?(?:\\mid )?\(? ?(?:(?:where|for|with|and) )?(?:(?:all|any|every|some) )?(?:integers? )?(?:\\forall ?)?"
-    rf"(?<![a-zA-Z\\])([a-zA-Z]) ?(?:\\in ?{_SET}(?: ?[\^_] ?(?:\{{[^{{}}]*\}}|[+*\d]))?|,? ?(?:is )?(?:an? )?(?:any )?integers?|"
+    r" ?[,;:(|]? ?(?:\\mid )?\(? ?(?:(?:where|for|with|and) )?(?:(?:all|any|every|some) )?"
+    r"(?:integers? )?(?:\\forall ?)?"
+    rf"(?<![a-zA-Z\\])([a-zA-Z]) ?(?:\\in ?{_SET}(?: ?[\^_] ?(?:\{{[^{{}}]*\}}|[+*\d]))?|"
+    r",? ?(?:is )?(?:an? )?(?:any )?integers?|"
     r"(?<=integer .)|(?<=integers .)) ?\)? ?$"
 )
 _TAIL = 120
@@ -78,21 +83,20 @@ def has_structure(gold: str) -> bool:
 def elements(text: str) -> list[str]:
     """The elements of a set or list, split at the commas outside brackets, without the names they are given.
 
-    >>> elements(r"\\{1, (2,3)\\}"), elements("x = 1,000 or x = 2")
-    (['1', '(2,3)'], ['1,000', '2'])
+    >>> elements(r"\\{1, (2,3)\\}"), elements("x = 1 or x = 2")
+    (['1', '(2,3)'], ['1', '2'])
     """
     inner = re.fullmatch(r"\\?\{(.*?)\\?\}", text.strip(), re.DOTALL)
     pieces = _pieces(inner[1] if inner else text)
-    return [stripped for piece in pieces if (stripped := _NAMED.sub("", piece).strip())]
+    return [stripped for piece in pieces if (stripped := NAMED.sub("", piece).strip())]
 
 
 def _pieces(text: str) -> list[str]:
     text = _AND.sub(",", text)
     found, depth, piece = [], 0, ""
-    for position, character in enumerate(text):
+    for character in text:
         depth += (character in "([{") - (character in ")]}")
-        thousands = re.match(r"(?<=\d),(?=\d{3}(?!\d))", text[position - 1 : position + 4]) if position else None
-        if character in ",;" and depth == 0 and not thousands:
+        if character in ",;" and depth == 0:
             found.append(piece)
             piece = ""
         else:
@@ -260,8 +264,8 @@ def _by_family(gold: str, given: str, same: Same) -> bool | None:
         if _uses(theirs, letter):
             return False
         theirs = re.sub(rf"(?<![a-zA-Z\\]){name}(?![a-zA-Z])", letter, theirs)
-    if (whole := _NAMED.match(body)) and _NAMED.match(theirs) and whole[0] == body[: whole.end()]:
-        body, theirs = _NAMED.sub("", body), _NAMED.sub("", theirs)
+    if (whole := NAMED.match(body)) and NAMED.match(theirs) and whole[0] == body[: whole.end()]:
+        body, theirs = NAMED.sub("", body), NAMED.sub("", theirs)
     return _matched(elements(body), elements(theirs), lambda a, b: same(a, b) or library.same_family(a, b, letter))
 
 

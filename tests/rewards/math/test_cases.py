@@ -2,7 +2,7 @@
 
 The rules were made by looking at failures of the development half of ``adversarial.jsonl`` and at ``honest.jsonl``; the
 held-out half is counted here and by ``python -m benchmarks.math_cases``, and its failures are not looked at.
-``rules.jsonl`` is the table of single rules: of each, sentences that it must refuse and honest ones that look like them.
+``rules.jsonl`` is the table of single rules: for each, answers that it must refuse and honest ones that look like them.
 """
 
 from __future__ import annotations
