@@ -77,7 +77,9 @@ _ATTACHED = re.compile(
     + ")",
     re.IGNORECASE,
 )
-_SUBJECT = r"(?:(?:my|the|this|that)\s+(?:(?:above|boxed|previous|given|last|final|first)\s+)?(?:answer|value|result|box|number))"
+_SUBJECT = (
+    r"(?:my|the|this|that)\s+(?:(?:above|boxed|previous|given|last|final|first)\s+)?(?:answer|value|result|box|number)"
+)
 _PRONOUN = r"(?:this|that|it|which)"
 _BEGINS = (
     r"(?:^|[.,;:!?\u2014\u2013]\s*|"
