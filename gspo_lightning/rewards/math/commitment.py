@@ -209,7 +209,8 @@ def _rejected(sentence: str, value: re.Match[str]) -> bool:
     before, behind = sentence[max(0, value.start() - 300) : value.start()], sentence[value.end() : value.end() + 300]
     if phrases.DENIED.search(before[-80:]) or phrases.DENIED_AFTER.match(behind[:80]) or _IN_CODE.search(before):
         return True
-    return rejected_before(before) or rejected_behind(behind)
+    number = any(character.isdigit() for character in value[0])
+    return rejected_before(before) or rejected_behind(behind, number=number)
 
 
 def _stands(sentence: str, found: list[re.Match[str]]) -> bool:
