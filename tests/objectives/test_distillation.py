@@ -181,6 +181,18 @@ def test_beside_a_reward_the_terms_add_up() -> None:
     assert float(parts[2]) == pytest.approx(float(parts[0] + parts[1]))
 
 
+def test_beside_a_reference_both_terms_are_added() -> None:
+    """k1 to the reference is .3 nats at each token, which the first term does not know."""
+    reference = NEW - 0.3
+    both = GSPO(distill_coef=1.0, kl_coef=2.0, kl_estimator="k1")
+    found = loss(both, NEW, ref_logprobs=reference, teacher_logprobs=TEACHER)
+    assert float(found) == pytest.approx(((0.125 + 0.5) / 2 + 0.02) / 2 + 2.0 * 0.3)
+
+
+def test_whole_distributions_are_needed_only_with_a_weight() -> None:
+    assert float(loss(GSPO(distill_exact=True), NEW)) == 0.0
+
+
 @pytest.mark.parametrize(("exact", "argument"), [(False, "teacher_logprobs"), (True, "teacher_kl")])
 def test_what_is_missing_is_named(exact: bool, argument: str) -> None:
     with pytest.raises(UserError, match=rf"{argument}: is None, but distill_coef=1.0 needs it"):

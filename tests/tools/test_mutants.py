@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tools.mutants.__main__ import parse
 
 SOURCE = '''
 """Sentences with 3 numbers and a > b are no code."""
@@ -139,3 +140,10 @@ def test_stop_gradients_are_tried_where_a_gradient_is_recorded_and_nowhere_else(
     code, said, _ = run(project, "--kind", "stop-gradient")
     assert code == 0, said
     assert "killed 5 of 5" in said
+
+
+def test_the_report_has_every_file_that_is_mutated() -> None:
+    page = (ROOT / "docs" / "mutants.md").read_text(encoding="utf-8")
+    files = [file for file in parse([]).files if not file.endswith("__init__.py")]
+    assert "gspo_lightning/objectives/distillation.py" in files
+    assert [file for file in files if f"| `{file}` |" not in page] == []
