@@ -86,7 +86,7 @@ def sandbox() -> Iterator[Finding]:
                 yield Finding("ok", f"{name} in programs", "a program imported it")
             except UserError as error:
                 needs = f"{error.problem}; suites and data sets with `packages: [{name}]` do not start"
-                yield Finding("note", f"{name} in programs", needs, error.fix)
+                yield Finding("note", f"{name} in programs", needs, error.fix or "")
 
 
 def precision() -> Iterator[Finding]:
