@@ -36,7 +36,9 @@ class Found:
 
 
 def find_checkpoint(run: Path) -> Found | None:
-    """The newest whole checkpoint of a run; None if the run never got to write one.
+    """The newest whole checkpoint of a run; None if the run never finished writing one.
+
+    A run that was killed between its first checkpoint and that one's manifest has one file, and no link to it yet.
 
     Raises:
         UserError: it has checkpoints, but none is whole.
@@ -48,7 +50,8 @@ def find_checkpoint(run: Path) -> Found | None:
         if why is None:
             return Found(path, skipped)
         skipped.append((path, why))
-    if not skipped:
+    first = len(skipped) == 1 and not manifest_path(skipped[0][0]).exists() and not (folder / LAST).is_symlink()
+    if not skipped or (first and skipped[0][0].name != LAST):
         return None
     reasons = "; ".join(f"{path.name}: {why}" for path, why in skipped[:3])
     raise UserError(

@@ -81,6 +81,19 @@ def test_no_checkpoint_at_all_is_no_error(tmp_path: Path) -> None:
     assert find_checkpoint(tmp_path) is None
 
 
+def test_a_first_checkpoint_that_was_killed_before_its_manifest_is_none_yet(tmp_path: Path) -> None:
+    first = write(tmp_path, 2)
+    manifest_path(first).unlink()
+    assert find_checkpoint(tmp_path) is None
+    (first.parent / "last.ckpt").symlink_to(first.name)  # it was finished once: somebody has lost its manifest
+    with pytest.raises(UserError, match="incomplete: it has no manifest"):
+        find_checkpoint(tmp_path)
+    (first.parent / "last.ckpt").unlink()
+    manifest_path(write(tmp_path, 4)).unlink()
+    with pytest.raises(UserError, match="incomplete: it has no manifest"):
+        find_checkpoint(tmp_path)
+
+
 def test_the_newest_run_goes_on_even_before_its_first_checkpoint(tmp_path: Path) -> None:
     write(tmp_path / "version_9", 2)
     (tmp_path / "version_9" / "summary.json").write_text("{}")  # finished

@@ -51,8 +51,9 @@ MOMENTS = [
     "gspo_lightning.experience.loader:ExperienceLoader.mark_trained:5",  # the weights have moved, the counters have not
     "gspo_lightning.callbacks.checkpoints:_save:2",  # a checkpoint is about to be written
     "gspo_lightning.resume.files:DigestWriter.write:25",  # half written
-    "gspo_lightning.resume.manifest:Manifest.write:2",  # swapped in, without its manifest
-    "gspo_lightning.callbacks.checkpoints:_link:2",  # complete, but not yet linked
+    "gspo_lightning.resume.manifest:Manifest.write:2",  # the first one is swapped in, without its manifest
+    "gspo_lightning.resume.manifest:Manifest.write:3",  # the same of the second one
+    "gspo_lightning.callbacks.checkpoints:link_last:2",  # complete, but not yet linked
     "gspo_lightning.callbacks.checkpoints:LastCheckpoint._prune:3",  # an old one should go
     "gspo_lightning.training.policy_module:PolicyModule.validation_step:2",  # an evaluation between two iterations
     "gspo_lightning.callbacks.checkpoints:LastCheckpoint.on_validation_end:2",  # after it
