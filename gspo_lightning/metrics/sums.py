@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -113,9 +114,9 @@ class MetricSums:
             return
         self._vectors[name] = self._vectors[name] + values if name in self._vectors else values
 
-    def add_max(self, name: str, values: Tensor) -> None:
-        """Keep the largest of some values."""
-        largest = values.detach().double().max()
+    def add_max(self, name: str, ratios: Tensor, counted: Tensor) -> None:
+        """Keep the largest of some ratios; 1 is reported where none is counted."""
+        largest = torch.where(counted, ratios.detach().double(), -math.inf).max()
         self._maxima[name] = torch.maximum(self._maxima[name], largest) if name in self._maxima else largest
 
     def reduce(self) -> tuple[dict[str, tuple[float, float]], dict[str, list[float]], dict[str, float]]:
@@ -135,4 +136,4 @@ class MetricSums:
             found[name], rest = rest[:size], rest[size:]
         top = sorted(self._maxima)
         largest = all_max(torch.stack([self._maxima[n] for n in top])).tolist() if top else []
-        return pairs, found, dict(zip(top, largest, strict=True))
+        return pairs, found, {n: 1.0 if v == -math.inf else v for n, v in zip(top, largest, strict=True)}

@@ -135,7 +135,8 @@ def _measure(
     if sums.level == "full":
         for name, counts in ratio_counts(new, old, part.response_mask, part.advantages).items():
             sums.add_vector(name, counts)
-    sums.add_max("ratio/max", out.ratio)  # 1 at masked positions
+    mask = part.response_mask
+    sums.add_max("ratio/max", out.ratio, mask if out.ratio.ndim == mask.ndim else mask.any(-1))
 
 
 def _measure_routes(sums: MetricSums, tape: Tape, part: MicroBatch, policy: Policy) -> None:

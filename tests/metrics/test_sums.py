@@ -19,11 +19,12 @@ def test_micro_batches_add_up_to_sums_and_counts_not_means_of_means() -> None:
     sums = MetricSums()
     sums.add({"x": (scalar(1.0), scalar(1.0))})
     sums.add({"x": (scalar(0.0), scalar(3.0))})
-    sums.add_max("m", torch.tensor([1.0, 4.0]))
-    sums.add_max("m", torch.tensor([2.0]))
+    sums.add_max("m", torch.tensor([1.0, 4.0, 9.0]), torch.tensor([True, True, False]))
+    sums.add_max("m", torch.tensor([2.0]), torch.tensor([True]))
+    sums.add_max("none", torch.tensor([2.0]), torch.tensor([False]))
     sums.add_vector("v", torch.tensor([1.0, 0.0]))
     sums.add_vector("v", torch.tensor([1.0, 2.0]))
-    assert sums.reduce() == ({"x": (1.0, 4.0)}, {"v": [2.0, 2.0]}, {"m": 4.0})
+    assert sums.reduce() == ({"x": (1.0, 4.0)}, {"v": [2.0, 2.0]}, {"m": 4.0, "none": 1.0})
 
 
 def test_histogram_counts_every_ratio_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from gspo_lightning.metrics.sums import MetricSums
 from gspo_lightning.metrics.table import METRICS, lookup, tag_pattern
 from gspo_lightning.metrics.update import update_scalars
-from gspo_lightning.objectives import GSPO, Objective
+from gspo_lightning.objectives import GRPO, GSPO, Objective
 from gspo_lightning.old_policy.snapshots import CachedLogProbs
 from gspo_lightning.policy.policy import Policy
 from gspo_lightning.policy.routing import hook_routers
@@ -81,6 +82,22 @@ def test_every_sum_is_read_and_every_number_has_one_definition(summed: dict[str,
 def test_every_metric_that_is_read_from_a_sum_is_logged(summed: dict[str, tuple[float, float]]) -> None:
     expected = {spec.tag for spec in METRICS if spec.reading is not None}
     assert set(update_scalars(summed)) == expected | {f"objective/{name}" for name in OF_ONE_OBJECTIVE}
+
+
+@pytest.mark.parametrize("level", ["sequence", "token"])
+def test_the_largest_ratio_is_one_of_a_response_where_all_are_below_1(level: str, policy: Policy) -> None:
+    """Padding has ratio 1, and so has a row without tokens, as a rank has that fills up: no part of the update."""
+    ids, lengths = torch.arange(3 * 8).view(3, 8) * 7 % 37, torch.tensor([4, 2, 0])
+    mask = torch.arange(4) < lengths.unsqueeze(1)
+    part = MicroBatch(ids, torch.full((3,), 4), lengths, mask, torch.tensor([1.0, -2.0, 0.5]))
+    with torch.no_grad():
+        logprobs, _ = policy(part, 1.0)
+    part = dataclasses.replace(part, old_logprobs=logprobs + torch.tensor([[0.5], [0.4], [0.3]]))
+    objective = GSPO() if level == "sequence" else GRPO()
+    sums = MetricSums("full")
+    terms = LossTerms(policy, CachedLogProbs(), objective, 1.0)
+    micro_batch_loss(part, terms, sums=sums, denominator=mini_batch_count(objective, [part]))
+    assert sums.reduce()[2]["ratio/max"] == pytest.approx(math.exp(-0.4), rel=1e-5)
 
 
 def test_readings_by_hand() -> None:
