@@ -12,8 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from gspo_lightning.escape import say
-from gspo_lightning.metrics.definitions.all import METRICS
-from gspo_lightning.metrics.definitions.spec import MetricSpec
+from gspo_lightning.metrics.spec import METRICS, MetricSpec
 
 __all__ = ["METRICS", "lookup", "main", "markdown", "tag_pattern"]
 

@@ -25,7 +25,7 @@ from lightning.pytorch.callbacks import (
 )
 
 from gspo_lightning.errors import UserError, did_you_mean
-from gspo_lightning.metrics.definitions.spec import FULL
+from gspo_lightning.metrics.spec import FULL
 from gspo_lightning.metrics.sums import Level
 from gspo_lightning.metrics.table import METRICS, lookup
 

@@ -5,9 +5,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
+import yaml
 
+from gspo_lightning.metrics.spec import HEADINGS, Kind
 from gspo_lightning.metrics.table import METRICS, lookup, main, markdown
 from tests import ROOT
 
@@ -49,6 +52,14 @@ def test_tags_are_unique_and_every_field_says_something() -> None:
             assert text
         assert spec.what_to_do.endswith("."), spec.tag
         assert len(spec.healthy.split()) > 1 or spec.healthy == "steady", spec.tag
+
+
+def test_every_file_of_definitions_is_read_and_says_nothing_else() -> None:
+    folder = ROOT / "gspo_lightning" / "metrics" / "definitions"
+    assert {file.name for file in folder.iterdir() if file.is_file()} == {f"{name}.yaml" for name in HEADINGS}
+    for file in folder.glob("*.yaml"):
+        assert set(yaml.safe_load(file.read_text())) == {"group", "metrics"}
+    assert {spec.kind for spec in METRICS} == set(get_args(Kind))
 
 
 def test_groups_are_contiguous_so_that_each_has_one_heading() -> None:

@@ -5,11 +5,11 @@ A sum is a pair, over all micro-batches and ranks of an update: of values, and h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Deviation", "EffectiveSize", "Mean", "Reading", "Root", "Sums", "Total"]
+__all__ = ["READINGS", "Deviation", "EffectiveSize", "Mean", "Reading", "Root", "Sums", "Total"]
 
 Sums = Mapping[str, tuple[float, float]]
 """Name -> (sum, count)."""
@@ -98,6 +98,16 @@ class EffectiveSize:
         """(sum w)^2 / (n sum w^2); 0 where there are none."""
         (weights, count), squares = sums[self.first], sums[self.name][0]
         return weights**2 / (count * squares) if count and squares else 0.0
+
+
+READINGS: dict[str, Callable[..., Reading]] = {
+    "total": Total,
+    "mean": Mean,
+    "root": Root,
+    "deviation": Deviation,
+    "effective_size": EffectiveSize,
+}
+"""What a definition calls each."""
 
 
 def _mean(pair: tuple[float, float]) -> float:

@@ -1,0 +1,71 @@
+"""The definition of every logged number: what it is, its unit, what is healthy and what to do when it is not.
+
+The texts are data, one YAML file of ``definitions/`` a heading of ``docs/metrics.md``. Symbols in them: A an advantage,
+m the response tokens, n_i the number of response tokens of sequence i, d = log pi - log pi_old per token, s_i =
+exp(sum_m d / n_i), r the ratio that the objective clips (s_i or exp d). Sums run over all micro-batches and ranks of an
+update before anything is divided. Numbers quoted as the paper's are from arXiv 2507.18071.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from gspo_lightning.metrics.reading import READINGS, Reading
+
+__all__ = ["FULL", "METRICS", "Kind", "MetricSpec"]
+
+FULL = "model.metrics: full"
+"""``when`` of what is measured unless a run asks for less."""
+HEADINGS = (
+    *("cold_start", "reward", "responses", "critic", "sources", "ratio_to_the_old_policy", "by_mini_batch", "clipping"),
+    *("drift_and_entropy", "distillation", "optimization", "data", "collapse", "numerical_noise", "speed"),
+    *("evaluation", "of_single_objectives", "mixture_of_experts", "reward_models"),
+)
+"""The files of ``definitions/``, in the order of the document."""
+_FOLDER = Path(__file__).with_name("definitions")
+
+Kind = Literal["scalar", "histogram", "text", "picture"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One line of the table. ``<...>`` in a tag stands for a name; ``when`` is empty for what every run logs."""
+
+    tag: str
+    """The TensorBoard tag, or a template such as ``val/pass@<k>``."""
+    definition: str
+    """The formula or count, exact."""
+    unit: str
+    """What one unit on the y axis is."""
+    healthy: str
+    """The range of a healthy run, and why."""
+    what_to_do: str
+    """One sentence for the run that is outside of it."""
+    group: str
+    """The heading it stands under."""
+    kind: Kind = "scalar"
+    """How it is stored."""
+    when: str = ""
+    """The runs or updates that have it, where not all do."""
+    reading: Reading | None = None
+    """The sum that it is read from, and how; None where it is none of the sums of an update."""
+
+
+def _definitions(heading: str) -> Iterator[MetricSpec]:
+    """The metrics of one file, in its order."""
+    text = (_FOLDER / f"{heading}.yaml").read_text(encoding="utf-8")
+    written = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # 5 ms for all files; in Python 60
+    for tag, fields in written["metrics"].items():
+        reading = None
+        for kind, names in fields.pop("reading", {}).items():  # {mean: NAME} or {deviation: [NAME, FIRST]}
+            reading = READINGS[kind](*([names] if isinstance(names, str) else names))
+        yield MetricSpec(tag=tag, group=written["group"], reading=reading, **fields)
+
+
+METRICS: tuple[MetricSpec, ...] = tuple(spec for heading in HEADINGS for spec in _definitions(heading))
+"""Every tag of a run."""
