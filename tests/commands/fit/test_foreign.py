@@ -19,8 +19,7 @@ from lightning.pytorch import Trainer
 from gspo_lightning import registry
 from gspo_lightning.callbacks import LastCheckpoint
 from gspo_lightning.cli import main
-from gspo_lightning.commands.fit.foreign import OPENRLHF, TRANSFORMERS, TRL, VERL, Word, foreign
-from gspo_lightning.commands.fit.foreign.verl import OTHER_ROOMS
+from gspo_lightning.commands.fit.foreign import BEGINNINGS, OPENRLHF, TRANSFORMERS, TRL, VERL, Word, foreign
 from gspo_lightning.commands.fit.hints import members, parameters, plain
 from gspo_lightning.commands.fit.known import LEAVES, TOP, settings_of, whole_names
 from gspo_lightning.commands.fit.unknown import refuse_unknown
@@ -44,7 +43,7 @@ def words() -> dict[str, Word]:
     for title, table in (("transformers", TRANSFORMERS), ("TRL", TRL), ("verl", VERL)):
         for part in table.values():
             found |= {f"{title}:{name}": word for name, word in part.items()}
-    return found | {f"verl:{name}.*": word for name, word in OTHER_ROOMS.items()}
+    return found | {f"verl:{name}.*": word for name, word in BEGINNINGS.items()}
 
 
 def exists(setting: str) -> bool:

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 
-from gspo_lightning.commands.fit.foreign.transformers import TRANSFORMERS
-from gspo_lightning.commands.fit.foreign.trl import TRL
-from gspo_lightning.commands.fit.foreign.verl import OTHER_ROOMS, VERL
-from gspo_lightning.commands.fit.foreign.word import Word, to
+from gspo_lightning.commands.fit.foreign.word import Table, Word, read_table
 
-__all__ = ["OPENRLHF", "TRANSFORMERS", "TRL", "VERL", "Word", "foreign", "translation"]
+__all__ = ["BEGINNINGS", "OPENRLHF", "TRANSFORMERS", "TRL", "VERL", "Word", "foreign", "translation"]
 
-OPENRLHF = {
-    "n_samples_per_prompt": to("data.group_size"),
-    "rollout_batch_size": to("data.prompts_per_rollout"),
-    "init_kl_coef": to("data.kl_in_reward"),
-    "kl_coef": to("model.objective.init_args.kl_coef"),
-    "max_new_tokens": to("data.max_response_tokens"),
-    "generate_max_len": to("data.max_response_tokens"),
-    "prompt_max_len": to("data.max_prompt_tokens"),
-    "left_clip_range": to("model.objective.init_args.clip_low"),
-    "right_clip_range": to("model.objective.init_args.clip_high"),
-}
+TRL: Table = read_table("trl")
+TRANSFORMERS: Table = read_table("transformers")
+VERL: Table = read_table("verl")
+_OTHER = read_table("other")
+OPENRLHF = _OTHER["OpenRLHF"]
 """Words of OpenRLHF, slime and our own :class:`~gspo_lightning.GSPOConfig`."""
+BEGINNINGS = _OTHER["verl"]
+"""Beginning of a dotted name -> what becomes of all that is not in :data:`VERL`; the longest beginning counts."""
 _VERL_ROOMS = {"actor_rollout_ref", "algorithm", "critic", "custom_reward_function", "global_profiler", "ray_kwargs",
                "reward_model"}  # fmt: skip
 
@@ -60,14 +53,14 @@ def foreign(key: str) -> tuple[str, Word] | None:
     if key.partition(".")[0] in _VERL_ROOMS:
         parts = key.split(".")
         beginnings = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
-        return next((("verl", OTHER_ROOMS[b]) for b in beginnings if b in OTHER_ROOMS), None)
+        return next((("verl", BEGINNINGS[b]) for b in beginnings if b in BEGINNINGS), None)
     return _flat().get(key.rpartition(".")[2])
 
 
 def translation(framework: str, word: Word) -> tuple[str, str]:
     """Problem and fix of a message about one word.
 
-    >>> translation("TRL", to("data.group_size"))
+    >>> translation("TRL", Word(("data.group_size",)))
     ('is a word of TRL', 'this is called data.group_size here')
     """
     if not word.ours:

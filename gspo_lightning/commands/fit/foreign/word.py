@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-__all__ = ["Table", "Word", "none", "to"]
+import yaml
+
+__all__ = ["Table", "Word", "read_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +25,14 @@ class Word:
     def called(self) -> str:
         """What it is called here.
 
-        >>> to("data.group_size").called, none("there is no cache").called
+        >>> Word(("data.group_size",)).called, Word((), "there is no cache").called
         ('data.group_size', 'no equivalent')
         """
         return " and ".join(self.ours) or "no equivalent"
 
     def __str__(self) -> str:
         """
-        >>> str(to("data.columns", note="a mapping")), str(none("there is no cache"))
+        >>> str(Word(("data.columns",), "a mapping")), str(Word((), "there is no cache"))
         ('data.columns: a mapping', 'no equivalent: there is no cache')
         """
         return self.called + (f": {self.note}" if self.note else "")
@@ -39,11 +42,12 @@ Table = Mapping[str, Mapping[str, Word]]
 """Subject -> their word -> what becomes of it."""
 
 
-def to(*ours: str, note: str = "") -> Word:
-    """A word with a counterpart."""
-    return Word(ours, note)
+def read_table(name: str) -> dict[str, dict[str, Word]]:
+    """The words of one YAML file of this folder, by subject."""
+    text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
+    written = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return {subject: {word: _word(**said) for word, said in part.items()} for subject, part in written.items()}
 
 
-def none(why: str) -> Word:
-    """A word without one."""
-    return Word((), why)
+def _word(*, here: str | Sequence[str] = (), note: str = "", none: str = "") -> Word:
+    return Word((here,) if isinstance(here, str) else tuple(here), note or none)
