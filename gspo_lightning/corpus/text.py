@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["TextStore", "answer_text", "normalised", "prompt_text"]
+__all__ = ["TextStore", "normalised", "prompt_text"]
 
 _ENCODING, _SURROGATES = "utf-8", "surrogatepass"  # JSON may hold half a surrogate pair
 
@@ -34,19 +34,6 @@ def _content(content: Any) -> str:
         return content
     parts = content if isinstance(content, list) else []
     return "\n".join(str(part["text"]) for part in parts if isinstance(part, dict) and "text" in part)
-
-
-def answer_text(content: Any) -> str | None:
-    """What an answer of a chat route says: a text, the texts of its parts, '' where it says nothing; None otherwise.
-
-    >>> answer_text("4"), answer_text([{"type": "text", "text": "4"}]), answer_text(None), answer_text({"a": 4})
-    ('4', '4', '', None)
-    """
-    if isinstance(content, str) or content is None:
-        return content or ""
-    parts = [part.get("text") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    texts = [text for text in parts if isinstance(text, str)]
-    return "".join(texts) if texts and isinstance(content, list) and len(texts) == len(content) else None
 
 
 def normalised(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gspo_lightning.rewards.types import Sample
 
-__all__ = ["completion_messages", "prompt_messages", "tools_of", "wants_messages"]
+__all__ = ["answer_text", "completion_messages", "prompt_messages", "tools_of", "wants_messages"]
 
 _MESSAGES = re.compile(r"(list|Sequence)\[\s*(list|Sequence)\b|(list|Sequence)\[\s*\w*[Mm]essages?\b", re.IGNORECASE)
 
@@ -75,3 +75,16 @@ def _without_null(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _without_null(part) for name, part in value.items() if part is not None}
     return [_without_null(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def answer_text(content: Any) -> str | None:
+    """What an answer of a chat route says: a text, the texts of its parts, '' where it says nothing; None otherwise.
+
+    >>> answer_text("4"), answer_text([{"type": "text", "text": "4"}]), answer_text(None), answer_text({"a": 4})
+    ('4', '4', '', None)
+    """
+    if isinstance(content, str) or content is None:
+        return content or ""
+    parts = [part.get("text") for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    texts = [text for text in parts if isinstance(text, str)]
+    return "".join(texts) if texts and isinstance(content, list) and len(texts) == len(content) else None

@@ -162,8 +162,10 @@ def test_log_lines_and_warnings_show_it_whole(capsys: Captured) -> None:
         for name in ("gspo_lightning.x", "somebody.else"):
             logger = logging.getLogger(name)
             logger.addHandler(handler)
+            before, logger.propagate = logger.propagate, False  # a command of another test may have left a handler
             logger.warning("said: %s", FOREIGN)
             logger.removeHandler(handler)
+            logger.propagate = before
         print(warnings.formatwarning(FOREIGN, UserWarning, "a.py", 1, ""), file=sys.stderr)
     found = capsys.readouterr().err
     assert found.count(SEEN) == 3

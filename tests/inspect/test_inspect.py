@@ -204,7 +204,7 @@ def test_what_an_answer_brings_with_it(taught: Path) -> None:
         ("absent.ckpt", {}, "'absent.ckpt' does not exist"),
         ("./absent", {}, "the folder './absent' does not exist"),
         ("x", {"surce": "GroupedSampler"}, "did you mean source"),
-        ("tiny-qwen3", {"source": "Sampler"}, "is not registered"),
+        ("tiny-qwen3", {"source": "NobodysSampler"}, "is not registered"),
         ("auto", {"server": "http://127.0.0.1:9"}, "start the server"),
         ("auto", {"server": "localhost"}, "is not a URL"),
         ("auto", {"server": "http://127.0.0.1:9", "source": "GroupedSampler"}, "does not go with a server"),

@@ -52,7 +52,8 @@ GOLDEN: list[tuple[Objective, float]] = [
 
 
 def test_every_objective_that_is_registered_has_a_loss_worked_out_by_hand() -> None:
-    assert {type(objective) for objective, _ in GOLDEN} == set(registry.components("objectives").values())
+    ours = {cls for cls in registry.components("objectives").values() if cls.__module__.startswith("gspo_lightning.")}
+    assert {type(objective) for objective, _ in GOLDEN} == ours
 
 
 @pytest.mark.parametrize(("objective", "expected"), GOLDEN, ids=lambda v: repr(v))

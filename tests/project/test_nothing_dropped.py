@@ -14,7 +14,6 @@ READ_ELSEWHERE = {
     "_data_parallel_size": "Lightning's ModelParallelStrategy",
     "_tensor_parallel_size": "Lightning's ModelParallelStrategy",
     "cumulative_length": "transformers', of cache layers with a window",
-    "pattern": "for readers of a reward",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gspo_lightning.corpus.text import answer_text
+from gspo_lightning.rewards.chat import answer_text
 from gspo_lightning.rewards.judge.asking import CHOICES
 from gspo_lightning.rewards.logic.lenient import last_objects
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gspo_lightning.corpus.text import answer_text
+from gspo_lightning.rewards.chat import answer_text
 from gspo_lightning.rollouts.serving.client import Client, ServerError, UnsupportedError
 
 __all__ = ["Asker", "Spoken"]
