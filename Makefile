@@ -23,7 +23,7 @@ help:
 	@echo "make quickstart [SEED=2]   cold start, then GSPO, on a tiny model: about a minute on a CPU"
 	@echo "make test                  the whole test suite"
 	@echo "make test-quick            without the tests marked slow"
-	@echo "make test-long             the long forms: kills, damage, fuzzing, a soak, more seeds (about an hour)"
+	@echo "make test-long             the long forms: kills, damage, fuzzing, a soak, more seeds (30 CPU minutes)"
 	@echo "make test-sandbox          programs in bubblewrap, which is installed first; make test takes it or Landlock"
 	@echo "make test-user             tests of programs, files and permissions as an ordinary user, where root calls"
 	@echo "make test-trl              the comparisons with TRL, which is installed first; make test skips them without it"
