@@ -1,7 +1,7 @@
-"""Rewards: what a completion is worth, judged in worker processes that may hang or crash without harm.
+"""Rewards: scores of completions, computed in worker processes that may hang or crash without harm.
 
-``Reward`` and what it takes and returns are here at once. The built-in rewards are defined when the first of the other
-names is asked for (PEP 562), so that a worker imports only the rewards that it judges with. None of them imports torch.
+``Reward`` and its input and output types are imported at once. The built-in rewards are imported when the first of the
+other names is accessed (PEP 562), so a worker loads only the rewards it computes. None of them imports torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a reward is: a class with a ``score`` method whose arguments are injected by name.
+"""The ``Reward`` base class: a ``score`` method whose arguments are injected by name.
 
-A reward sees text, not tensors, and runs in worker processes that can be killed, so nothing here imports torch.
+A reward sees text, not tensors, and runs in worker processes that can be killed. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["Reward"]
 
 
 class Reward(ABC):
-    """A judge of completions. Defining a subclass registers it under its name.
+    """A scorer of completions. Defining a subclass registers it under its name.
 
     Subclasses define ``score``. Its parameters are filled by name from ``prompt``, ``completion``,
     ``completion_ids``, ``truncated``, ``sample`` (the whole :class:`Sample`) and the record's columns (``answer``
     ...); ``**columns`` takes all columns that are not named. It returns a number, a :class:`Score`, or None for
-    *missing*, and may be ``async``. Rewards that judge many samples at once define ``score_batch`` instead.
+    *missing*, and may be ``async``. Rewards that score many samples at once define ``score_batch`` instead.
 
-    An exception stops the run: a reward that cannot judge an answer returns ``Score.model_error``. In a
-    worker an ``InfrastructureError`` (a server is down, a sandbox did not start) costs only the sample: it is judged
-    once more, then *missing*.
+    An exception stops the run. A reward that cannot judge an answer returns ``Score.model_error``. In a worker an
+    ``InfrastructureError`` (a server is down, a sandbox did not start) costs only the sample: it is scored once more,
+    then *missing*.
 
     >>> class _Length(Reward):
     ...     def score(self, completion: str) -> float:
@@ -38,22 +38,22 @@ class Reward(ABC):
     """
 
     where: Literal["worker", "trainer"] = "worker"
-    """Where it runs: in a killable worker process, or (models on the device) in the training process itself."""
+    """Where the reward runs: in a killable worker process, or (models on the device) in the training process."""
     deadline_s: float | None = None
-    """CPU seconds that a sample may use, for rewards that keep time limits of their own; None: the runner's."""
+    """CPU seconds per sample, for rewards that enforce time limits of their own; None: the runner's deadline."""
     agrees_with: str | None = None
-    """Name of another reward, with known answers, that its verdicts are compared with (``reward/agreement/<name>``)."""
+    """Name of another reward, with known answers, to compare scores with (``reward/agreement/<name>``)."""
     reads_answers: bool = False
-    """Whether it may be unable to read a record's answer: many are tried, and counted, before the first rollout."""
+    """True if the reward may fail to read a record's answer: many records are checked before the first rollout."""
     no_answer: ClassVar[str] = ".+"
-    """A regular expression of the details that say, with a reward of 0, that there was no answer to judge."""
+    """A regular expression for the details that mean, with a reward of 0, that there was no answer to judge."""
     _plan: ClassVar[Plan]
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse a class that could only fail later.
+        """Check the class when it is defined, and store the parameters of ``score``.
 
         Raises:
-            UserError: ``score`` is not a plain method, takes ``*args`` or nothing, or ``where`` is no known place.
+            UserError: ``score`` is not a plain method, takes ``*args`` or nothing, or ``where`` is not a known place.
         """
         super().__init_subclass__(**options)
         if cls.where not in ("worker", "trainer"):
@@ -66,13 +66,13 @@ class Reward(ABC):
 
     @abstractmethod
     def score(self, *args: Any, **kwargs: Any) -> Any:
-        """Judge one sample; see the class."""
+        """Score one sample; see the class."""
 
     def score_batch(self, samples: Sequence[Sample]) -> Sequence[float | Score | None]:
-        """Judge samples together; one value per sample, in order. It may be ``async``.
+        """Score several samples; return one value per sample, in order. May be ``async``.
 
-        In a worker a batch is a part of what is to be scored (up to 32 samples) and its deadline is that of a single
-        sample; if it overruns, its samples are judged one by one.
+        In a worker a batch holds up to 32 samples and has the deadline of a single sample. If it overruns, its samples
+        are scored one by one.
         """
         if inspect.iscoroutinefunction(self.score):
             import asyncio  # slow to import, and most workers never use it
@@ -81,10 +81,10 @@ class Reward(ABC):
         return [self.score_one(sample) for sample in samples]
 
     def prepare(self) -> None:  # noqa: B027 (a hook that few rewards need)
-        """Called once in each process that scores, before its first sample and outside its deadline: slow imports."""
+        """Do slow imports; called once in each scoring process, before its first sample and outside its deadline."""
 
     def score_one(self, sample: Sample) -> Score:
-        """The verdict on one sample by ``score``.
+        """Score one sample with ``score``.
 
         Raises:
             UserError: ``score`` returned something that is not a reward.
@@ -92,15 +92,15 @@ class Reward(ABC):
         return to_score(self.score(**self.arguments(sample)), type(self).__name__, sample.id)
 
     def reads_images(self) -> bool:
-        """Whether it names ``images``: only then are the files of a prompt's pictures sent to where it runs."""
+        """True if ``score`` names ``images``: only then are a prompt's image files sent to its process."""
         return "images" in (*self._plan.required, *self._plan.optional)
 
     def required_columns(self) -> tuple[str, ...]:
-        """The columns that a record must have: parameters of ``score`` without a default."""
+        """Return the columns that a record must have: parameters of ``score`` without a default."""
         return self._plan.required
 
     def missing_column(self, sample: Sample) -> str | None:
-        """Why a sample cannot be judged (a missing column, an answer of None), or None if it can."""
+        """Return why a sample cannot be scored (a missing column, an answer of None), or None if it can."""
         for name in self.required_columns():
             if name not in sample.columns:
                 return f"the record has no column {name!r}"
@@ -109,12 +109,12 @@ class Reward(ABC):
         return None
 
     def arguments(self, sample: Sample) -> dict[str, Any]:
-        """The keyword arguments of ``score`` for a sample."""
+        """Return the keyword arguments of ``score`` for a sample."""
         return self._plan.arguments(sample)
 
     @property
     def batched(self) -> bool:
-        """Whether several samples are judged by one call (own ``score_batch``, or async ``score``)."""
+        """True if one call scores several samples (own ``score_batch``, or async ``score``)."""
         return type(self).score_batch is not Reward.score_batch or inspect.iscoroutinefunction(self.score)
 
     async def _score_concurrently(self, samples: Sequence[Sample]) -> list[Score]:

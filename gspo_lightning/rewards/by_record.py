@@ -1,4 +1,4 @@
-"""Rewards chosen record by record: which of them judges a response is told by a column of its record."""
+"""Rewards chosen per record: a column of the record names the reward that scores its responses."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ __all__ = ["ByRecord", "Judge", "Judges", "RewardChoice", "Rewards", "applying_w
 RewardChoice = Reward | dict[str, Reward | str]
 """A reward, or ``{by: <column>, <value>: <reward>, ...}``, with ``default`` for every other value."""
 Rewards = dict[str, RewardChoice]
-"""Name -> what judges under it."""
+"""Name -> the reward, or the choice of rewards, under this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByRecord:
-    """One of several rewards, by what stands in a column.
+    """A choice among several rewards by the value of a column.
 
-    A record whose value has no reward is none that this applies to: its responses are judged by the other rewards
-    alone, which then carry the weight of all (:func:`applying_weight`).
+    A record whose value has no reward is outside this choice. Its responses are scored by the other rewards alone,
+    which then carry the total weight (:func:`applying_weight`).
 
     Args:
         by: the column.
-        rewards: value of the column, as text -> the reward that judges its records.
-        default: judges the records with any other value.
+        rewards: value of the column, as text -> the reward for records with this value.
+        default: the reward for records with any other value.
 
     Raises:
-        UserError: no reward, or something that is none.
+        UserError: no reward is given, or a value is not a reward.
 
     >>> from gspo_lightning.rewards import ExactMatch, FormatReward
     >>> both = ByRecord("source", {"math": ExactMatch()}, default=FormatReward("[0-9]+"))
@@ -52,26 +52,26 @@ class ByRecord:
             )
 
     def of(self, columns: Mapping[str, Any]) -> tuple[str, Reward | None]:
-        """The value that decides for a record, and the reward that judges it; None where there is none."""
+        """Return the deciding value of a record and its reward, or None as the reward if the value has none."""
         value = str(columns.get(self.by))
         return value, self.rewards.get(value, self.default)
 
     def members(self) -> Iterator[tuple[str, Reward]]:
-        """Value and reward of each; the default's is ``default``."""
+        """Iterate over (value, reward) pairs; the default's value is ``default``."""
         yield from self.rewards.items()
         if self.default is not None:
             yield "default", self.default
 
 
 Judge = Reward | ByRecord
-"""What judges under one name."""
+"""A reward, or a choice of rewards, under one name."""
 
 
 def chosen(rewards: Mapping[str, RewardChoice | ByRecord], field_name: str = "data.rewards") -> dict[str, Judge]:
-    """Rewards as a config writes them, with a :class:`ByRecord` where a column decides.
+    """Return the rewards of a config, with a :class:`ByRecord` for each mapping with ``by``.
 
     Raises:
-        UserError: a mapping without ``by``, or a value that is no reward.
+        UserError: a mapping without ``by``, or a value that is not a reward.
     """
     return {name: _judge(choice, f"{field_name}.{name}") for name, choice in rewards.items()}
 
@@ -93,7 +93,7 @@ def _judge(choice: object, where: str) -> Judge:
 
 
 class Judges:
-    """Rewards by name, and every single one of them: what a column chooses among is called ``<name>.<value>``.
+    """Rewards by name, and the single rewards behind them, named ``<name>.<value>`` where a column chooses.
 
     Args:
         rewards: name -> reward, or several by record.
@@ -103,7 +103,7 @@ class Judges:
         self.given = chosen(rewards, "rewards")
         self.single: dict[str, Reward] = {}
         self.owner: dict[str, str] = {}
-        """Name of a single reward -> the name it judges under."""
+        """Name of a single reward -> the name it scores under."""
         for name, judge in self.given.items():
             members = judge.members() if isinstance(judge, ByRecord) else [("", judge)]
             for value, reward in members:
@@ -111,7 +111,7 @@ class Judges:
                 self.single[key], self.owner[key] = reward, name
 
     def silence(self, single: str, columns: Mapping[str, Any]) -> Score | None:
-        """The verdict of a reward that does not judge this record; None where it has to look."""
+        """Return the score of a reward that does not apply to this record, or None if the reward has to run."""
         judge = self.given[self.owner[single]]
         if not isinstance(judge, ByRecord):
             return None
@@ -121,20 +121,20 @@ class Judges:
         return None if reward is self.single[single] else Score.not_applicable(f"not for {judge.by} = {value!r}")
 
     def applying(self, columns: Mapping[str, Any]) -> list[str]:
-        """The single rewards that judge a record."""
+        """Return the names of the single rewards that apply to a record."""
         return [name for name in self.single if self.silence(name, columns) is None]
 
     @property
     def reads_images(self) -> bool:
-        """Whether one of them asks for the pictures of a prompt."""
+        """True if any of the rewards asks for the images of a prompt."""
         return any(reward.reads_images() for reward in self.single.values())
 
     def columns(self) -> dict[str, str]:
-        """Name -> the column that chooses among its rewards."""
+        """Return name -> the column that chooses among its rewards."""
         return {name: judge.by for name, judge in self.given.items() if isinstance(judge, ByRecord)}
 
     def join(self, singles: Mapping[str, Score]) -> dict[str, Score]:
-        """One verdict under every name, from those of the single rewards."""
+        """Merge the scores of single rewards into one score per name."""
         found: dict[str, Score] = {}
         for single, score in singles.items():
             name = self.owner[single]
@@ -148,9 +148,10 @@ class Judges:
 
 
 def applying_weight(weights: Mapping[str, float], applies: Mapping[str, bool]) -> float:
-    """What the weights of the rewards that apply are multiplied by, so that they add up to what all do.
+    """Return the factor for the weights of the rewards that apply, so that they add up to the weight of all rewards.
 
-    Sizes count: a penalty with a negative weight weighs as much as a reward. 1 where all apply, or none.
+    Absolute values count: a penalty with a negative weight counts as much as a reward. The factor is 1 if all rewards
+    apply, or none.
 
     >>> applying_weight({"correct": 1.0, "format": 0.5}, {"correct": True, "format": False})
     1.5

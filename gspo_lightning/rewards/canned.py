@@ -1,4 +1,4 @@
-"""What rewards judge before the first rollout: completions that need no model."""
+"""Canned completions: a check of the rewards before the first rollout, without a model."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
 __all__ = ["FEW", "canned", "conversation_columns", "examined", "silent", "unreadable"]
 
 FEW, MANY = 16, 1000
-"""Records of each set that are looked at before the first rollout: by all rewards, and by those that read answers."""
+"""Records per data set checked before the first rollout: for all rewards, and for those that read answers."""
 _NAMED = 4
-"""So many records without a reward are named."""
+"""Number of unreadable records that a message names."""
 
 
 def canned(record: Mapping[str, Any], prompt: str, conversation: bool) -> list[Sample]:
-    """An empty, a short and a right answer to a record; ``conversation`` adds the columns of one."""
+    """Return an empty, a short and a correct answer; ``conversation`` adds the columns of a conversation."""
     texts = ["", "The answer is 42.", str(record.get("answer", "#42"))]
     columns = [{**record, **(conversation_columns(prompt, text) if conversation else {})} for text in texts]
     return [Sample(f"canned/{i}", prompt, text, tuple(range(len(text))), columns[i]) for i, text in enumerate(texts)]
 
 
 def conversation_columns(prompt: str, text: str) -> dict[str, Any]:
-    """What a conversation of one turn brings with it."""
+    """Return the columns of a conversation of one turn."""
     messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
     return {"messages": messages, "turn_rewards": [0.0], "environment_reward": 0.0}
 
 
 def silent(judges: Judges, samples: Sequence[Sample], scores: Sequence[Mapping[str, Score]]) -> dict[str, str]:
-    """Names of the rewards that gave nothing to anything they could judge, and why; ``scores`` are by name, too."""
+    """Return the rewards without a value for any sample they apply to, with the reasons; ``scores`` are by name."""
     found: dict[str, str] = {}
     pairs = list(zip(samples, scores, strict=True))
     for single, reward in judges.single.items():
@@ -49,12 +49,12 @@ def _said(part: Score) -> bool:
 
 
 def examined(rewards: Mapping[str, Reward]) -> int:
-    """How many records of each set should be given to a check of these rewards."""
+    """Return how many records of each data set to check with these rewards."""
     return MANY if any(reward.reads_answers for reward in rewards.values()) else FEW
 
 
 def unreadable(records: Sequence[Mapping[str, Any]], scores: Sequence[Score | None]) -> str | None:
-    """What to say about records whose answer cannot be read; ``scores`` are those of one completion each."""
+    """Return a message about records whose answer cannot be read, or None; ``scores`` holds one score per record."""
     found = [(i, s.detail) for i, s in enumerate(scores) if s is not None and s.status is ScoreStatus.MISSING]
     if not found:
         return None

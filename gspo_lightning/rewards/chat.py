@@ -1,4 +1,4 @@
-"""Prompts and completions as lists of chat messages, and the tools that a record brings."""
+"""Prompts and completions as lists of chat messages, and the tools of a record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MESSAGES = re.compile(r"(list|Sequence)\[\s*(list|Sequence)\b|(list|Sequence)\[
 
 
 def wants_messages(function: Callable[..., Any]) -> bool:
-    """Whether the annotations of a function say that ``completions`` (or else ``prompts``) are lists of messages.
+    """True if a function's annotations say that ``completions`` (or else ``prompts``) are lists of messages.
 
     >>> def conversational(completions: list[list[dict[str, str]]]) -> list[float]: ...
     >>> def plain(completions: list[str]) -> list[float]: ...
@@ -31,14 +31,14 @@ def wants_messages(function: Callable[..., Any]) -> bool:
 
 
 def prompt_messages(sample: Sample) -> list[dict[str, Any]]:
-    """The messages of a record's prompt; a prompt that is a text is one user message."""
+    """Return the messages of a record's prompt; a text prompt becomes one user message."""
     if sample.prompt_messages:
         return [dict(message) for message in sample.prompt_messages]
     return [{"role": "user", "content": sample.prompt}]
 
 
 def completion_messages(sample: Sample) -> list[dict[str, Any]]:
-    """One message of the assistant; of a conversation with an environment everything from its first one on.
+    """Return the completion as one assistant message, or, of a conversation, all from the first assistant message on.
 
     >>> completion_messages(Sample("0", "1+1?", "2"))
     [{'role': 'assistant', 'content': '2'}]
@@ -50,10 +50,10 @@ def completion_messages(sample: Sample) -> list[dict[str, Any]]:
 
 
 def tools_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What a chat template is given of a record beside its messages: the column ``tools``, a list of JSON schemas.
+    """Return the chat template's arguments beside the messages: ``tools``, a list of JSON schemas, or nothing.
 
-    They may be written as JSON text. Fields that are null are left out: a table has those of any tool in all of them.
-    A column of this name with anything else in it is not for templates.
+    The column may hold JSON text. Null fields are left out, because a table gives every tool the fields of all tools. A
+    column of this name with any other content is ignored.
 
     >>> tools_of({"tools": '[{"type": "function", "function": {"name": "add"}}]'})
     {'tools': [{'type': 'function', 'function': {'name': 'add'}}]}

@@ -1,4 +1,4 @@
-"""A classifier or reward model as the judge: any transformers sequence-classification model, batched on the device."""
+"""Classifiers and reward models as rewards: transformers sequence-classification models, batched on the device."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ __all__ = ["SequenceClassificationReward"]
 class SequenceClassificationReward(Reward):
     """The output of a sequence-classification model: its logit (scalar head), or the probability of one of its labels.
 
-    It runs in the training process, where the device is, under ``no_grad`` and in inference mode of the model; it is
-    loaded when the first sample is judged (at start-up, by the check on canned completions).
+    It runs in the training process, where the device is, under ``no_grad`` and with the model in eval mode. The model
+    is loaded when the first sample is scored (at start-up, by the check on canned completions).
 
     Args:
         name_or_path: hub id or folder of a model for ``AutoModelForSequenceClassification``.
         label: index or name of the label whose probability is the reward; None for a model with a scalar head.
-        text: what the model reads: ``joined`` (prompt and completion, one text), ``pair`` (as two segments),
+        text: the model's input: ``joined`` (prompt and completion, one text), ``pair`` (as two segments),
             ``completion`` alone, or ``chat`` (the model's own chat template around the two).
-        batch_size: samples that go through the model at once; memory only, never results.
-        max_tokens: longer texts are *missing*, never cut; None takes what the model was built for.
+        batch_size: samples per forward pass; affects memory only, never results.
+        max_tokens: longer texts are *missing*, never cut; None takes the model's own limit.
         dtype: of the weights: ``auto`` as saved, or a torch name such as ``bfloat16``.
         device: None takes this process's accelerator, or the CPU if there is none.
         trust_remote_code: run Python code that the model repository ships. Only for repositories you have read.
         revision: branch, tag or commit of a hub id.
 
     Raises:
-        UserError: when it is loaded: no such model or label, or several labels and none chosen.
+        UserError: at loading: no such model or label, or several labels and none chosen.
     """
 
     where = "trainer"
@@ -71,14 +71,14 @@ class SequenceClassificationReward(Reward):
         self.trust_remote_code, self.revision = trust_remote_code, revision
         self._loaded: _Loaded | None = None
         self._pad: int | None = None
-        """The padding token that the model looks for."""
+        """The padding token that the model skips; None if its config names none."""
 
     def prepare(self) -> None:
         """Load model and tokenizer."""
         self._load()
 
     def score_batch(self, samples: Sequence[Sample]) -> list[Score]:
-        """One value per sample; rows of similar length share a batch."""
+        """Score samples, one value each; rows of similar length share a batch."""
         import torch
 
         model, tokenizer, column = self._load()
@@ -128,7 +128,7 @@ class SequenceClassificationReward(Reward):
         return self._loaded
 
     def _check(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Judge a text alone and beside a longer one."""
+        """Check that padding does not change a logit: score a text alone and beside a longer one."""
         from gspo_lightning.policy.classifier import check_reading
 
         rows = [tokenizer(text) for text in ("1 + 1", "1 + 1 = 2")]
@@ -177,7 +177,7 @@ class SequenceClassificationReward(Reward):
         return model, tokenizer
 
     def _column(self, model: PreTrainedModel) -> int:
-        """The logit that counts."""
+        """Return the index of the logit to use as the reward."""
         labels = {int(i): str(name) for i, name in model.config.id2label.items()}
         if self.label is None and len(labels) == 1:
             return 0
@@ -196,10 +196,10 @@ class SequenceClassificationReward(Reward):
 def _padded(
     rows: Sequence[BatchEncoding], tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, pad: int | None
 ) -> BatchEncoding:
-    """Rows as a batch in which the model reads each of them where it reads it alone.
+    """Pad rows to a batch in which the model reads each row at the same token as without padding.
 
-    Models read the last token that is not their config's ``pad``: no other token may fill up a row, whatever the
-    tokenizer takes. One that knows none reads the last token: it is told one that ends no row.
+    Models read the last token that is not their config's ``pad``, so only this token may pad a row, whatever the
+    tokenizer uses. A model without one reads the last token: it is given a pad token that ends no row.
     """
     import torch
 
@@ -216,7 +216,7 @@ def _padded(
 
 
 def _values(logits: torch.Tensor, column: int, model: PreTrainedModel) -> torch.Tensor:
-    """[N] of logits [N, labels]: as it is for a scalar head, otherwise the probability of a label."""
+    """Return [N] rewards from logits [N, labels]: the logit of a scalar head, else the probability of the label."""
     if logits.shape[1] == 1:
         return logits[:, 0]
     independent = model.config.problem_type == "multi_label_classification"
@@ -224,7 +224,7 @@ def _values(logits: torch.Tensor, column: int, model: PreTrainedModel) -> torch.
 
 
 def _limit(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Tokens that the model was built for."""
+    """Return the maximum input length of the model, in tokens."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return min(tokenizer.model_max_length, positions or tokenizer.model_max_length)
 

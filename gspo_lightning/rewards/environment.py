@@ -1,4 +1,4 @@
-"""What an environment paid, as a reward."""
+"""The rewards of an environment, as a reward."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class EnvironmentReward(Reward):
     """
 
     def score(self, environment_reward: float | None = None) -> Score:
-        """The column that a conversation provides; without one there is no reward."""
+        """Return the column ``environment_reward`` of a conversation; *missing* without one."""
         return Score.missing("no conversation") if environment_reward is None else Score(float(environment_reward))

@@ -1,4 +1,4 @@
-"""Exact string comparison: the strictest judge, and the fastest."""
+"""Exact string comparison: the strictest and the fastest reward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ExactMatch(Reward):
     """1 if the text after the marker equals ``answer`` exactly, otherwise 0.
 
     Args:
-        marker: what the final answer follows; an empty text compares the whole completion, stripped of white space.
+        marker: text before the final answer; an empty text compares the whole completion, stripped of white space.
             (Not null: in YAML, the text ``#`` is a comment and would be read as null if null were allowed.)
         exactly_one: refuse completions with more than one marker: otherwise the last one counts, which rewards
             guessing.
@@ -28,7 +28,7 @@ class ExactMatch(Reward):
         self.marker, self.exactly_one, self.require_terminated = marker, exactly_one, require_terminated
 
     def score(self, completion: str, truncated: bool, answer: object) -> Score:
-        """Compare; why an answer could not even be compared is in ``detail``."""
+        """Compare the answer; ``detail`` says why an answer could not be compared."""
         if self.require_terminated and truncated:
             return Score(0.0, detail="truncated")
         if not self.marker:

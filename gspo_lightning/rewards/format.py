@@ -1,4 +1,4 @@
-"""Does a completion have the form that was asked for?"""
+"""Format rewards: does a completion match a pattern?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FormatReward"]
 class FormatReward(Reward):
     r"""1 if the completion matches a regular expression, otherwise 0.
 
-    A pattern that backtracks for ever is stopped by the deadline of the worker (status ``timeout``, reward 0).
+    The worker's deadline stops a pattern that backtracks for ever (status ``timeout``, reward 0).
 
     Args:
         pattern: Python's ``re`` syntax; ``.`` matches line ends as well.
@@ -31,6 +31,6 @@ class FormatReward(Reward):
         self.pattern, self.full_match = pattern, full_match
 
     def score(self, completion: str) -> float:
-        """Match."""
+        """Match the pattern."""
         match = self.regex.fullmatch if self.full_match else self.regex.search
         return float(match(completion) is not None)

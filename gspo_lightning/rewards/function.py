@@ -1,4 +1,4 @@
-"""A plain function as a reward, in the signature that TRL made common."""
+"""Plain functions as rewards, with TRL's signature."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ class FunctionReward(Reward):
     Args:
         function: dotted path (``plugins.rules.polite``), or the function itself; may be ``async``.
         where: ``worker``, or ``trainer`` if it needs the device or all completions at once.
-        arguments: the path is that of a factory (``trl.rewards.get_repetition_penalty_reward``), which is called with
-            these; ``{}`` calls it without arguments. None: the path is that of the function itself.
-        completions: what prompts and completions look like: ``text``, ``messages`` (lists of ``{role, content}``, what
-            TRL calls conversational), or ``auto``: messages where the function's annotations say so.
+        arguments: arguments of a factory, whose path ``function`` then is
+            (``trl.rewards.get_repetition_penalty_reward``); ``{}`` calls it without arguments. None: the path is that
+            of the function itself.
+        completions: form of prompts and completions: ``text``, ``messages`` (lists of ``{role, content}``, which TRL
+            calls conversational), or ``auto``: messages if the function's annotations say so.
 
     Raises:
-        UserError: the path leads nowhere (with the cause), or to something that cannot be called so.
+        UserError: the path leads nowhere (with the cause), or to something that cannot be called this way.
 
     >>> FunctionReward("operator.length_hint")
     Traceback (most recent call last):
@@ -84,7 +85,7 @@ class FunctionReward(Reward):
         self._messages = self.completions == "messages" or (self.completions == "auto" and wants_messages(function))
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a factory made is made again in the worker: it may be a closure."""
+        """Leave out the function made by a factory, which may be a closure; the worker makes it again."""
         state = dict(self.__dict__)
         if self.arguments_of_factory is not None:
             del state["function"]
@@ -96,7 +97,7 @@ class FunctionReward(Reward):
             self._resolve()
 
     def score_batch(self, samples: Sequence[Sample]) -> Any:
-        """Call the function once; what it returns is checked by the runner."""
+        """Call the function once; the runner checks the returned values."""
         plan = self._function_plan
         logged = Logged(len(samples))
         values: dict[str, Any] = {
@@ -128,19 +129,19 @@ class FunctionReward(Reward):
             ) from error
 
     def reads_images(self) -> bool:
-        """Whether the function has a parameter of that name."""
+        """True if the function has a parameter ``images``."""
         return "images" in (*self._function_plan.required, *self._function_plan.optional)
 
     def required_columns(self) -> tuple[str, ...]:
-        """Parameters of the function that are columns and have no default."""
+        """Return the parameters of the function that are columns and have no default."""
         return self._function_plan.required
 
 
 def _made(factory: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> Callable[..., Any]:
-    """What a factory makes of its arguments.
+    """Call a factory with its arguments and return the reward function.
 
     Raises:
-        UserError: it does not take them, refuses them, or makes nothing that can be called.
+        UserError: the factory does not take the arguments, refuses them, or returns something that cannot be called.
     """
     field = "FunctionReward.arguments"
     try:
@@ -159,7 +160,7 @@ def _made(factory: Callable[..., Any], arguments: Mapping[str, Any], name: str) 
 
 
 def _returns_function(function: Callable[..., Any]) -> bool:
-    """Whether a function says that it returns another one."""
+    """True if a function's annotation says that it returns another function."""
     said = getattr(function, "__annotations__", {}).get("return")
     return (str(said) if isinstance(said, str) else getattr(said, "__name__", repr(said))).startswith(
         ("Callable", "typing.Callable", "collections.abc.Callable")
@@ -167,7 +168,7 @@ def _returns_function(function: Callable[..., Any]) -> bool:
 
 
 def _at(path: str) -> Callable[..., Any]:
-    """The object at a dotted path.
+    """Import the object at a dotted path.
 
     Raises:
         UserError: no such module or attribute, or the module cannot be imported.

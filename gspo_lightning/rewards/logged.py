@@ -1,4 +1,4 @@
-"""What a reward function logs beside its rewards: TRL's ``log_metric`` and ``log_extra``."""
+"""Values logged by a reward function beside its rewards: TRL's ``log_metric`` and ``log_extra``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NONE = "the reward returned None"
 
 
 class Logged:
-    """What one call of a reward function logs.
+    """The values logged during one call of a reward function.
 
     Args:
         samples: completions of the call.
@@ -36,10 +36,10 @@ class Logged:
         self._extra: dict[str, list[Any]] = {}
 
     def metric(self, name: str, value: float) -> None:
-        """``log_metric``: a number about this call, the mean of which is logged as ``reward/logged/<name>``.
+        """Log a number about this call (``log_metric``); its mean is logged as ``reward/logged/<name>``.
 
         Raises:
-            UserError: it is no finite number.
+            UserError: the value is not a finite number.
         """
         try:
             number = float(value)
@@ -50,7 +50,7 @@ class Logged:
         self._metrics.setdefault(str(name), []).append(number)
 
     def extra(self, column: str, values: Sequence[Any]) -> None:
-        """``log_extra``: a value for each completion, written beside its reward where rollouts are recorded.
+        """Log one value per completion (``log_extra``), written beside its reward in recorded rollouts.
 
         Raises:
             UserError: not one value for each completion.
@@ -62,7 +62,7 @@ class Logged:
         self._extra[str(column)] = [_plain(value) for value in found]
 
     def attached(self, values: Any) -> Any:
-        """Rewards with what was logged; as they are where nothing was, or where they are no list of that length."""
+        """Attach the logged values to rewards; unchanged if nothing was logged or the length does not fit."""
         if not (self._metrics or self._extra) or not hasattr(values, "__len__") or len(values) != self._samples:
             return values
         means: Mapping[str, float] = {name: sum(seen) / len(seen) for name, seen in self._metrics.items()}
@@ -77,7 +77,7 @@ class Logged:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON has, and short; else its text."""
+    """Return a value that fits in JSON and is short, else its text."""
     try:
         if len(json.dumps(value, allow_nan=False)) <= _CHARACTERS:
             return value

@@ -1,4 +1,4 @@
-"""What a reward returned, as scores, or a message that names the reward and the sample."""
+"""Conversion of returned values to scores; errors name the reward and the sample."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gspo_lightning.rewards.types import Sample, Score, ScoreStatus
 __all__ = ["NONE", "check_batch", "to_score"]
 
 NONE = "the reward returned None"
-"""The detail of a score that is *missing* for this reason."""
+"""Detail of a *missing* score when the reward returned None."""
 
 
 def to_score(value: object, reward: str, sample_id: str) -> Score:
-    """What a reward returned, as a :class:`Score`.
+    """Convert a returned value to a :class:`Score`.
 
     >>> to_score(True, "Brevity", "7").reward
     1.0
 
     Raises:
-        UserError: not a number, not finite; it names the reward and the sample.
+        UserError: the value is not a finite number; the message names the reward and the sample.
     """
     if value is None:
         return Score.missing(NONE)
@@ -37,10 +37,10 @@ def to_score(value: object, reward: str, sample_id: str) -> Score:
 
 
 def check_batch(values: object, reward: str, samples: Sequence[Sample]) -> list[Score]:
-    """What ``score_batch`` returned, as scores.
+    """Convert the values returned by ``score_batch`` to scores.
 
     Raises:
-        UserError: not one value per sample, or a value that is no reward.
+        UserError: not one value per sample, or a value that is not a reward.
     """
     first = samples[0].id if samples else "-"
     if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__") or not hasattr(values, "__iter__"):

@@ -1,4 +1,4 @@
-"""Arguments by name: what a reward's ``score`` asks for, read from its signature once."""
+"""Arguments by name: the parameters of a reward's ``score``, read from its signature once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUILT_IN = ("prompt", "completion", "completion_ids", "truncated", "sample")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The parameters of a function by where their values come from.
+    """The parameters of a function, grouped by the source of their values.
 
     ``built_in``: names that every sample has; ``required`` and ``optional``: columns without and with a default;
     ``takes_columns``: whether ``**kwargs`` takes the remaining columns.
@@ -29,7 +29,7 @@ class Plan:
     takes_columns: bool = False
 
     def arguments(self, sample: Sample) -> dict[str, Any]:
-        """Keyword arguments for one sample, whose required columns are known to be there."""
+        """Return the keyword arguments for one sample; its required columns must be present."""
         columns = sample.columns
         found: dict[str, Any] = {name: sample if name == "sample" else getattr(sample, name) for name in self.built_in}
         for name in self.required:
@@ -43,11 +43,11 @@ class Plan:
 
 
 def make_plan(function: object, field: str, *, method: bool, built_in: tuple[str, ...] = BUILT_IN) -> Plan:
-    """Read a signature.
+    """Read the parameters of a function from its signature.
 
     Args:
         function: a function or ``async`` function.
-        field: how messages name it.
+        field: name of the function in messages.
         method: whether the first parameter is ``self``.
         built_in: the names that are not columns.
 

@@ -1,4 +1,4 @@
-"""Rewards that judge a response step by step (process rewards)."""
+"""Step rewards: score a response step by step (process rewards)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["StepReward", "split_steps"]
 class StepReward(Reward):
     """A judge of the steps of a completion: each gets a score, and in training an advantage of its own.
 
-    Subclasses define :meth:`score_steps`. A step ends behind ``marker``, the last one where the completion ends; what
-    is white space only belongs to the step before it. The reward of the completion is the mean of its steps' scores:
-    what logs show, and what tells a dead group. The advantages come from the single scores
-    (:mod:`gspo_lightning.advantages.steps`; ``GAE`` pays each at the end of its step), and the objective must take one
-    per token or per segment.
+    Subclasses define :meth:`score_steps`. A step ends behind ``marker``, the last one at the end of the completion.
+    White space alone is no step and belongs to the step before it. The reward of the completion is the mean of its
+    steps' scores: the value in the logs, and the one that decides whether a group is dead. The advantages come from the
+    single scores (:mod:`gspo_lightning.advantages.steps`; ``GAE`` credits each at the end of its step), and the
+    objective must take one per token or per segment.
 
     >>> class _Short(StepReward):
     ...     def score_steps(self, steps: Sequence[str], sample: Sample) -> list[float]:
@@ -32,7 +32,7 @@ class StepReward(Reward):
     (0.5, ((4, 1.0), (12, 0.0)))
 
     Args:
-        marker: text that ends a step, a line feed unless another is given.
+        marker: text that ends a step; a line feed by default.
     """
 
     def __init__(self, marker: str = "\n") -> None:
@@ -42,15 +42,15 @@ class StepReward(Reward):
 
     @abstractmethod
     def score_steps(self, steps: Sequence[str], sample: Sample) -> Sequence[float]:
-        """One finite number per step, in order.
+        """Return one finite number per step, in order.
 
         Args:
-            steps: of the completion; joined they are all of it.
+            steps: parts of the completion; joined they are all of it.
             sample: prompt, completion and the columns of the record.
         """
 
     def score(self, sample: Sample) -> Score:
-        """The mean over the steps, with the score of each; a completion without a step is the model's mistake."""
+        """Return the mean over the steps, with the score of each; a completion without a step is a model error."""
         ends = split_steps(sample.completion, self.marker)
         if not ends:
             return Score.model_error("no steps")
@@ -72,7 +72,7 @@ class StepReward(Reward):
 
 
 def split_steps(completion: str, marker: str) -> tuple[int, ...]:
-    """Where each step ends: places in the completion, rising, the last one its length; none of white space alone.
+    """Return the ends of the steps: rising places in the completion, the last its length; no step is white space only.
 
     >>> split_steps("a\\n\\nb\\nc", "\\n"), split_steps("a;b;", ";"), split_steps(" \\n", "\\n")
     ((3, 5, 6), (2, 4), ())

@@ -1,4 +1,4 @@
-"""The nouns of judging: a sample, a verdict on it, what became of that, and all verdicts together."""
+"""Types of scoring: samples, scores, their status, and all scores of a sample."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["Sample", "SampleScore", "Score", "ScoreStatus", "TrainerState"]
 
 
 class ScoreStatus(StrEnum):
-    """Why a sample has the reward it has."""
+    """Status of a score: why a sample has this reward."""
 
     OK = "ok"
     """The reward was computed."""
     MODEL_ERROR = "model_error"
-    """The answer could not be judged, and that is the model's mistake: reward 0."""
+    """The answer could not be judged through the model's own mistake: reward 0."""
     TIMEOUT = "timeout"
-    """Judging the answer used up its CPU time: the model's mistake, reward 0."""
+    """Judging the answer used up its CPU time. A mistake of the model: reward 0."""
     MISSING = "missing"
     """There is no reward (None): the sample takes no part in statistics or the loss."""
     NOT_APPLICABLE = "not_applicable"
-    """This reward has nothing to say about the record: the others judge alone, with the weight of all."""
+    """The reward does not apply to the record: the other rewards score it, with the weight of all."""
 
 
 _SEVERITY = (
@@ -36,8 +36,8 @@ class Sample:
 
     ``id`` names it in messages, ``completion_ids`` are the policy's own tokens, ``columns`` is the rest of the record
     (``answer`` ...), ``truncated`` says whether the completion was cut at the response limit. ``prompt_messages`` holds
-    a prompt that is a list of chat messages. ``step`` counts the optimizer steps behind the weights that answered,
-    ``total_steps`` those of the whole run (-1: unknown).
+    a prompt that is a list of chat messages. ``step`` is the number of optimizer steps behind the weights that
+    generated the completion, ``total_steps`` that of the whole run (-1: unknown).
     """
 
     id: str
@@ -53,7 +53,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """Where training stands, under the names that transformers' ``TrainerState`` has for it.
+    """The progress of training, under the field names of transformers' ``TrainerState``.
 
     ``global_step`` and ``max_steps`` count optimizer steps; ``max_steps`` is -1 if unknown.
 
@@ -66,17 +66,18 @@ class TrainerState:
 
     @classmethod
     def of(cls, sample: Sample) -> TrainerState:
-        """When a sample was answered."""
+        """Return the state at the time the sample was generated."""
         return cls(sample.step, sample.total_steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A verdict: a finite number and a status, or None for *missing*; ``detail`` is the kind of a failure, for people.
+    """The score of one reward for one sample: a finite number and a status, or None for *missing*.
 
-    ``logged`` are numbers that become metrics (``reward/logged/<name>``), ``extra`` plain values that are recorded with
-    the rollout. ``steps`` are (end, score) of each step of the completion, where steps were judged one by one: ``end``
-    counts characters, rises, and is the place behind a step.
+    ``detail`` names the kind of a failure, for people. ``logged`` holds numbers that become metrics
+    (``reward/logged/<name>``), ``extra`` plain values that are recorded with the rollout. ``steps`` holds (end, score)
+    of each step of the completion if steps were scored one by one: ``end`` counts characters, rises, and is the place
+    behind a step.
 
     >>> Score.model_error("no answer")
     Score(reward=0.0, status=<ScoreStatus.MODEL_ERROR: 'model_error'>, detail='no answer')
@@ -91,28 +92,28 @@ class Score:
 
     @classmethod
     def model_error(cls, detail: str) -> Score:
-        """Reward 0: the answer cannot be judged, and that is the model's mistake."""
+        """Return reward 0: the answer cannot be judged through the model's own mistake."""
         return cls(0.0, ScoreStatus.MODEL_ERROR, detail)
 
     @classmethod
     def missing(cls, detail: str) -> Score:
-        """No reward: the answer cannot be judged."""
+        """Return no reward: the answer cannot be judged."""
         return cls(None, ScoreStatus.MISSING, detail)
 
     @classmethod
     def not_applicable(cls, detail: str = "does not apply to the record") -> Score:
-        """No part of the reward: this record is for other rewards. Say so of all answers to a record, or of none."""
+        """Return no reward: this record is for other rewards. Use it for all answers to a record, or for none."""
         return cls(None, ScoreStatus.NOT_APPLICABLE, detail)
 
 
 @dataclass(frozen=True, slots=True)
 class SampleScore:
-    """The verdicts on one sample.
+    """The scores of all rewards for one sample.
 
     ``reward`` is the weighted sum of the parts, or None (*missing*) if a part of non-zero weight is missing. Parts that
-    do not apply are left out of it, and the weights of the others scaled up to the sum of all; None where none applies.
-    ``agreements`` says of each part that is compared with another whether both are at least 1/2, or both below it;
-    there is no entry if one of the two is missing.
+    do not apply are left out, and the weights of the others are scaled up to the sum of all; None if no part applies.
+    ``agreements`` says, for each part that is compared with another, whether both are at least 1/2, or both below it;
+    it has no entry if one of the two is missing.
     """
 
     reward: float | None
@@ -121,7 +122,7 @@ class SampleScore:
 
     @property
     def status(self) -> ScoreStatus:
-        """The worst status of a part: missing, then timeout, model_error, ok; not_applicable where none applies."""
+        """The worst status of a part: missing, then timeout, model_error, ok; not_applicable if no part applies."""
         return min((p.status for p in self.parts.values()), key=_SEVERITY.index)
 
     @property
