@@ -1,1 +1,1 @@
-"""Rewards for programs, which run in the sandbox and nowhere else."""
+"""Code rewards: programs run in the sandbox and nowhere else."""

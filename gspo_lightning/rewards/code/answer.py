@@ -1,4 +1,4 @@
-"""What the code reward is asked to test: the record's ``answer``, checked."""
+"""The tests of a record: read and check its ``answer``."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _CODECONTESTS = Comparison("tolerance", 1e-5, relative=False, any_case=True)
 
 
 class BadAnswerError(ValueError):
-    """A record that cannot be judged by; nobody's answer is."""
+    """A record whose answer cannot be used to test any program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One test: the frame for the sandbox, and what is expected, which stays here.
+    """One test: the frame sent to the sandbox, and the expected values, which stay outside.
 
-    ``expected`` holds every value that counts as right; ``assertion`` is there for the assert kind, ``script`` for a
-    test that has to run as it stands.
+    ``expected`` holds every correct value; ``assertion`` is set for the assert kind, ``script`` for a test that has to
+    run unchanged.
     """
 
     frame: dict[str, Any]
@@ -44,11 +44,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The tests of a record; ``prefix`` is put in front of the program (HumanEval), ``timeout_s`` is CPU time.
+    """The tests of a record; ``prefix`` precedes the program (HumanEval), ``timeout_s`` is CPU time.
 
-    ``checker`` is a program that judges printed text in place of ``comparison``; ``preamble`` runs the program after
-    the imports that LiveCodeBench puts in front of it. ``names`` are those that a program must define;
-    ``language`` is what it must be in, or nothing.
+    ``checker`` is a program that judges printed text in place of ``comparison``; ``preamble`` puts LiveCodeBench's
+    imports in front of the program. ``names`` are those that a program must define; ``language`` is the required
+    language, or empty.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class Task:
     language: str = ""
 
     def program(self, found: str) -> str:
-        """The program with the prefix; what the prefix only begins is left out where the program defines it itself."""
+        """Prepend the prefix, without its last stub of a function that the program defines itself."""
         for name in self.names:
             begins = re.compile(rf"^(?:async[ ]+)?def[ ]+{re.escape(name)}\b", re.MULTILINE)
             if begins.search(found) and (stubs := list(begins.finditer(self.prefix))):
@@ -71,10 +71,10 @@ class Task:
 
 
 def read_answer(answer: Any) -> Task:
-    """The tests of an answer, in this package's shape or in one of those that data sets come in.
+    """Read the tests of an answer, in this package's format or in a known data set's.
 
     Raises:
-        BadAnswerError: what is wrong with it.
+        BadAnswerError: the answer cannot be read; the message says why.
     """
     if isinstance(answer, str):
         try:
@@ -113,7 +113,7 @@ def read_answer(answer: Any) -> Task:
 
 
 def _names(entry: str | None, case: Case) -> tuple[str, ...]:
-    """What a program must define: the function under test, or what the first test uses of the program."""
+    """Return the names a program must define: the function under test, or those that the first test uses."""
     if entry:
         return (entry.rpartition(".")[2],)
     if case.script is not None:
@@ -122,10 +122,10 @@ def _names(entry: str | None, case: Case) -> tuple[str, ...]:
 
 
 def _all_cases(kind: str, tests: list[Any], answer: Mapping[str, Any]) -> tuple[Case, ...]:
-    """The cases of all tests.
+    """Return the cases of all tests.
 
     Raises:
-        BadAnswerError: one cannot be read, or none says anything.
+        BadAnswerError: a test cannot be read, or no test checks the program.
     """
     scripts = answer.get("scripts") or tests
     cases: list[Case] = []
@@ -182,7 +182,7 @@ def _comparison(answer: Mapping[str, Any]) -> Comparison:
 
 
 def _refuse_interactive(answer: Mapping[str, Any]) -> None:
-    """Programs that talk to a judge cannot be run on a file.
+    """Refuse interactive problems, whose programs talk to a judge and cannot run on a file.
 
     Raises:
         BadAnswerError: the record says that its problem is interactive.

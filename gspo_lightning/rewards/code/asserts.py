@@ -1,9 +1,8 @@
-"""Tests that are assert statements, taken apart: the calls of the program, and what must hold of their results.
+"""Assert statements as tests, split into the program's calls and the conditions on their results.
 
-Only the calls are run beside the program. ``assert f([1, 2]) == 3`` becomes the call ``f([1, 2])`` and the expected
-value 3, which stays outside; where more has to be computed, as in ``assert abs(f(1) - 0.5) < 1e-6``, that is done in a
-second sandbox which holds the results of the calls and no program. What is more than that is a script
-(``scripts.py``).
+Only the calls run beside the program. ``assert f([1, 2]) == 3`` becomes the call ``f([1, 2])`` and the expected value
+3, which stays outside. A computed condition, as in ``assert abs(f(1) - 0.5) < 1e-6``, is evaluated in a second sandbox,
+which holds the results of the calls and no program. A test that needs more is a script (``scripts.py``).
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ _PARSER = threading.Lock()  # Python 3.11 counts the depth of a tree once for al
 
 
 class UnsupportedTestError(ValueError):
-    """A test that cannot be taken apart; the message says why."""
+    """A test that cannot be split; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assertion:
-    """A test: ``calls`` is the expression whose value (a tuple, one item a call) the program must give.
+    """A test: ``calls`` is an expression whose value (a tuple, one item a call) the program must give.
 
     If ``literal`` is True, the first item must equal ``expected``. Otherwise ``condition`` is evaluated by itself, with
     the results named ``_0``, ``_1`` ... ``setup`` is the code that the calls need, ``condition_setup`` the condition's.
-    ``source`` is all of it as it stood, for results that are no plain data.
+    ``source`` is the whole original test, for results that are not plain data.
     """
 
     calls: str
@@ -58,10 +57,10 @@ class Assertion:
 
 
 def read_python(text: str) -> list[ast.stmt]:
-    """The statements of a text; may be called from several threads.
+    """Parse a text into statements; safe to call from several threads.
 
     Raises:
-        UnsupportedTestError: it is no Python.
+        UnsupportedTestError: the text is not Python.
     """
     try:
         with _PARSER:
@@ -71,12 +70,12 @@ def read_python(text: str) -> list[ast.stmt]:
 
 
 def parse(test: str, setup: str = "", entry_point: str | None = None) -> list[Assertion]:
-    """The assertions of a test.
+    """Parse the assertions of a test.
 
     Args:
-        test: assert statements, and whatever they need (imports, helper functions) before them.
-        setup: more of what they need.
-        entry_point: the function under test; None takes every function that is called but not known.
+        test: assert statements, preceded by the code they need (imports, helper functions).
+        setup: more code they need.
+        entry_point: the function under test; None takes every called function that is not otherwise known.
 
     Raises:
         UnsupportedTestError: no Python, no assert, no call of the program, or more than asserts and definitions.
@@ -105,7 +104,7 @@ def parse(test: str, setup: str = "", entry_point: str | None = None) -> list[As
 
 
 def check_function(test: str, entry_point: str) -> str:
-    """HumanEval's ``def check(candidate): ...`` as plain statements about the entry point.
+    """Rewrite HumanEval's ``def check(candidate): ...`` as plain statements about the entry point.
 
     Raises:
         UnsupportedTestError: there is no such function.
@@ -127,17 +126,17 @@ def _entries(body: list[ast.stmt], entry_point: str | None) -> set[str]:
     calls = [(isinstance(s, ast.Assert), called(s) - here) for s in body]
     unknown = set[str]().union(*(names for _, names in calls)) - set(dir(builtins))
     in_asserts = [names for is_assert, names in calls if is_assert]
-    # a task may be called sum or max: what every assert calls is it
+    # a task may be called sum or max: the name that every assert calls
     return unknown or (set.intersection(*in_asserts) if in_asserts else set())
 
 
 def called(statement: ast.stmt) -> set[str]:
-    """The names that are called in a statement."""
+    """Return the names called in a statement."""
     return {n.func.id for n in ast.walk(statement) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
 
 
 def _assertion(statement: ast.Assert, helpers: list[ast.stmt], names: set[str]) -> Assertion | None:
-    """One assert; None if it says nothing about the program (``assert True, "fine so far"``)."""
+    """Split one assert; None if it does not test the program (``assert True, "fine so far"``)."""
     source = f"{_needed([statement], helpers)}\n{ast.unparse(statement)}"
     taken = _TakeCalls(names)  # puts names in the place of calls in the statement itself
     condition = taken.visit(statement.test)
@@ -172,7 +171,7 @@ def _assertion(statement: ast.Assert, helpers: list[ast.stmt], names: set[str]) 
 
 
 class _TakeCalls(ast.NodeTransformer):
-    """Puts ``_0``, ``_1`` ... in the place of the program's calls."""
+    """Transformer that replaces the program's calls by ``_0``, ``_1`` and so on."""
 
     def __init__(self, names: set[str]) -> None:
         self.names, self.calls, self.nested = names, list[ast.expr](), False
@@ -196,7 +195,7 @@ class _Rename(ast.NodeTransformer):
 
 
 def _literal(condition: ast.expr) -> Any:
-    """The value that ``_0`` must equal, if that is all that the condition says."""
+    """Return the value that ``_0`` must equal if the condition says only that, else ``_NOTHING``."""
     if isinstance(condition, ast.Compare) and len(condition.ops) == 1 and isinstance(condition.ops[0], ast.Eq):
         sides = [condition.left, condition.comparators[0]]
         for one, other in (sides, sides[::-1]):
@@ -209,7 +208,7 @@ def _literal(condition: ast.expr) -> Any:
 
 
 def _needed(parts: Iterable[ast.AST], helpers: list[ast.stmt]) -> str:
-    """The helper statements that bind a name that is used, and those that they need themselves."""
+    """Return the helper statements that bind a used name, and those they need themselves."""
     wanted = _names(parts)
     kept: list[ast.stmt] = []
     for statement in reversed(helpers):
@@ -220,12 +219,12 @@ def _needed(parts: Iterable[ast.AST], helpers: list[ast.stmt]) -> str:
 
 
 def imports(names: Iterable[str]) -> list[ast.stmt]:
-    """Modules that a test uses and leaves to the program to import."""
+    """Return import statements for modules that a test uses and leaves to the program to import."""
     return [ast.Import([ast.alias(name)]) for name in sorted(names)]
 
 
 def _foreign(helpers: Iterable[ast.stmt]) -> set[str]:
-    """Names of packages that are not in the standard library."""
+    """Return the names imported from packages outside the standard library."""
     found = set[str]()
     for statement in helpers:
         modules = [a.name for a in statement.names] if isinstance(statement, ast.Import) else []
@@ -236,13 +235,13 @@ def _foreign(helpers: Iterable[ast.stmt]) -> set[str]:
 
 
 def _bound_inside(expression: ast.expr) -> set[str]:
-    """Names that comprehensions and functions in an expression bind."""
+    """Return the names bound by comprehensions and functions in an expression."""
     stored = {n.id for n in ast.walk(expression) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     return stored | {n.arg for n in ast.walk(expression) if isinstance(n, ast.arg)}
 
 
 def bound_anywhere(statement: ast.stmt) -> set[str]:
-    """Names that it binds at any depth, arguments and caught exceptions among them."""
+    """Return the names a statement binds at any depth, including arguments and caught exceptions."""
     found = bound(statement)
     for node in ast.walk(statement):
         if isinstance(node, ast.arg):
@@ -257,7 +256,7 @@ def _names(parts: Iterable[ast.AST]) -> set[str]:
 
 
 def _defines_only(statement: ast.stmt) -> bool:
-    """Whether a statement does nothing but bind names, so that it can be left out where they are not used."""
+    """True if a statement only binds names and can be left out where they are not used."""
     if isinstance(statement, ast.Assign):
         return all(isinstance(target, ast.Name | ast.Tuple) for target in statement.targets)
     if isinstance(statement, ast.Expr):
@@ -267,7 +266,7 @@ def _defines_only(statement: ast.stmt) -> bool:
 
 
 def bound(statement: ast.stmt) -> set[str]:
-    """The names that a statement defines."""
+    """Return the names a statement defines."""
     found = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     for node in ast.walk(statement):
         if isinstance(node, ast.Import | ast.ImportFrom):

@@ -1,7 +1,7 @@
-"""Comparing what a program left with what was expected: outside the sandbox, by the rules of the set that asks.
+"""Comparison of a program's results with the expected ones: outside the sandbox, by the data set's rules.
 
-The rule where a record names none is LiveCodeBench's own (arXiv 2403.07974): printed text line by line, numbers as
-exact decimals without a tolerance, returned values by equality.
+The default rule is LiveCodeBench's own (arXiv 2403.07974): printed text line by line, numbers as exact decimals without
+a tolerance, returned values by equality.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["INCOMPARABLE", "Comparison", "Rule", "same_output", "same_value"]
 Rule = Literal["lines", "tokens", "exact", "unordered", "tolerance"]
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,4})?")
 INCOMPARABLE = (RecursionError, TypeError, ValueError, ArithmeticError)
-"""What comparing values of a program's choice raises: nested too deep, several kinds, too many digits, no number."""
+"""Exceptions from comparing arbitrary values: nested too deep, several kinds, too many digits, no number."""
 _INTEGER = re.compile(r"[-+]?\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How right is told from wrong.
+    """The rule for comparing a result with the expected one.
 
     ============= ============================================== ===============================================
     rule          printed text                                   returned values
@@ -46,7 +46,7 @@ class Comparison:
     any_case: bool = False
 
     def output(self, printed: str, expected: str) -> bool:
-        """Whether printed text is as expected.
+        """True if printed text is as expected.
 
         >>> Comparison("tokens").output("1\\n2", "1 2"), Comparison("tolerance").output("0.3333333", "0.33333333")
         (True, True)
@@ -65,7 +65,7 @@ class Comparison:
         return len(words) == len(wanted) and all(map(same, words, wanted))
 
     def value(self, returned: Any, expected: Any) -> bool:
-        """Whether a returned value is as expected.
+        """True if a returned value is as expected.
 
         >>> Comparison("unordered").value([2, 1], [1, 2]), Comparison("tolerance").value(0.1 + 0.2, 0.3)
         (True, True)
@@ -114,7 +114,7 @@ assert get_args(Rule)[0] == Comparison().rule
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Whether printed text is as expected: as many lines, and each equal when stripped, or equal as decimal numbers.
+    """True if printed text has the expected number of lines, each equal when stripped, or equal as decimal numbers.
 
     >>> same_output(" 1.0 2\\nyes \\n\\n", "1 2.00\\nyes"), same_output("1.0000001", "1")
     (True, False)
@@ -126,7 +126,7 @@ def same_output(printed: str, expected: str) -> bool:
 
 
 def same_value(returned: Any, expected: Any) -> bool:
-    """Whether a returned value equals the expected one; a tuple at the top counts as a list, as JSON has none.
+    """True if a returned value equals the expected one; a tuple at the top counts as a list, as JSON has none.
 
     >>> same_value((1, 2), [1, 2]), same_value([(1, 2)], [[1, 2]]), same_value(True, 1)
     (True, False, True)
@@ -166,7 +166,7 @@ def _decimals(words: list[str]) -> list[Decimal] | None:
 
 
 def _in_any_order(printed: str, expected: str) -> bool:
-    """Lines as words joined by one space, sorted; the words of the only line."""
+    """Compare lines in any order, as words joined by one space; a single line by its words in any order."""
     wanted = [" ".join(line.split()) for line in _lines(expected.strip())]
     if len(wanted) == 1:
         wanted = wanted[0].split()

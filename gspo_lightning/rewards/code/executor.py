@@ -1,4 +1,4 @@
-"""Programs: run against tests in a sandbox, compared outside of it."""
+"""Code reward: run programs against tests in a sandbox and compare the results outside."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class CodeExecutor(Reward):
         {"type": "call",   "tests": [{"input": [1, 2], "output": 3}], "entry_point": "add"}
         {"type": "assert", "tests": ["assert add(1, 2) == 3"], "entry_point": "add"}
 
-    with ``timeout_s`` if it is not this reward's, with ``comparison`` or ``checker`` for what counts as correct
-    (docs/rewards.md); as JSON text, too; the shapes of APPS, TACO, MBPP, HumanEval, EvalPlus, LiveCodeBench,
-    CodeContests and Open-R1's Codeforces are understood. Expected results never enter the program's sandbox.
+    ``answer`` may also set ``timeout_s``, which overrides this reward's, and ``comparison`` or ``checker``, the rule for
+    a correct result (docs/rewards.md). It may be JSON text. The shapes of APPS, TACO, MBPP, HumanEval, EvalPlus,
+    LiveCodeBench, CodeContests and Open-R1's Codeforces are understood. Expected results never enter the program's
+    sandbox.
 
     Args:
         scoring: ``fraction`` of the tests, or ``all_or_nothing``, which stops at the first failure.
@@ -88,7 +89,7 @@ class CodeExecutor(Reward):
         )  # its own limits come first
 
     def score(self, completion: str, answer: object) -> Score:
-        """Run the tests; the kind of the first failure is in ``detail``.
+        """Run the tests; ``detail`` holds the kind of the first failure.
 
         Raises:
             InfrastructureError: the sandbox failed, or got too little of the CPU.
@@ -116,7 +117,7 @@ class CodeExecutor(Reward):
         return self._verdict(kinds, len(task.cases))
 
     def _not_in(self, language: str, task: Task) -> str:
-        """Why no program in this language can be judged by this task here; nothing if it can."""
+        """Return why a program in this language cannot be tested here; empty if it can."""
         if language != "cpp":
             return ""
         if task.kind != "stdin":
@@ -124,7 +125,7 @@ class CodeExecutor(Reward):
         return missing(self.chosen)
 
     def _run(self, judge: Judge, task: Task) -> list[str]:
-        """Per test that was run: nothing if it passed, else the kind of its failure."""
+        """Return one entry per test run: empty if it passed, else the kind of its failure."""
         kinds: list[str] = []
         for case in task.cases:
             if judge.spent_s >= self.total_timeout_s:

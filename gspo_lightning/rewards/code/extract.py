@@ -1,4 +1,4 @@
-"""Where the program of a completion stands: text work, nothing is run."""
+"""Extraction of the program from a completion, by text; nothing is run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _OTHER = re.compile(
 )
 _CPP_CODE = re.compile(r"^[ \t]*#[ \t]*include\b|\bint[ \t]+main[ \t]*\(", re.MULTILINE)
 LANGUAGES = {"python": _PYTHON, "cpp": _CPP}
-"""Name of a language that programs can be in -> how a fence marks it."""
+"""Name of a supported language -> the pattern of its fence mark."""
 _MARKED = (("[BEGIN]", "[DONE]"), ("[PYTHON]", "[/PYTHON]"))
-"""How MBPP's and Code Llama's prompts have programs marked; the opening mark may be the prompt's."""
+"""Program marks in MBPP's and Code Llama's prompts; the opening mark may stand in the prompt."""
 _CODE = re.compile(
     r"^[ \t]*+(?:import\s+\w|from\s+\S+\s+import\s|(?:async\s+)?def\s+\w+\s*\(|class\s+\w+\s*[:(]|return\b|try:|"
     r"(?:for|while|if|with)\b.*:[ \t]*(?:#.*)?$|[\w., \[\]]+=[ \t]*(?:[\w.]+\(|\[|lambda\b)|[\w.]+\(.*\)[ \t]*$)",
@@ -44,7 +44,7 @@ class _Block:
 
     @property
     def text(self) -> str:
-        """Without the indentation of the fence."""
+        """The lines without the indentation of the fence."""
         width = len(self.indent)
         lines = [line[min(width, len(line) - len(line.lstrip(" \t"))) :] for line in self.lines]
         text = "\n".join(lines) + ("\n" if self.closed and lines else "")
@@ -54,11 +54,11 @@ class _Block:
 
 
 def program_of(completion: str, names: Sequence[str] = (), language: str = "python") -> str | None:
-    r"""The program of a completion; None while its thinking has not ended.
+    r"""Extract the program of a completion; None while its thinking has not ended.
 
-    It is the last fenced block marked as the language (of those that define one of ``names``, if any does); without
-    such a mark the last block that looks like a program; else the last block; without a fence the text between the
-    marks of MBPP's prompts, or all of it.
+    The program is the last fenced block marked as the language (among those that define one of ``names``, if any does).
+    Without such a mark it is the last block that looks like a program, else the last block. Without a fence it is the
+    text between the marks of MBPP's prompts, or all of the completion.
 
     >>> program_of("Try:\n```python\nprint(1)\n```\nwhich prints\n```\n1\n```\n")
     'print(1)\n'
@@ -77,7 +77,7 @@ def program_of(completion: str, names: Sequence[str] = (), language: str = "pyth
 
 
 def other_language(completion: str, language: str) -> str:
-    r"""The mark of the last program of a completion that is in another language than asked; nothing if one is in it.
+    r"""Return the mark of a completion's last program if it has none in the language; empty if it has one.
 
     >>> other_language("```cpp\nint main() {}\n```", "python"), other_language("```\n1\n```", "python")
     ('cpp', '')
@@ -91,7 +91,7 @@ def other_language(completion: str, language: str) -> str:
 
 
 def marked_language(completion: str) -> str:
-    r"""The language that the last marked program of a completion is in; Python where none is marked.
+    r"""Return the language of the last marked program of a completion; Python if none is marked.
 
     >>> marked_language("```python\n1\n```\n```C++17\nint main() {}\n```"), marked_language("print(1)")
     ('cpp', 'python')
@@ -102,7 +102,7 @@ def marked_language(completion: str) -> str:
 
 
 def _chosen(blocks: list[_Block], language: str) -> list[_Block]:
-    """Those that are marked as the language; else those without a mark that look like a program."""
+    """Return the blocks marked as the language, else the unmarked ones that look like a program."""
     looks_right = _is_program if language == "python" else _CPP_CODE.search
     marked = [b for b in blocks if LANGUAGES[language].match(b.info)]
     return marked or [b for b in blocks if not b.info.strip() and looks_right(b.text)]
@@ -138,5 +138,5 @@ def _marked(text: str) -> str:
 
 
 def _is_program(text: str) -> bool:
-    """Whether a line is code beyond doubt; examples of input and output, and commands of a shell, have none."""
+    """True if a line is clearly code; sample input and output and shell commands have no such line."""
     return _CODE.search(text) is not None

@@ -1,4 +1,4 @@
-"""One program in its sandboxes, test by test, and what is said of what it left."""
+"""Test runs of one program in its sandboxes, and the verdict on each result."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _NAMES = (
     "from math import inf, nan\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
     "from collections import Counter, OrderedDict, deque\nimport datetime"
 )
-"""What the values of results are written with."""
+"""Imports for evaluating the written form of results."""
 _CHECKER_FILE_MB = 64
 _RIGHT, _WRONG_WORDS = ("1", "true", "ok", "yes", "ac", "accepted", "correct"), ("0", "false", "no", "wa", "wrong")
 
 
 class Judge:
-    """Runs the tests of a task on a program; a sandbox that fails is replaced, once.
+    """A runner of a task's tests on one program; a sandbox that fails is replaced, once.
 
     Args:
-        isolation: what programs run in.
+        isolation: of the sandboxes that programs run in.
         program: source code, from a model.
         task: the tests.
         limits: for each test.
@@ -58,10 +58,10 @@ class Judge:
         self._open_conditions.close()
 
     def test(self, case: Case) -> str:
-        """Nothing if the program passes, else the kind of failure.
+        """Run one test; return an empty text if the program passes, else the kind of failure.
 
         Raises:
-            BadAnswerError: the test or the checker is at fault, so that no program could pass.
+            BadAnswerError: the test or the checker is at fault; no program could pass.
             InfrastructureError: the sandbox failed, or got too little of the CPU.
         """
         if case.script is not None:
@@ -86,7 +86,7 @@ class Judge:
         self.spent_s += max(outcome.cpu_s, self._limits.wall_s if outcome.asleep else 0.0)
 
     def _outcome(self, case: Case) -> Outcome:
-        """A test that fails for want of a sandbox, or sleeps, is run once more in a fresh one."""
+        """Run a test; repeat it once in a fresh sandbox if the sandbox failed or the program slept."""
         try:
             outcome = self._box().run(dict(case.frame))
             if not outcome.asleep:
@@ -125,7 +125,7 @@ class Judge:
         return any(checked)  # it runs, but not on what this program printed
 
     def _check(self, case: Case, expected: str, printed: str) -> bool | None:
-        """The verdict of the record's checker, in a sandbox of its own; None if it gave none."""
+        """Run the record's checker in a sandbox of its own; None if it gave no verdict."""
         source, text = self._task.checker, case.frame["input"]
         frame: dict[str, Any] = {"entry": "check", "arguments": [text, expected, printed]}
         if "def check(" not in source:
@@ -139,7 +139,7 @@ class Judge:
         return _verdict(outcome.value if outcome.returned else (outcome.stdout.split() or [""])[-1])
 
     def _assertion(self, case: Case, outcome: Outcome) -> str:
-        """Whether an assertion holds of the results; what has to be computed for that runs in a sandbox of its own."""
+        """Check an assertion on the results; computed conditions run in a sandbox of their own."""
         assertion, results = case.assertion, outcome.value
         assert assertion is not None
         if not isinstance(results, tuple) or len(results) != assertion.results:
@@ -179,7 +179,7 @@ class Judge:
 
 
 def _verdict(said: object) -> bool | None:
-    """What a checker says: a truth value or 0 or 1, as its value or as the last word that it prints."""
+    """Read a checker's verdict: a truth value or 0 or 1, returned or printed as the last word."""
     if isinstance(said, bool):
         return said
     word = str(said).lower().strip(".")
@@ -188,7 +188,7 @@ def _verdict(said: object) -> bool | None:
 
 
 def _has_object(value: object) -> bool:
-    """Whether something in a value cannot be written down as data."""
+    """True if a value holds something that cannot be written as data."""
     if isinstance(value, Opaque | Named):
         return True
     if isinstance(value, dict):

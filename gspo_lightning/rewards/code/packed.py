@@ -1,4 +1,4 @@
-"""LiveCodeBench's private tests: base64 of zlib of a pickle of JSON text, read without running a pickle."""
+"""LiveCodeBench's private tests: base64 of zlib of a pickle of JSON text, decoded without running the pickle."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any, NoReturn
 __all__ = ["MOST_BYTES", "unpack_tests"]
 
 MOST_BYTES = 1 << 28
-"""Unpacked; the largest of the set's are some tens of MB."""
+"""Maximum size in bytes after unpacking; the largest tests of the data set are some tens of MB."""
 
 
 @functools.lru_cache(maxsize=4)  # the completions of a group come one after another
 def unpack_tests(text: str) -> Any:
-    """The tests, from the packed form or from plain JSON, which some copies hold.
+    """Decode tests from the packed form, or from plain JSON, which some copies of the data set hold.
 
     Raises:
-        ValueError: it is neither, is too large, or the pickle holds anything but text.
+        ValueError: the text is neither, is too large, or the pickle holds anything but text.
 
     >>> packed = base64.b64encode(zlib.compress(pickle.dumps('[{"input": "1"}]'))).decode()
     >>> unpack_tests(packed) == unpack_tests('[{"input": "1"}]') == [{"input": "1"}]
@@ -47,18 +47,18 @@ def unpack_tests(text: str) -> Any:
 
 
 class _OnlyText(pickle.Unpickler):
-    """Builds texts and nothing that has to be looked up or called."""
+    """Unpickler that builds text only and refuses to look up or call anything."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        """Refuse it.
+        """Refuse to look up a class or function.
 
         Raises:
-            pickle.UnpicklingError: always, with its name.
+            pickle.UnpicklingError: always; the message names it.
         """
         raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is refused")
 
     def persistent_load(self, pid: object) -> NoReturn:
-        """Refuse it.
+        """Refuse to load a persistent object.
 
         Raises:
             pickle.UnpicklingError: always.

@@ -1,7 +1,7 @@
-"""Tests that cannot be taken apart: loops, variables, ``try``, objects. They run as they stand, away from the program.
+"""Scripts: tests that cannot be split (loops, variables, ``try``, objects), run unchanged, away from the program.
 
 The script runs in a sandbox of its own, where the program's names are stand-ins: calling one sends the arguments to the
-program's sandbox and brings back what it gave (docs/sandbox.md).
+program's sandbox and returns its result (docs/sandbox.md).
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from gspo_lightning.sandbox.examination import Script
 __all__ = ["script_of"]
 
 _SOLUTION = ("solution", "main")
-"""Modules that tests import the program as (KodCode, pytest-style sets)."""
+"""Module names under which tests import the program (KodCode, pytest-style sets)."""
 
 
 _SHARED = ("patch", "monkeypatch", "tempfile", "tmp_path", "write_text", "write_bytes", "makedirs", "mkdir")
 
 
 def script_of(test: str, setup: str = "", entry_point: str | None = None, prefix: str = "") -> Script:
-    """A script with the names of the program that it uses.
+    """Build a script from a test, with the names of the program that it uses.
 
     Args:
         test: the test's code.
         setup: code before it.
-        entry_point: what is tested; an expression such as ``Solution().add`` is called ``candidate`` in the test.
-        prefix: what stands in front of the program; helpers that it defines are trusted, and not the program's.
+        entry_point: the function under test; in the test, an expression like ``Solution().add`` is ``candidate``.
+        prefix: code in front of the program; helpers that it defines are trusted, and not the program's.
 
     Raises:
-        UnsupportedTestError: no Python, nothing of a program in it, or it catches the program's own exceptions.
+        UnsupportedTestError: not Python, no use of the program, or it catches the program's own exceptions.
     """
     body = read_python(f"{setup}\n{test}")
     names = {} if entry_point is None else {_name(entry_point): entry_point}
@@ -67,10 +67,10 @@ def script_of(test: str, setup: str = "", entry_point: str | None = None, prefix
 
 
 def _refuse_shared_state(body: Iterable[ast.stmt]) -> None:
-    """What a test does to its own process and folder does not reach the program, which is in others.
+    """Refuse tests that share files or patches with the program, which runs in another process and folder.
 
     Raises:
-        UnsupportedTestError: it writes files, or replaces what the program would use.
+        UnsupportedTestError: the test writes files, or replaces what the program would use.
     """
     for node in (n for statement in body for n in ast.walk(statement)):
         word = node.id if isinstance(node, ast.Name) else node.arg if isinstance(node, ast.arg) else ""
@@ -87,7 +87,7 @@ def _name(entry_point: str) -> str:
 
 
 def _helpers(prefix: str, names: Iterable[str]) -> list[ast.stmt]:
-    """What a prompt defines beside the functions that the program is to define."""
+    """Return the prompt's definitions other than the functions that the program must define."""
     try:
         body = read_python(prefix)
     except UnsupportedTestError:

@@ -1,4 +1,4 @@
-"""Tests as data sets write them, turned into this package's shape, with the sets' own rules of comparison.
+"""Conversion of data sets' test formats to this package's, with each set's own comparison rules.
 
 ======================= ============================================================================================
 APPS, TACO              ``{"inputs": [...], "outputs": [...], "fn_name"?}``
@@ -34,15 +34,15 @@ __all__ = [
 ]
 
 _KEPT = ("timeout_s", "comparison", "tolerance", "checker")
-"""What a record of any shape may say in this package's words."""
+"""Keys of this package's format that are kept from a record of any format."""
 _METHOD = re.compile(r"def\s+(\w+)\s*\(\s*self")
 
 
 def plain_shape(answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An answer in this package's shape, whichever it came in.
+    """Convert an answer in any known format to this package's format.
 
     Raises:
-        ValueError, KeyError, TypeError: it looks like a known shape but does not hold what that needs.
+        ValueError, KeyError, TypeError: the answer looks like a known format but lacks something it needs.
     """
     if "type" in answer or "tests" in answer:
         return answer
@@ -63,11 +63,11 @@ def plain_shape(answer: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def from_apps(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """APPS' ``input_output``. A called function's result may be written as it is, or in a list of one: either counts.
+    """Convert APPS' ``input_output``; a called function's result may be given directly or in a list of one.
 
-    Keys of objects that are all integers are integers, as APPS has it. Printed words are compared with NumPy's default
-    tolerance where a decimal number is expected; that APPS also takes any order and number of words is left out: it
-    pays what is wrong.
+    Object keys that are all integers become integers, as in APPS. Printed words are compared with NumPy's default
+    tolerance if a decimal number is expected. APPS also accepts any order and number of words; that is left out because
+    it rewards wrong output.
 
     >>> from_apps({"inputs": ["1\\n"], "outputs": ["2\\n"]})["tests"]
     [{'input': '1\\n', 'output': '2\\n'}]
@@ -87,16 +87,16 @@ def from_apps(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_mbpp(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """MBPP's assert statements, with the code that they need."""
+    """Convert MBPP's assert statements, with the code that they need."""
     setup = [answer.get("test_setup_code") or "", *(answer.get("test_imports") or [])]
     tests = [*answer["test_list"], *(answer.get("challenge_test_list") or [])]
     return {"type": "assert", "tests": tests, "setup": "\n".join(filter(None, setup))}
 
 
 def from_humaneval(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """HumanEval's ``check``; its prompt, where the record has it, goes in front of the program that continues it.
+    """Convert HumanEval's ``check``; the record's prompt, if any, is put in front of the program that continues it.
 
-    What cannot be taken apart runs as it stands: ``check`` is called with the program's function.
+    A test that cannot be split runs unchanged: ``check`` is called with the program's function.
     """
     entry, test = answer.get("entry_point"), answer["test"]
     plain: dict[str, Any] = {"type": "assert", "entry_point": entry, "prefix": answer.get("prompt") or ""}
@@ -114,7 +114,7 @@ def from_humaneval(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_livecodebench(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """LiveCodeBench's tests, the private ones, too: arguments are one JSON value a line."""
+    """Convert LiveCodeBench's tests, public and private; arguments are one JSON value a line."""
     tests = list(_json(answer.get("public_test_cases") or "[]"))
     private = answer.get("private_test_cases")
     if private:
@@ -133,7 +133,7 @@ def from_livecodebench(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_codecontests(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """CodeContests' public, private and generated tests, compared as its own tester does: words in whatever case."""
+    """Convert CodeContests' public, private and generated tests, compared as its tester does: words, ignoring case."""
     tests = []
     for column in ("public_tests", "private_tests", "generated_tests"):
         group = _json(answer.get(column) or {"input": [], "output": []})
@@ -146,7 +146,7 @@ def from_codecontests(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_codeforces(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Open-R1's Codeforces: official tests, and a checker where several outputs are right."""
+    """Convert Open-R1's Codeforces: official tests, and a checker if several outputs are correct."""
     if (answer.get("input_mode") or "stdio") != "stdio":
         raise ValueError("the problem reads and writes files (input_mode), which is not supported")
     tests = [{"input": t["input"], "output": t["output"]} for t in _json(answer["official_tests"])]
@@ -157,7 +157,7 @@ def from_codeforces(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _limit(given: Any) -> dict[str, float]:
-    """A time limit as sets write it: ``{"seconds": 2, "nanos": 500000000}``, a number, ``"2.0 seconds"``."""
+    """Read a data set's time limit: ``{"seconds": 2, "nanos": 500000000}``, a number, ``"2.0 seconds"``."""
     if isinstance(given, Mapping):
         seconds = (given.get("seconds") or 0) + (given.get("nanos") or 0) / 1e9
     elif isinstance(given, str):
