@@ -1,1 +1,1 @@
-"""The families of reasoning-gym: which may be judged, by what, and why others are refused."""
+"""Rewards for reasoning-gym's families: which are supported, how they are scored, and why others are refused."""

@@ -1,8 +1,8 @@
-"""reasoning-gym's families: how their answers are judged here, and which are refused.
+"""reasoning-gym's families: how their answers are scored, and which families are refused.
 
-Their scorers were tried on their stored answers and on thirty kinds of padding and nonsense (``tests/rewards/gym``).
-Where a scorer pays for more than a right answer, the answer is compared as text, or has to have a form; where it
-executes the answer, or has no stored answer that it would pay, the family is refused by name.
+Their scorers were tested on their stored answers and on thirty kinds of padding and nonsense (``tests/rewards/gym``).
+If a scorer accepts more than a right answer, the answer is compared as text, or must have a given form. If it executes
+the answer, or accepts no stored answer, the family is refused by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gspo_lightning.registry import installed_version
 __all__ = ["EXACT", "FORMS", "REFUSED", "VERSION", "check_families", "check_installed"]
 
 VERSION = "0.1.25"
-"""The one that was tried."""
+"""The tested version of reasoning-gym."""
 _EXECUTES = "its scorer executes the answer as Python"
 _UNKNOWN = "it stores no correct answer, so nothing shows that its scorer accepts one"
 REFUSED: dict[str, str] = {
@@ -32,14 +32,14 @@ REFUSED: dict[str, str] = {
     "coin_flip": "its scorer scores every small probability 0",
     "composite": "it is a mixture of others: list them in families",
 }  # fmt: skip
-"""Family -> why. ``countdown`` is a family of LogicTask, too."""
+"""Refused family -> reason. ``countdown`` is a family of LogicTask, too."""
 EXACT = frozenset(
     (
         "fraction_simplification", "game_of_life_halting", "gsm_symbolic", "knights_knaves", "letter_jumble",
         "spell_backward", "time_intervals", "word_sorting",
     )
 )  # fmt: skip
-"""One right answer, and a scorer that pays for a text with it, or for anything: compared as text."""
+"""Families with one right answer whose scorer accepts longer texts or anything: compared as text."""
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 _VALUE = rf"{_NUMBER}(?:/\d+)?"
 FORMS: dict[str, re.Pattern[str]] = {
@@ -52,14 +52,14 @@ FORMS: dict[str, re.Pattern[str]] = {
     "sokoban": re.compile(r"[LRUDlrud]+"),
     "survo": re.compile(r"[\d\s]+"),
 }
-"""What an answer has to be before a scorer sees it that skips what it cannot read."""
+"""Required form of an answer, for families whose scorer skips what it cannot read."""
 
 
 def check_installed() -> None:
-    """reasoning-gym is there, in the version whose scorers were tried; it is not imported.
+    """Check that reasoning-gym is installed in the tested version, without importing it.
 
     Raises:
-        UserError: it is not.
+        UserError: it is not installed, or in another version.
     """
     fix = "pip install 'gspo_lightning[logic]'"
     if importlib.util.find_spec("reasoning_gym") is None:
@@ -71,10 +71,10 @@ def check_installed() -> None:
 
 
 def check_families(families: Sequence[str]) -> None:
-    """None of them is refused; whether they exist shows where they are made.
+    """Check that no family is refused; unknown names are found where items are made.
 
     Raises:
-        UserError: one is refused, named twice, or there is none.
+        UserError: a family is refused or named twice, or the list is empty.
     """
     if not families:
         raise UserError("ReasoningGym.families", "is empty", fix="name one, such as chain_sum")
@@ -86,5 +86,5 @@ def check_families(families: Sequence[str]) -> None:
 
 
 def unknown_family(family: str, known: Sequence[str]) -> str:
-    """What to say of a name that reasoning-gym does not have."""
+    """Return the message for a name that reasoning-gym does not have."""
     return f"{family!r} is not a family of reasoning-gym; {did_you_mean(family, known)}"

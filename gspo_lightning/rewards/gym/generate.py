@@ -1,6 +1,6 @@
-"""``python -m gspo_lightning.rewards.gym.generate``: a request as JSON on stdin, items as JSON lines on stdout.
+"""``python -m gspo_lightning.rewards.gym.generate``: read a JSON request from stdin, write items as JSON lines.
 
-A process of its own: reasoning-gym takes seconds to import, some families depend on the order of sets, which
+It runs in a process of its own: reasoning-gym takes seconds to import, some families depend on the order of sets, which
 ``PYTHONHASHSEED`` fixes, and some draw from global generators.
 """
 
@@ -18,23 +18,23 @@ from gspo_lightning.rewards.gym.items import judged, make_item, open_source, rea
 __all__ = ["items", "main"]
 
 PATIENCE = 2000
-"""Draws in a row without a new item after which a family counts as used up."""
+"""Draws in a row without a new item after which a family counts as exhausted."""
 DRAWS = 40
-"""Draws for each item that is wanted, at most: a split may be a tenth. Some families make all of them at once."""
+"""Maximum draws per requested item: a split may be a tenth. Some families make all of them at once."""
 
 
 def items(request: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """Records with ``question``, ``answer``, ``family`` and ``entry``, the families in turn.
+    """Generate records with ``question``, ``answer``, ``family`` and ``entry``, the families in turn.
 
-    An item belongs to a split by a hash of its question; each is judged once before it is handed out, and one whose
-    stored answer is not paid is left out.
+    A hash of its question assigns an item to a split. Each item is scored once before it is returned, and left out if
+    its stored answer is not accepted.
 
     Args:
-        request: ``families``, ``configs`` (family -> settings), ``size``, ``seed``, ``split`` (tenths that belong to
-            it).
+        request: ``families``, ``configs`` (family -> settings), ``size``, ``seed``, ``split`` (the tenths that belong
+            to it).
 
     Raises:
-        ValueError: no such family or setting, or a family that has not enough items.
+        ValueError: an unknown family or setting, or a family with too few items.
     """
     makers = [_of_family(family, request) for family in request["families"]]
     for number in range(request["size"]):
@@ -63,7 +63,7 @@ def _of_family(family: str, request: Mapping[str, Any]) -> Iterator[dict[str, st
 
 
 def main() -> int:
-    """Serve one request; exit code 3 and a line on stderr for what the user can mend."""
+    """Serve one request; for user errors return exit code 3 and write a line to stderr."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what the package prints is no record
     try:

@@ -1,6 +1,6 @@
-"""Items of reasoning-gym's families: made, written down as text, judged. Only what runs apart imports this.
+"""Items of reasoning-gym's families: generate, serialize and score them; imported only in separate processes.
 
-The package is imported here, which takes seconds: in the process that makes items, and in reward workers.
+Importing the package takes seconds. It happens here: in the process that makes items, and in reward workers.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Source = Any
 """A data set of reasoning-gym."""
 Entry = dict[str, Any]
 _NOT_FINITE = re.compile(r"(?<![a-z])(?:nan|inf|infinity)(?![a-z])|\d[eE][-+]?\d{4,}", re.IGNORECASE)
-"""What passes comparisons of floating-point numbers that are written the wrong way round, or takes for ever."""
+"""Text that passes floating-point comparisons written the wrong way round, or takes for ever to evaluate."""
 _SPACE = re.compile(r"\s+")
 
 
 def known_families() -> list[str]:
-    """Their names, sorted."""
+    """Return the names of all families, sorted."""
     return sorted(DATASETS)
 
 
 def open_source(family: str, seed: int, size: int, config: Mapping[str, Any]) -> Source:
-    """A data set.
+    """Create a data set of a family.
 
     Raises:
-        ValueError: no such family, or settings that it does not take.
+        ValueError: an unknown family, or settings that it does not take.
     """
     if family not in DATASETS:
         raise ValueError(unknown_family(family, known_families()))
@@ -48,7 +48,7 @@ def open_source(family: str, seed: int, size: int, config: Mapping[str, Any]) ->
 
 
 def make_item(source: Source, index: int, seed: int) -> Entry:
-    """An item, which depends on the source's seed and the index only: some families draw from global generators."""
+    """Generate an item from the source's seed and the index alone, although some families use global generators."""
     import numpy as np
 
     random.seed(seed)
@@ -60,7 +60,7 @@ def make_item(source: Source, index: int, seed: int) -> Entry:
 
 
 def write_entry(entry: Entry) -> str | None:
-    """An item as a Python literal, without the metadata that is none; None where it has no answer."""
+    """Serialize an item as a Python literal, without metadata that is not literal; None if it has no answer."""
     if not isinstance(entry.get("answer"), str):
         return None
     metadata = {k: v for k, v in entry["metadata"].items() if _is_literal(v)}
@@ -68,10 +68,10 @@ def write_entry(entry: Entry) -> str | None:
 
 
 def read_entry(text: str) -> Entry:
-    """The item back, tuples as tuples.
+    """Parse a serialized item; tuples stay tuples.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not an item.
     """
     try:
         found = ast.literal_eval(text)
@@ -83,9 +83,9 @@ def read_entry(text: str) -> Entry:
 
 
 def judged(source: Source, family: str, text: str, entry: Entry) -> bool:
-    """Whether an answer is right, as it stands or without what wraps it: all of it, by the family's scorer.
+    """True if the family's scorer fully accepts an answer, with or without its wrapping.
 
-    A scorer that raises has not read the answer.
+    An answer for which the scorer raises is not accepted.
     """
     return any(_right(source, family, layer, entry) for layer in layers(text) if layer)
 

@@ -1,4 +1,4 @@
-"""The reward for reasoning-gym's families."""
+"""Reward for reasoning-gym's families."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ __all__ = ["ReasoningGym"]
 class ReasoningGym(Reward):
     """1 if the final answer to an item of reasoning-gym is right, otherwise 0; for the prompt set ``ReasoningGym``.
 
-    The families' own scorers judge, in the reward workers; partial credit, which accepts an answer in a longer text,
-    does not count. Nine families whose scorers would execute the answer are refused, and so are those whose stored
-    answers
-    are not accepted (docs/rewards.md).
+    The families' own scorers run in the reward workers. Partial credit does not count, because it accepts an answer in
+    a longer text. Nine families whose scorers would execute the answer are refused, and so are those whose stored
+    answers are not accepted (docs/rewards.md).
 
     Args:
-        marker: what the final answer follows, as of ``LogicPuzzle``: a tag, or a text such as ``#``.
+        marker: text before the final answer, as of ``LogicPuzzle``: a tag, or a text such as ``#``.
         max_characters: longer answers are worth 0 (``model_error``).
 
     Raises:
@@ -48,7 +47,7 @@ class ReasoningGym(Reward):
     def score(
         self, completion: str, family: str, entry: str, config: dict[str, Any] | None = None, truncated: bool = False
     ) -> Score:
-        """Judge; a record whose own answer is not accepted is *missing*."""
+        """Score the final answer; a record whose own answer is not accepted is *missing*."""
         from gspo_lightning.rewards.gym.items import judged, open_source, read_entry
 
         if family in REFUSED:

@@ -1,1 +1,1 @@
-"""Instructions whose following can be verified by a program: IFEval's 25 kinds."""
+"""Instruction-following rewards that a program can verify: IFEval's 25 kinds."""

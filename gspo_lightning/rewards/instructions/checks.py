@@ -1,4 +1,4 @@
-"""The checks behind IFEval's 25 kinds of instructions (arXiv 2311.07911): a text and the arguments of a kind."""
+"""Checks of IFEval's 25 kinds of instructions (arXiv 2311.07911): functions of a text and a kind's arguments."""
 
 from __future__ import annotations
 
@@ -33,50 +33,51 @@ def _times(word: str, text: str) -> int:
 
 
 def existence(text: str, keywords: Sequence[str]) -> bool:
-    """Every keyword occurs, in upper or lower case, also within a word."""
+    """True if every keyword occurs, in upper or lower case, also within a word."""
     return all(_times(word, text) for word in keywords)
 
 
 def frequency(text: str, keyword: str, frequency: int, relation: str) -> bool:
-    """A keyword occurs less than, or at least, so many times."""
+    """True if a keyword occurs less than, or at least, ``frequency`` times."""
     return _holds(_times(keyword.strip(), text), relation, frequency)
 
 
 def forbidden_words(text: str, forbidden_words: Sequence[str]) -> bool:
-    """None of the words occurs as a word of its own."""
+    """True if none of the words occurs as a word of its own."""
     return not any(re.search(rf"(?<!\w){re.escape(w)}(?!\w)", text, flags=re.IGNORECASE) for w in forbidden_words)
 
 
 def letter_frequency(text: str, letter: str, let_frequency: int, let_relation: str) -> bool:
-    """A letter occurs less than, or at least, so many times."""
+    """True if a letter occurs less than, or at least, ``let_frequency`` times."""
     return _holds(text.lower().count(letter.lower()), let_relation, let_frequency)
 
 
 def response_language(text: str, language: str) -> bool:
-    """The text is in a language; one without letters is in none."""
+    """True if the text is in the language; a text without letters is in none."""
     return language_of(text) == language
 
 
 def number_sentences(text: str, num_sentences: int, relation: str) -> bool:
-    """It has less than, or at least, so many sentences."""
+    """True if the text has less than, or at least, ``num_sentences`` sentences."""
     return _holds(count_sentences(text), relation, num_sentences)
 
 
 def number_paragraphs(text: str, num_paragraphs: int) -> bool:
-    """It has so many paragraphs with ``***`` between them; only what is before the first and after the last may be
-    empty.
+    """True if the text has ``num_paragraphs`` paragraphs separated by ``***``.
+
+    Only the parts before the first and after the last separator may be empty.
     """
     parts = [part.strip() for part in re.split(r"\s?\*\*\*\s?", text)]
     return all(parts[1:-1]) and sum(map(bool, parts)) == num_paragraphs
 
 
 def number_words(text: str, num_words: int, relation: str) -> bool:
-    """It has less than, or at least, so many words."""
+    """True if the text has less than, or at least, ``num_words`` words."""
     return _holds(len(words(text)), relation, num_words)
 
 
 def nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """It has so many paragraphs with empty lines between them, and one of them (from 1) begins with a word."""
+    """True if one of ``num_paragraphs`` paragraphs (from 1, split by empty lines) begins with ``first_word``."""
     parts = paragraphs(text)
     if sum(bool(p.strip()) for p in parts) != num_paragraphs or nth_paragraph > num_paragraphs:
         return False
@@ -86,41 +87,41 @@ def nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int,
 
 
 def number_placeholders(text: str, num_placeholders: int) -> bool:
-    """It has at least so many ``[placeholders]``."""
+    """True if the text has at least ``num_placeholders`` ``[placeholders]``."""
     return len(_PLACEHOLDER.findall(text)) >= num_placeholders
 
 
 def postscript(text: str, postscript_marker: str) -> bool:
-    """It has a postscript that begins with the marker."""
+    """True if the text has a postscript that begins with the marker."""
     marker = postscript_marker.strip()
     spelled = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}.get(marker, re.escape(marker.lower()))
     return re.search(spelled, text.lower()) is not None
 
 
 def number_bullet_lists(text: str, num_bullets: int) -> bool:
-    """It has exactly so many lines that begin with ``*`` or ``-``."""
+    """True if the text has exactly ``num_bullets`` lines that begin with ``*`` or ``-``."""
     return len(_BULLET.findall(text)) == num_bullets
 
 
 def constrained_response(text: str) -> bool:
-    """One of "My answer is yes.", "My answer is no." and "My answer is maybe." is in it, and no other of them."""
+    """True if exactly one of "My answer is yes.", "My answer is no." and "My answer is maybe." occurs."""
     return sum(choice in text for choice in _CHOICES) == 1
 
 
 def number_highlighted_sections(text: str, num_highlights: int) -> bool:
-    """It has at least so many ``*highlights*``; ``**such**`` are some, too."""
+    """True if the text has at least ``num_highlights`` ``*highlights*``; ``**bold**`` ones count, too."""
     single = sum(bool(h.strip("*").strip()) for h in _HIGHLIGHT.findall(text))
     double = sum(bool(h[2:-2].strip()) for h in _DOUBLE_HIGHLIGHT.findall(text))
     return single + double >= num_highlights
 
 
 def multiple_sections(text: str, section_spliter: str, num_sections: int) -> bool:
-    """It has at least so many sections, each begun by the word and a number."""
+    """True if the text has at least ``num_sections`` sections, each begun by the word and a number."""
     return len(re.findall(rf"{re.escape(section_spliter.strip())}\s?\d+", text)) >= num_sections
 
 
 def json_format(text: str) -> bool:
-    """It is JSON and nothing else, possibly in a fence."""
+    """True if the text is JSON and nothing else, possibly in a fence."""
     fenced = _FENCE.fullmatch(text)
     try:
         json.loads(fenced[1] if fenced else text, parse_constant=_no_json)
@@ -130,7 +131,7 @@ def json_format(text: str) -> bool:
 
 
 def title(text: str) -> bool:
-    """It has a title in ``<<double angular brackets>>``, on one line."""
+    """True if the text has a title in ``<<double angular brackets>>``, on one line."""
     for line in text.split("\n"):
         start, end = line.find("<<"), line.rfind(">>")
         if 0 <= start < end and line[start:end].strip("<> \t"):
@@ -139,45 +140,45 @@ def title(text: str) -> bool:
 
 
 def two_responses(text: str) -> bool:
-    """Two different responses with ``******`` between them."""
+    """True if the text is two different responses separated by ``******``."""
     parts = [part.strip() for part in text.split("******")]
     given = [part for part in parts if part]
     return all(parts[1:-1]) and len(given) == 2 and given[0] != given[1]
 
 
 def repeat_prompt(text: str, prompt_to_repeat: str) -> bool:
-    """It begins with the request, word for word, and an answer follows."""
+    """True if the text begins with the request, word for word, and an answer follows."""
     said, asked = text.strip().lower(), prompt_to_repeat.strip().lower()
     return said.startswith(asked) and said != asked
 
 
 def end_checker(text: str, end_phrase: str) -> bool:
-    """It ends with a phrase; quotation marks after it do not count."""
+    """True if the text ends with the phrase; quotation marks after it do not count."""
     return text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
 
 
 def capital_word_frequency(text: str, capital_frequency: int, capital_relation: str) -> bool:
-    """Less than, or at least, so many words are in capitals."""
+    """True if less than, or at least, ``capital_frequency`` words are in capitals."""
     return _holds(len(capital_words(text)), capital_relation, capital_frequency)
 
 
 def english_capital(text: str) -> bool:
-    """It is in English and in capital letters."""
+    """True if the text is in English and in capital letters."""
     return text.isupper() and language_of(text) == "en"
 
 
 def english_lowercase(text: str) -> bool:
-    """It is in English and in small letters."""
+    """True if the text is in English and in small letters."""
     return text.islower() and language_of(text) == "en"
 
 
 def no_comma(text: str) -> bool:
-    """It has no comma."""
+    """True if the text has no comma."""
     return "," not in text
 
 
 def quotation(text: str) -> bool:
-    """It is wrapped in double quotation marks."""
+    """True if the text is wrapped in double quotation marks."""
     text = text.strip()
     return len(text) > 2 and text[0] == text[-1] == '"'
 

@@ -1,4 +1,4 @@
-"""Instructions as records write them (IFEval's ``instruction_id_list`` and ``kwargs``), read and checked."""
+"""Instructions of records (IFEval's ``instruction_id_list`` and ``kwargs``): parsing and validation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SYNONYMS = {"zh-cn": "zh", "zh-tw": "zh"}
 
 
 class BadInstructionError(ValueError):
-    """A record's instructions cannot be read, which is not the model's mistake."""
+    """A record's instructions cannot be read; not the model's mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +30,18 @@ class Instruction:
     arguments: Mapping[str, Any]
 
     def followed(self, text: str) -> bool:
-        """Whether a text follows it; an empty one follows none."""
+        """True if a text follows the instruction; an empty text follows none."""
         return bool(text.strip()) and CHECKS[self.id](text, **self.arguments)
 
 
 def read_instructions(ids: object, arguments: object) -> list[Instruction]:
-    """The instructions of a record; both columns may be JSON text, and arguments that are null are none.
+    """Parse a record's instructions; both columns may be JSON text, and null arguments are left out.
 
     >>> read_instructions(["punctuation:no_comma"], [{"num_words": None}])
     [Instruction(id='punctuation:no_comma', arguments={})]
 
     Raises:
-        BadInstructionError: no instructions, an unknown kind, or an argument that is not there or of another type.
+        BadInstructionError: no instructions, an unknown kind, or an argument that is missing or of another type.
     """
     names = _list("instruction_id_list", ids)
     if not names:
@@ -157,4 +157,4 @@ _READERS: dict[str, Callable[[object], Any]] = {
     "capital_frequency": _whole,
     "capital_relation": _relation,
 }
-"""Argument -> what reads it; raises ValueError."""
+"""Argument -> the function that converts it; raises ValueError."""

@@ -1,4 +1,4 @@
-"""What a text is made of: words, sentences, paragraphs, and the language it is in."""
+"""Text statistics: words, sentences, paragraphs, and the language of a text."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _ABBREVIATIONS = frozenset(
         "vs", "e.g", "i.e", "cf", "al", "fig", "no", "vol", "pp", "approx", "u.s", "u.k", "a.m", "p.m",
     )
 )  # fmt: skip
-"""In lower case, without the last full stop: what ends with one in the middle of a sentence."""
+"""Abbreviations that take a full stop in mid-sentence; in lower case, without the last full stop."""
 
 
 def words(text: str) -> list[str]:
-    """Runs of letters, digits and underscores, as IFEval counts them.
+    """Return the runs of letters, digits and underscores, as IFEval counts them.
 
     >>> words("It's 3.5 well-kept")
     ['It', 's', '3', '5', 'well', 'kept']
@@ -42,7 +42,7 @@ def words(text: str) -> list[str]:
 
 
 def capital_words(text: str) -> list[str]:
-    """Words in capitals only; what hyphens, full stops or apostrophes join is one word, and digits alone are none.
+    """Return words in capitals only; hyphens, full stops or apostrophes join a word, and digits alone are no word.
 
     >>> capital_words("I saw the WELL-KNOWN U.S. base of NASA, 42 K and Mac")
     ['I', 'WELL-KNOWN', 'U.S', 'NASA', 'K']
@@ -51,9 +51,9 @@ def capital_words(text: str) -> list[str]:
 
 
 def count_sentences(text: str) -> int:
-    """Sentences by their final marks; what follows the last mark is one more.
+    """Count sentences by their final marks; text after the last mark is one more.
 
-    A full stop ends none after an abbreviation, an initial or the number of a list, nor before a small letter.
+    A full stop after an abbreviation, an initial or a list number ends no sentence, nor does one before a small letter.
 
     >>> count_sentences("Dr. J. Smith paid 3.50 dollars, i.e. too much. Why? He said: \\"Go!\\" and went.")
     3
@@ -81,12 +81,12 @@ def _ends(text: str, match: re.Match[str]) -> bool:
 
 
 def paragraphs(text: str) -> list[str]:
-    """What empty lines part, as IFEval splits it: empty paragraphs included."""
+    """Split a text at empty lines, as IFEval does; empty paragraphs are included."""
     return text.split("\n\n")
 
 
 def check_installed() -> None:
-    """What tells languages apart is there.
+    """Check that the package for language detection is installed.
 
     Raises:
         UserError: it is not.
@@ -101,14 +101,14 @@ def check_installed() -> None:
 
 @functools.cache
 def load_languages() -> frozenset[str]:
-    """The codes (ISO 639-1) of the languages that are told apart; loads the model, once."""
+    """Return the ISO 639-1 codes of the languages that can be detected; loads the model once."""
     from py3langid import langid
 
     return frozenset(code for code, _ in langid.rank("all of them"))
 
 
 def language_of(text: str) -> str | None:
-    """The code of the language that a text is most likely in; None where it has no letters.
+    """Return the code of the most likely language of a text; None if it has no letters.
 
     >>> language_of("42 :-)")
     """

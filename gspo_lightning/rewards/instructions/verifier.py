@@ -1,4 +1,4 @@
-"""The reward for following instructions that a program can verify."""
+"""Reward for following instructions that a program can verify."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["IFVerifier"]
 class IFVerifier(Reward):
     """1 if a completion follows all of its record's instructions, or the share that it follows.
 
-    The kinds are IFEval's 25 (arXiv 2311.07911), by their public ids and arguments: the columns
-    ``instruction_id_list`` and ``kwargs`` of the data set, unchanged. The text after ``</think>`` is judged.
+    The kinds are IFEval's 25 (arXiv 2311.07911), by their public ids and arguments: the columns ``instruction_id_list``
+    and ``kwargs`` of the data set, unchanged. The text after ``</think>`` is checked.
 
     Args:
         scoring: ``all_or_nothing`` (IFEval's accuracy by prompt), or ``fraction`` of the instructions.
@@ -53,11 +53,11 @@ class IFVerifier(Reward):
         self.scoring, self.loose, self.max_characters = scoring, loose, max_characters
 
     def prepare(self) -> None:
-        """Load the model that tells languages apart."""
+        """Load the language detection model."""
         load_languages()
 
     def score(self, completion: str, instruction_id_list: object, kwargs: object) -> Score:
-        """Check; the kinds that were not followed are in ``detail``."""
+        """Check all instructions; ``detail`` lists the kinds that were not followed."""
         try:
             instructions = read_instructions(instruction_id_list, kwargs)
         except BadInstructionError as error:
@@ -76,7 +76,7 @@ class IFVerifier(Reward):
 
 
 def _forms(text: str) -> Iterator[str]:
-    """IFEval's eight forms of a text that is judged loosely.
+    """Return IFEval's eight forms of a text for loose scoring.
 
     >>> list(_forms("Sure:\\n*a*"))
     ['Sure:\\n*a*', 'Sure:\\na', '*a*', 'a', 'Sure:', 'Sure:', '', '']

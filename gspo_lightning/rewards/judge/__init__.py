@@ -1,1 +1,1 @@
-"""Language models as judges, asked over an OpenAI-compatible API."""
+"""LLM judges, called over an OpenAI-compatible API."""

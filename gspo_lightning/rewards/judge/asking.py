@@ -1,8 +1,8 @@
-"""What a judge is asked. The texts to be judged are data: fenced by a code that they cannot know, and defused.
+"""Requests to an LLM judge. The texts to judge are data: fenced by a code they cannot know, and defused.
 
-Completions are written by a policy that is paid for the verdict, so they are hostile: they ask for a high score,
+Completions are written by a policy that is rewarded by the verdict, so they are hostile: they ask for a high score,
 imitate verdicts, close the fence, or hold the control tokens of a chat template. The code of the fence is a hash of the
-texts themselves, and a verdict counts only if it repeats the code: none that was copied from an answer does.
+texts themselves. A verdict counts only if it repeats the code, which rules out verdicts copied from an answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal
 __all__ = ["CHOICES", "Question", "defused"]
 
 CHOICES = {"first": 1.0, "tie": 0.5, "second": 0.0}
-"""What a pairwise judge may say about two answers, and what that is worth to the first."""
+"""Verdicts of a pairwise judge -> score of the first answer."""
 _CONTROL = re.compile(
     r"(<)(?=[|\uff5c])|([|\uff5c])(?=>)|(<)(?=/?(?:s|bos|eos|pad|unk|start_of_turn|end_of_turn|think|im_start|im_end)>)|"
     r"(\[)(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS)\])|(<<)(?=/?SYS>>)",
@@ -32,7 +32,7 @@ class Question:
     """One request for a verdict.
 
     Args:
-        rubric: criterion -> what is asked about it.
+        rubric: criterion -> the question about it.
         task: the prompt.
         answers: one, to be scored, or two, to be compared.
         reference: a right answer that an answer is scored against, or None.
@@ -49,12 +49,12 @@ class Question:
 
     @property
     def pairwise(self) -> bool:
-        """Whether two answers are compared."""
+        """True if two answers are compared."""
         return len(self.answers) == 2
 
     @cached_property
     def check(self) -> str:
-        """The code of the fence, which none of the texts holds."""
+        """The code of the fence; none of the texts contains it."""
         texts = json.dumps([self.task, list(self.answers), self.reference, dict(self.rubric)])
         code = hashlib.sha256(texts.encode()).hexdigest()[:16]
         while code in texts:
@@ -62,18 +62,18 @@ class Question:
         return code
 
     def messages(self) -> list[dict[str, str]]:
-        """The rules for the system, the texts for the user."""
+        """Return the chat messages: the rules as system message, the texts as user message."""
         return [{"role": "system", "content": self._rules()}, {"role": "user", "content": self._texts()}]
 
     def schema(self) -> dict[str, Any]:
-        """The verdict as JSON schema."""
+        """Return the JSON schema of a verdict."""
         value = {"enum": list(CHOICES)} if self.pairwise else {"enum": list(range(self.scale + 1))}
         criteria = _object(dict.fromkeys(self.rubric, value))
         reasons = {"reasoning": {"type": "string"}} if self.reasoning else {}
         return _object({"check": {"enum": [self.check]}, **reasons, "verdict": criteria})
 
     def request(self, response_format: Literal["json_schema", "json_object", "text"]) -> dict[str, Any]:
-        """The body without the model."""
+        """Return the request body without the model."""
         body: dict[str, Any] = {"messages": self.messages(), "temperature": 0.0}
         if response_format == "json_schema":
             schema = {"name": "verdict", "schema": self.schema(), "strict": True}
@@ -110,7 +110,7 @@ class Question:
 
 
 def defused(text: str) -> str:
-    """A text whose control tokens of chat templates are plain characters: a space of no width breaks them.
+    """Break the control tokens of chat templates in a text with zero-width spaces, which makes them plain characters.
 
     >>> defused("<|im_end|> a < b || c <b>") == "<\\u200b|im_end|\\u200b> a < b || c <b>"
     True

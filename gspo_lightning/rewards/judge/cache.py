@@ -1,4 +1,4 @@
-"""Verdicts that were given before: in memory, and in a file that several processes and runs may share."""
+"""Cache of verdicts: in memory, and in a file that several processes and runs may share."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["VerdictCache", "key_of"]
 
 _BUSY_S = 30.0
 _MEMORY = 10_000
-"""Verdicts that are kept in memory."""
+"""Maximum number of verdicts in memory."""
 
 
 def key_of(body: dict[str, Any]) -> str:
-    """A hash of all that a verdict depends on: the model, the rubric, the texts, the settings of the request."""
+    """Return a hash of all that a verdict depends on: the model, the rubric, the texts, the request settings."""
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 class VerdictCache:
-    """Key -> criterion -> value.
+    """A cache of verdicts: key -> criterion -> value.
 
     Args:
-        file: an SQLite file, made when it is first needed; None keeps verdicts in memory only.
+        file: an SQLite file, created on first use; None keeps verdicts in memory only.
     """
 
     def __init__(self, file: str | None) -> None:
@@ -35,10 +35,10 @@ class VerdictCache:
         self._known: dict[str, dict[str, float]] = {}
 
     def get(self, key: str) -> dict[str, float] | None:
-        """What was put, or None.
+        """Return the stored verdict, or None.
 
         Raises:
-            UserError: the file is no cache.
+            UserError: the file is not a cache.
         """
         if key not in self._known and self.file is not None:
             rows = self._run("SELECT verdict FROM verdicts WHERE key = ?", key)
@@ -47,10 +47,10 @@ class VerdictCache:
         return self._known.get(key)
 
     def put(self, key: str, verdict: dict[str, float]) -> None:
-        """Keep a verdict; the first one stays.
+        """Store a verdict; the file keeps the first one of a key.
 
         Raises:
-            UserError: the file is no cache.
+            UserError: the file is not a cache.
         """
         self._remember(key, verdict)
         if self.file is not None:

@@ -1,4 +1,4 @@
-"""The reward that asks a language model."""
+"""Reward from an LLM judge."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from gspo_lightning.rewards.types import Sample, Score
 __all__ = ["LLMJudge"]
 
 _Asked = dict[str, "asyncio.Task[dict[str, float]]"]
-"""Requests of a batch by their keys: the same question is asked once."""
+"""Requests of a batch by their keys: each question is sent once."""
 _BATCH = 32
-"""Samples that a worker is given at once."""
+"""Samples per batch in a worker."""
 _FORMATS = ("json_schema", "json_object", "text")
 
 
 class LLMJudge(Reward):
     """The score that a language model gives a completion by a rubric, over an OpenAI-compatible API.
 
-    ``absolute`` scores each criterion from 0 to ``scale``; ``pairwise`` compares the completion with the text in the
+    ``absolute`` scores each criterion from 0 to ``scale``. ``pairwise`` compares the completion with the text in the
     column ``reference``, in both orders, because judges have a position bias: 1 if it wins in both, 1/2 if the orders
-    disagree. Criteria are averaged by their weights, so that rewards lie in [0, 1]. The text after ``</think>`` is
-    judged. A reply without a readable verdict is *missing*, and so is a sample that gets no reply.
+    disagree. Criteria are averaged by their weights; rewards lie in [0, 1]. The text after ``</think>`` is judged. A
+    sample without a reply, or with a reply without a readable verdict, is *missing*.
 
     Completions are data to the judge: fenced by a code that they cannot contain, which a verdict must repeat, and
     without control tokens of chat templates (docs/rewards.md). The key comes from the environment variable
@@ -103,19 +103,19 @@ class LLMJudge(Reward):
         self.deadline_s = rounds * ((retries + 1) * timeout_s + retries * MAX_WAIT_S) + 10  # its own limits come first
 
     def required_columns(self) -> tuple[str, ...]:
-        """The reference, if there is one."""
+        """Return the reference column, if one is set."""
         return () if self.reference is None else (self.reference,)
 
     def prepare(self) -> None:
-        """Import the client."""
+        """Import the HTTP client."""
         import aiohttp  # noqa: F401
 
     def score_batch(self, samples: Sequence[Sample]) -> list[Score]:
-        """Ask about all of them at once.
+        """Judge all samples concurrently.
 
         Raises:
             UserError: the server refuses every request: another key, no such model.
-            InfrastructureError: it answers none of them, or did so a moment ago.
+            InfrastructureError: the server answers none of them, or did so a moment ago.
         """
         return asyncio.run(self._score_all(samples))
 

@@ -1,4 +1,4 @@
-"""A server with an OpenAI-compatible API: what it is asked, asked again, and what counts as its refusal."""
+"""Client of a server with an OpenAI-compatible API: requests, retries and refusals."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ if TYPE_CHECKING:
 __all__ = ["KEY", "MAX_WAIT_S", "ChatServer", "NoReplyError", "RefusedError", "check_url"]
 
 KEY = "LLM_JUDGE_API_KEY"
-"""Environment variable with the key of the server; the only place a key comes from."""
+"""Environment variable with the server's API key; the only source of a key."""
 MAX_WAIT_S = 30.0
-"""Seconds between two attempts, whatever a server asks for."""
+"""Maximum seconds between two attempts, whatever a server asks for."""
 _SHOWN = 300
 
 
 class NoReplyError(Exception):
-    """The server gave no reply, on every attempt."""
+    """The server gave no reply in any attempt."""
 
 
 class RefusedError(Exception):
-    """The server refuses this request, such as one that is too long, and would again."""
+    """The server refuses this request, such as one that is too long; a retry would not help."""
 
 
 def check_url(url: str, plain_http: bool) -> str:
-    """The address without ``/v1``, to which a key may be sent.
+    """Check the server's address and return it without ``/v1``.
 
     Args:
         url: of the server, with ``http://`` or ``https://``.
         plain_http: whether a key may go to another host unencrypted.
 
     Raises:
-        UserError: it is none, holds a secret, or would get the key over a network that others may read.
+        UserError: not a URL, one that holds a secret, or one that would get the key over a network others may read.
     """
     check_address(url, "LLMJudge.url", KEY, key=os.environ.get(KEY), plain_http=plain_http)
     return url.rstrip("/").removesuffix("/v1")
 
 
 class ChatServer:
-    """Requests to one server, so many at a time, each with a deadline and second attempts.
+    """A client of one server, with limited concurrency, and a timeout and retries for each request.
 
     Args:
         url: as :func:`check_url` returns it.
-        concurrency: requests at a time.
+        concurrency: maximum number of concurrent requests.
         timeout_s: seconds that an attempt may take.
         retries: attempts after the first.
         backoff_s: seconds before the first of them; twice as long before each further one, up to ``MAX_WAIT_S``.
@@ -78,12 +78,12 @@ class ChatServer:
         await self._session.close()
 
     async def ask(self, body: dict[str, Any]) -> dict[str, Any]:
-        """``POST /v1/chat/completions``: the first choice.
+        """Send ``POST /v1/chat/completions`` and return the first choice.
 
         Raises:
-            NoReplyError: it failed on every attempt.
-            RefusedError: it refuses this request.
-            UserError: it refuses every request: another key, no such model or route.
+            NoReplyError: every attempt failed.
+            RefusedError: the server refuses this request.
+            UserError: the server refuses every request: another key, no such model or route.
         """
         async with self._gate:
             for attempt in range(self.retries + 1):

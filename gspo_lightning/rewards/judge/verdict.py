@@ -1,4 +1,4 @@
-"""Verdicts read from the replies of a judge; what cannot be read is an error, never a low score."""
+"""Parsing of verdicts from a judge's replies; an unreadable reply is an error, never a low score."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _SHOWN = 120
 
 
 class UnreadableError(Exception):
-    """A reply holds no verdict, or not a single one."""
+    """A reply without a verdict, or with several that differ."""
 
 
 def read_verdict(choice: Mapping[str, Any], check: str, criteria: Sequence[str], scale: int | None) -> Verdict:
-    """Criterion -> value in [0, 1], from the choice of a reply.
+    """Read a verdict from the choice of a reply: criterion -> value in [0, 1].
 
     Args:
         choice: ``{"message": {"content": text}, "finish_reason": ...}``.
         check: the code that a verdict must repeat.
-        criteria: of the rubric; each must be there, and no other.
+        criteria: of the rubric; a verdict must have each of them, and no other.
         scale: the best score; None for a comparison.
 
     Raises:
@@ -43,7 +43,7 @@ def read_verdict(choice: Mapping[str, Any], check: str, criteria: Sequence[str],
 
 
 def weighted(verdict: Verdict, weights: Mapping[str, float]) -> float:
-    """The mean of the criteria by their weights.
+    """Return the weighted mean of the criteria.
 
     >>> weighted({"right": 1.0, "short": 0.5}, {"right": 3.0, "short": 1.0})
     0.875

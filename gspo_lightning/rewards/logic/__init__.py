@@ -1,4 +1,4 @@
-"""Logic puzzles: generators with proven solutions, and checkers that read answers with parsers of their own."""
+"""Logic puzzles: generators with proven solutions, and checkers with parsers of their own."""
 
 from __future__ import annotations
 

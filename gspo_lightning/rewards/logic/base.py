@@ -1,4 +1,4 @@
-"""What a family of puzzles is: a generator that proves its solutions, and an exact checker."""
+"""The ``Family`` base class of puzzles: a generator that proves its solutions, and an exact checker."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import ClassVar
 __all__ = ["DIFFICULTIES", "Family", "Grade", "Puzzle"]
 
 DIFFICULTIES = range(1, 6)
-"""What every generator takes; 1 is the easiest."""
+"""Difficulties that every generator takes; 1 is the easiest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Puzzle:
     """One puzzle in two styles.
 
-    ``text`` asks in English and ``form`` says how the answer is written; ``compact`` asks in a notation over the
-    alphabet of the tiny models ("" where a family has none). ``answer`` is what the checker needs, as text;
-    ``solution`` and ``compact_solution`` are right final answers, ``steps`` a way to find it, written down in the
-    notation. Puzzles of the same meaning have the same ``key``, however they are worded.
+    ``text`` asks in English and ``form`` describes the form of the answer; ``compact`` asks in a notation over the
+    alphabet of the tiny models ("" if a family has none). ``answer`` is the checker's input, as text; ``solution`` and
+    ``compact_solution`` are right final answers, ``steps`` a derivation in the notation. Puzzles of the same meaning
+    have the same ``key``, whatever their wording.
     """
 
     key: str
@@ -35,7 +35,7 @@ class Puzzle:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """How much of an answer is right: ``correct`` of ``total`` cells; ``problem`` says why it could not be read."""
+    """The correct part of an answer: ``correct`` of ``total`` cells; ``problem`` says why it could not be read."""
 
     correct: int
     total: int
@@ -43,12 +43,12 @@ class Grade:
 
     @property
     def share(self) -> float:
-        """Of the cells that are right, in [0, 1]."""
+        """The share of correct cells, in [0, 1]."""
         return self.correct / self.total
 
     @classmethod
     def unread(cls, problem: str) -> Grade:
-        """Nothing is right: this is no answer of the family."""
+        """Return a grade of 0: the text is not an answer of the family."""
         return cls(0, 1, problem)
 
 
@@ -56,18 +56,18 @@ class Family(ABC):
     """One kind of puzzle."""
 
     name: ClassVar[str]
-    """In settings and records."""
+    """Name of the family in settings and records."""
     marked: ClassVar[bool] = True
-    """Whether the final answer follows a marker; otherwise the checker finds it in the text by its own form."""
+    """True if the final answer follows a marker; otherwise the checker finds it in the text by its form."""
 
     @abstractmethod
     def generate(self, rng: random.Random, difficulty: int) -> Puzzle | None:
-        """A puzzle from one of ``DIFFICULTIES``; None where this draw has no or no single solution."""
+        """Draw a puzzle of one of ``DIFFICULTIES``; None if this draw has no solution or several."""
 
     @abstractmethod
     def grade(self, text: str, answer: object) -> Grade:
-        """Compare a final answer, of bounded length, with the record's answer.
+        """Grade a final answer, of bounded length, against the record's answer.
 
         Raises:
-            ValueError: the record's answer is none of this family.
+            ValueError: the record's answer is not one of this family.
         """

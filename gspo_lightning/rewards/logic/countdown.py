@@ -23,7 +23,7 @@ _SPELLINGS = (
 )  # fmt: skip
 _FRACTION = re.compile(r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}")
 _TIMES = re.compile(r"(?<=[0-9)\]}\s])[xX](?=[\s0-9(\[{])")
-"""The letter between two values: ``3 x 5``, ``3x5``."""
+"""The letter x between two values: ``3 x 5``, ``3x5``."""
 _OPENED_BY = {")": "(", "]": "[", "}": "{"}
 _GOLD = re.compile(r"\s*[0-9]{1,9}(?:[\s,]+[0-9]{1,9})*\s*=\s*[0-9]{1,9}\s*")
 _RANK = {")": 0, "+": 1, "-": 1, "*": 2, "/": 2}
@@ -34,22 +34,22 @@ _OPERATIONS: dict[str, Callable[[Fraction, Fraction], Fraction]] = {
     "/": operator.truediv,
 }
 _LARGEST = 12
-"""Numbers of a puzzle: bounds the arithmetic that a record can ask for."""
+"""Maximum count of numbers in a puzzle; bounds the arithmetic that a record can ask for."""
 _SIDES = 6
-"""Of a chain ``3*5+7 = 15+7 = 22``."""
+"""Maximum number of sides of a chain ``3*5+7 = 15+7 = 22``."""
 
 
 class Countdown(Family):
-    """Difficulty + 2 numbers and a target; ``+ - * /`` and brackets.
+    """Countdown puzzles: difficulty + 2 numbers and a target; ``+ - * /`` and brackets.
 
-    The generator builds its target from an expression, so a solution exists; any other expression with the same
-    numbers and the same value is as right. Values are exact fractions.
+    The generator builds its target from an expression, so a solution exists. Any other expression with the same numbers
+    and the same value is equally correct. Values are exact fractions.
     """
 
     name: ClassVar[str] = "countdown"
 
     def generate(self, rng: random.Random, difficulty: int) -> Puzzle | None:
-        """Combine numbers at random; every value on the way is a positive whole number."""
+        """Combine numbers at random; every intermediate value is a positive whole number."""
         numbers = [rng.randint(1, 9 if difficulty == 1 else 25) for _ in range(difficulty + 2)]
         parts = [(n, str(n)) for n in numbers]
         while len(parts) > 1:
@@ -75,8 +75,10 @@ class Countdown(Family):
         )
 
     def grade(self, text: str, answer: object) -> Grade:
-        """``answer``: ``3 5 7 = 22``, or ``{"numbers": [3, 5, 7], "target": 22}``; ``expression = 22`` and
-        ``22 = expression`` are taken, too, and steps between them where each side is the target.
+        """Grade an expression against ``3 5 7 = 22``, or ``{"numbers": [3, 5, 7], "target": 22}``.
+
+        ``expression = 22`` and ``22 = expression`` are accepted, too, and steps between them if each side is the
+        target.
         """
         numbers, target = _gold(answer)
         try:
@@ -96,7 +98,7 @@ class Countdown(Family):
 
 
 def evaluate(tokens: list[str]) -> Fraction:
-    """The exact value of an expression, ``* /`` before ``+ -``, from the left.
+    """Compute the exact value of an expression, ``* /`` before ``+ -``, from the left.
 
     >>> evaluate(["3", "*", "(", "5", "-", "1", ")", "/", "8"])
     Fraction(3, 2)
@@ -130,7 +132,7 @@ def evaluate(tokens: list[str]) -> Fraction:
 
 
 def _sides(text: str) -> list[list[str]]:
-    """The expressions on the sides of ``=``, as tokens; brackets of all kinds are round ones where they match."""
+    """Split an equation into the tokens of each side of ``=``; matching brackets of all kinds become round ones."""
     sides: list[list[str]] = [[]]
     opened: list[str] = []
     for token in _tokens(text):

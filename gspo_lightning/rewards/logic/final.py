@@ -1,7 +1,7 @@
-r"""Where the final answer of a completion stands, and what it is without its wrapping.
+r"""Final answers: find the answer in a completion and remove its wrapping.
 
-Models write answers in bold, in fences, in ``$...$`` or ``\boxed{}``, with "The answer is" in front. All of that may go
-where it wraps the whole answer; what stands beside an answer stays and is refused by the family's parser.
+Models write answers in bold, in fences, in ``$...$`` or ``\boxed{}``, with "The answer is" in front. All of this is
+removed if it wraps the whole answer. Other text beside an answer stays, and the family's parser refuses it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _LAYERS = 12
 
 
 def final_answer(completion: str, marker: str, truncated: bool) -> tuple[str, str]:
-    r"""The text of the final answer, or what is wrong.
+    r"""Return the text of the final answer and an empty text, or an empty text and the problem.
 
-    A box stands in for a tag where there is no tag, and one box at the end.
+    A missing tag may be replaced by a single box at the end.
 
     >>> final_answer("<think>#1</think>#2", "#", False)
     ('2', '')
@@ -61,7 +61,7 @@ def final_answer(completion: str, marker: str, truncated: bool) -> tuple[str, st
 
 
 def plain(text: str) -> str:
-    r"""An answer without what wraps the whole of it.
+    r"""Remove what wraps the whole answer.
 
     >>> plain("**Answer:** $\\boxed{\\text{AbC}}$."), plain("`AbC` or `ABC`"), plain("**AbC** or **ABC**")
     ('AbC', '`AbC` or `ABC`', '**AbC** or **ABC**')
@@ -70,7 +70,7 @@ def plain(text: str) -> str:
 
 
 def layers(text: str) -> list[str]:
-    """An answer as it stands, without what wraps it, without what wraps that ...
+    """Return an answer with no wrapping removed, then with one more layer removed each time.
 
     >>> layers(" **Done.** ")
     ['**Done.**', 'Done.', 'Done']
@@ -82,7 +82,7 @@ def layers(text: str) -> list[str]:
 
 
 def without_emphasis(text: str) -> str:
-    """A text whose bold, italic, code and mathematical words are plain ones.
+    """Remove bold, italic, code and math markup from the words of a text.
 
     >>> without_emphasis("**A** is a `knight`, 3*5*7")
     'A is a knight, 3*5*7'

@@ -1,4 +1,4 @@
-"""Knights and knaves: knights always tell the truth, knaves always lie; who is what?"""
+"""Knights and knaves: knights always tell the truth, knaves always lie; find each person's kind."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Knights(Family):
     """People ``A``, ``B`` ... (difficulty + 1 of them), each with one claim about two of them.
 
     In the notation a capital letter says "is a knight", a small one "is a knave", and ``* + =`` are and, or, if and
-    only if: ``A:b*C`` is "A says that B is a knave and C is a knight". The solution ``AbC`` is the one assignment that
-    the truth of the claims spells again, and that is how its steps find it: ``ABC>aBc;`` reads "if all were knights,
-    the claims of A and C would be false".
+    only if: ``A:b*C`` is "A says that B is a knave and C is a knight". The solution ``AbC`` is the only assignment that
+    the truth values of the claims spell again. Its steps search for it: ``ABC>aBc;`` reads "if all were knights, the
+    claims of A and C would be false".
     """
 
     name: ClassVar[str] = "knights"
 
     def generate(self, rng: random.Random, difficulty: int) -> Puzzle | None:
-        """Draw claims; all assignments are tried, and exactly one must fit."""
+        """Draw claims; try all assignments, exactly one of which must fit."""
         people = difficulty + 1
         claims = [_draw(rng, people) for _ in range(people)]
         table = [(who, _truths(claims, who)) for who in itertools.product((True, False), repeat=people)]
@@ -52,7 +52,7 @@ class Knights(Family):
         )
 
     def grade(self, text: str, answer: object) -> Grade:
-        """Compare person by person; ``answer`` is ``AbC``, or ``{name: "knight" | "knave"}`` with names of any kind."""
+        """Grade person by person; ``answer`` is ``AbC``, or ``{name: "knight" | "knave"}`` with names of any kind."""
         wanted = _gold(answer)
         found = read_kinds(text, list(wanted))
         if isinstance(found, str):
@@ -66,7 +66,7 @@ def _draw(rng: random.Random, people: int) -> Claim:
 
 
 def _truths(claims: Sequence[Claim], who: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Which claims are true if ``who`` are the knights.
+    """Return the truth value of each claim if ``who`` are the knights.
 
     >>> _truths([(0, True, "*", 1, False)], (True, True))
     (False,)
@@ -79,7 +79,7 @@ def _truths(claims: Sequence[Claim], who: tuple[bool, ...]) -> tuple[bool, ...]:
 
 
 def _spell(who: Sequence[bool]) -> str:
-    """An assignment as text.
+    """Write an assignment as text.
 
     >>> _spell([True, False, True])
     'AbC'

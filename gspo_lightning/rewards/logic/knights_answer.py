@@ -1,4 +1,4 @@
-"""Who is a knight and who is a knave, as models write it: sentences, lists, groups, headings, objects, letters."""
+"""Parsing of knights-and-knaves answers: sentences, lists, groups, headings, objects, letters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TABLE_HEAD = re.compile(r"\|[^|\n]*\|[^|\n]*\|\s*\n\|[-: |]+\|\s*\n")
 
 
 def read_kinds(text: str, names: Sequence[str]) -> Found | str:
-    """Each name once, and whether it is a knight's; or what is wrong.
+    """Return each name and whether it is a knight, or the problem as text.
 
     >>> read_kinds("A and C are **knights**, B is the knave.", ["A", "B", "C"])
     {'A': True, 'C': True, 'B': False}
@@ -65,7 +65,7 @@ def _kind(value: object) -> bool | None:
 
 
 def _statements(text: str, names: Sequence[str]) -> Found | str:
-    """One statement after another, in any order, and nothing else."""
+    """Parse statements in any order, with nothing else between or after them."""
     known = {name.lower(): name for name in names}
     one = "|".join(re.escape(n) for n in sorted(names, key=len, reverse=True))
     each = re.compile(rf"(?<!\w)(?:{one})(?!\w)", re.IGNORECASE)

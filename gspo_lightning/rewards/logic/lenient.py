@@ -1,4 +1,4 @@
-"""Objects as models write them: JSON, Python's dictionaries, commas before a closing bracket. Nothing is evaluated."""
+"""Lenient parsing of objects: JSON, Python dictionaries, trailing commas. Nothing is evaluated."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["last_objects", "parse_object"]
 
 _DEPTH = 20
 _ATTEMPTS = 2000
-"""Opening braces that are tried as the start of an object."""
+"""Opening braces tried as the start of an object."""
 _SPACE = re.compile(r"\s*")
 _STRING = re.compile(r"\"[^\"\\]*(?:\\.[^\"\\]*)*\"|'[^'\\]*(?:\\.[^'\\]*)*'", re.DOTALL)
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|[\"\\/bfnrt])|\\")
-"""JSON's escapes; a backslash before anything else, as of LaTeX, stands for itself."""
+"""JSON's escapes; a backslash before any other character, as in LaTeX, stands for itself."""
 _OTHER = re.compile(
     r"(?:true|false|null|True|False|None|-?[0-9]{1,18}(?:\.[0-9]{1,18})?(?:[eE][-+]?[0-9]{1,2})?)(?![\w.])"
 )
@@ -23,15 +23,16 @@ _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": Fal
 
 
 def parse_object(text: str, start: int = 0) -> tuple[dict[str, Any], int]:
-    """The object that begins at an opening brace, and where it ends.
+    """Parse the object that begins at an opening brace; return it and the position behind it.
 
-    Keys are compared in lower case and without outer spaces: one that is there twice is two guesses, and no object.
+    Keys are compared in lower case and without outer spaces. A duplicate key is two guesses and makes the object
+    invalid.
 
     >>> parse_object("{'A': 'knight', \\"b\\": [1, None,],} and more")
     ({'A': 'knight', 'b': [1.0, None]}, 33)
 
     Raises:
-        ValueError: it is none.
+        ValueError: there is no valid object.
     """
     value, end = _value(text, start, 0)
     if not isinstance(value, dict):
@@ -40,7 +41,7 @@ def parse_object(text: str, start: int = 0) -> tuple[dict[str, Any], int]:
 
 
 def last_objects(text: str) -> Iterator[dict[str, Any]]:
-    """The objects of a text that stand in no other, in order; what begins like one and is none is passed over."""
+    """Iterate over the outermost objects of a text, in order; invalid ones are skipped."""
     position = text.find("{")
     for _ in range(_ATTEMPTS):
         if position < 0:

@@ -1,4 +1,4 @@
-"""The reward for all families: find the final answer, let the family's checker grade it, pay by a threshold."""
+"""Reward for all puzzle families: find the final answer, grade it, apply the threshold."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from gspo_lightning.rewards.types import Score
 __all__ = ["FAMILIES", "LogicPuzzle"]
 
 FAMILIES: dict[str, Family] = {family.name: family for family in (Knights(), Zebra(), Countdown(), Sudoku())}
-"""Name -> family."""
+"""Name -> puzzle family."""
 
 
 class LogicPuzzle(Reward):
     """1 if the final answer solves the puzzle, otherwise 0; or the share of correct cells.
 
     This package's own parsers read answers: model text is never executed. The final answer must be an answer and
-    nothing else, so padding it with guesses scores 0; any text may come before it, and bold, fences,
-    dollars, a box and "The answer is" around it are fine. A zebra grid is the last
-    complete JSON object with ``solution`` (ZebraLogic's format, arXiv 2502.01100), wherever it is.
+    nothing else: padding it with guesses scores 0. Any text may come before it, and bold, fences, dollars, a box and
+    "The answer is" around it are fine. A zebra grid is the last complete JSON object with ``solution`` (ZebraLogic's
+    format, arXiv 2502.01100), wherever it is.
 
     Args:
         family: ``knights``, ``zebra``, ``countdown`` or ``sudoku``; None reads it from each record's column ``family``.
-        marker: what the final answer follows: a tag such as ``<answer>``, which must be closed, or a text such as
+        marker: text before the final answer: a tag such as ``<answer>``, which must be closed, or a text such as
             ``#``; it may occur once. A single ``\\boxed{}`` at the end replaces a missing tag. An empty
             text takes the whole completion. Not used for zebra grids.
         threshold: share of correct cells, in (0, 1], from which an answer is worth 1. Below 1 guessing is rewarded,
@@ -63,11 +63,11 @@ class LogicPuzzle(Reward):
         self.max_characters = max_characters
 
     def required_columns(self) -> tuple[str, ...]:
-        """``answer``, and ``family`` where the records say it."""
+        """Return ``answer``, and ``family`` if each record names its own."""
         return ("answer",) if self.family is not None else ("answer", "family")
 
     def score(self, completion: str, answer: object, truncated: bool = False, family: str = "") -> Score:
-        """Grade; why there was nothing to grade is in ``detail``."""
+        """Grade the final answer; ``detail`` says why an answer could not be graded."""
         judge = FAMILIES.get(self.family or family)
         if judge is None:
             return Score.missing(f"{family!r} is not a family of puzzles; {did_you_mean(str(family), FAMILIES)}")

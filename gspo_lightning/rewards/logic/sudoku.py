@@ -1,4 +1,4 @@
-"""Mini sudoku: a grid of 4 rows, every row, column and 2x2 box holds 1, 2, 3 and 4."""
+"""Mini sudoku: a grid of 4 rows; every row, column and 2x2 box holds 1, 2, 3 and 4."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gspo_lightning.rewards.logic.final import without_emphasis
 __all__ = ["Sudoku", "solutions"]
 
 _BLANKS = (0, 4, 6, 8, 10, 12)
-"""By difficulty; no puzzle with a single solution has more than 12."""
+"""Number of blanks by difficulty; no puzzle with a single solution has more than 12."""
 _PEERS = [
     [
         j
@@ -25,21 +25,21 @@ _PEERS = [
 ]
 _SEPARATORS = re.compile(r"[\s/|,;\[\]+-]+")
 _LAYOUT = re.compile(r"\\(?:begin|end)\{(?:[a-z]{0,8}matrix|array)\}(?:\{[c|]+\})?|\\hline|[&\\\"'(){}\u2500-\u257f]")
-"""What only draws a grid: matrices in LaTeX, quotation marks, brackets, lines of characters."""
+"""Markup that only draws a grid: matrices in LaTeX, quotation marks, brackets, box-drawing characters."""
 _ROW = re.compile(r"\br(?:ow)?\s*([1-4])\s*[:=]|^\s*([1-4]):(?=\s)", re.IGNORECASE | re.MULTILINE)
 
 
 class Sudoku(Family):
-    """4x4; the difficulty sets the number of blanks: 4, 6, 8, 10, 12.
+    """4x4 sudoku puzzles; the difficulty sets the number of blanks: 4, 6, 8, 10, 12.
 
-    Cells are digits, blanks are dots, rows are joined by ``/``: ``1.3./..2./.1../3...``. Only what was blank counts as
-    a cell of the answer, and an answer that changes a given digit is worth nothing.
+    Cells are digits, blanks are dots, rows are joined by ``/``: ``1.3./..2./.1../3...``. Only blanks count as cells of
+    the answer, and an answer that changes a given digit is worth nothing.
     """
 
     name: ClassVar[str] = "sudoku"
 
     def generate(self, rng: random.Random, difficulty: int) -> Puzzle | None:
-        """Take digits away from a full grid as long as a search finds no second solution."""
+        """Remove digits from a full grid as long as a search finds no second solution."""
         full = next(solutions([0] * 16, rng))
         givens, blanks = list(full), 0
         for cell in rng.sample(range(16), 16):
@@ -64,7 +64,7 @@ class Sudoku(Family):
         )
 
     def grade(self, text: str, answer: object) -> Grade:
-        """``answer`` is ``givens = solution``, or the solution alone."""
+        """Grade the blanks; ``answer`` is ``givens = solution``, or the solution alone."""
         givens, solution = _gold(answer)
         text = without_emphasis(text)
         if (rows := [first or second for first, second in _ROW.findall(text)]) and rows != list("1234"):
@@ -79,7 +79,7 @@ class Sudoku(Family):
 
 
 def solutions(givens: Sequence[int], rng: random.Random | None = None) -> Iterator[list[int]]:
-    """All full grids that keep the givens (0 is a blank), in random order if ``rng`` is given.
+    """Iterate over all full grids that keep the givens (0 is a blank), in random order if ``rng`` is given.
 
     >>> len(list(solutions([0] * 16)))
     288

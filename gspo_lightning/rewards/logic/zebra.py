@@ -1,9 +1,9 @@
 """Zebra grids: houses in a row, one value of every column in each, and clues that leave a single solution.
 
 Answers are in ZebraLogic's format (arXiv 2502.01100): the last complete JSON object with ``solution``, which maps
-``House 1`` ... to ``{column: value}``; names and cells are compared in lower case and without outer spaces. Houses and
-columns that the puzzle does not have are ignored, as there; a cell with several values is wrong. Python's dictionaries
-and trailing commas are read, too.
+``House 1`` ... to ``{column: value}``. Names and cells are compared in lower case and without outer spaces. Houses and
+columns that the puzzle does not have are ignored, as in ZebraLogic; a cell with several values is wrong. Python
+dictionaries and trailing commas are accepted, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gspo_lightning.rewards.logic.zebra_clues import Cell, Clue, count_solutions
 __all__ = ["Zebra"]
 
 _SIZES = ((0, 0), (2, 3), (3, 3), (4, 4), (5, 5), (6, 6))
-"""By difficulty: houses and columns."""
+"""Number of houses and columns by difficulty."""
 _COLUMNS = {
     "Name": ("Arnold", "Eric", "Peter", "Alice", "Bob", "Carol"),
     "Drink": ("tea", "water", "milk", "coffee", "juice", "cocoa"),
@@ -34,17 +34,17 @@ _COLUMNS = {
 
 
 class Zebra(Family):
-    """2 houses x 3 columns up to 6 x 6.
+    """Zebra puzzles, from 2 houses x 3 columns up to 6 x 6.
 
     The generator shuffles the clues that are true of a random grid, adds them until a search finds no second solution,
-    and drops each that the others make superfluous.
+    and drops each clue that the others make superfluous.
     """
 
     name: ClassVar[str] = "zebra"
     marked: ClassVar[bool] = False
 
     def generate(self, rng: random.Random, difficulty: int) -> Puzzle | None:
-        """A grid and the fewest of its shuffled clues that determine it."""
+        """Draw a grid and reduce its shuffled clues to those that determine it."""
         houses, width = _SIZES[difficulty]
         columns = rng.sample(list(_COLUMNS), width)
         grid = [rng.sample(_COLUMNS[column][:houses], houses) for column in columns]
@@ -67,7 +67,10 @@ class Zebra(Family):
         )
 
     def grade(self, text: str, answer: object) -> Grade:
-        """``answer`` is ``{"House 1": {column: value}}``, or ZebraLogic's ``{"header": [...], "rows": [...]}``."""
+        """Grade cell by cell.
+
+        ``answer`` is ``{"House 1": {column: value}}``, or ZebraLogic's ``{"header": [...], "rows": [...]}``.
+        """
         wanted = _gold(answer)
         total = sum(len(row) for row in wanted.values())
         found = _last_solution(text)
@@ -82,7 +85,7 @@ class Zebra(Family):
 
 
 def _fewest(clues: Sequence[Clue], cells: Sequence[Cell], houses: int) -> list[Clue]:
-    """The first clues that leave one solution, without those that the rest makes superfluous."""
+    """Return the first clues that leave one solution, without superfluous ones."""
     low, high = 0, len(clues)
     while low < high:
         middle = (low + high) // 2
