@@ -30,8 +30,8 @@ class CodeExecutor(Reward):
         {"type": "call",   "tests": [{"input": [1, 2], "output": 3}], "entry_point": "add"}
         {"type": "assert", "tests": ["assert add(1, 2) == 3"], "entry_point": "add"}
 
-    ``answer`` may also set ``timeout_s``, which overrides this reward's, and ``comparison`` or ``checker``, the rule for
-    a correct result (docs/rewards.md). It may be JSON text. The shapes of APPS, TACO, MBPP, HumanEval, EvalPlus,
+    ``answer`` may also set ``timeout_s``, which overrides this reward's, and ``comparison`` or ``checker``, the rule
+    for a correct result (docs/rewards.md). It may be JSON text. The shapes of APPS, TACO, MBPP, HumanEval, EvalPlus,
     LiveCodeBench, CodeContests and Open-R1's Codeforces are understood. Expected results never enter the program's
     sandbox.
 
