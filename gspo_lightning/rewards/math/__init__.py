@@ -1,1 +1,1 @@
-"""Rewards for mathematical answers."""
+"""Math rewards."""

@@ -1,6 +1,6 @@
 r"""Numbers in a base: ``1010_2``, ``(1010)_{\text{two}}``, ``1010 \text{ (base 2)}``.
 
-The base belongs to such an answer, since the question asks for it: digits and base must be the same, and a number
+The base belongs to such an answer, since the question asks for it: digits and base must both agree, and a number
 without a base is another answer.
 """
 
@@ -21,7 +21,7 @@ _SPOKEN = re.compile(
 
 
 def based(text: str) -> tuple[str, int] | None:
-    r"""Digits and base of a number that names its base, or None.
+    r"""Return the digits and base of a number that names its base, or None.
 
     >>> based("1010_2"), based(r"4210_{\text{seven}}"), based("1010"), based("x_2")
     (('1010', 2), ('4210', 7), None, None)

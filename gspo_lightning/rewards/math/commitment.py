@@ -1,8 +1,8 @@
-r"""The answer of a completion without a box: nothing is paid for keeping two open.
+r"""Extraction of the answer from a completion without a box; a completion that keeps two answers open earns nothing.
 
-It is what is announced ("The answer is"), or else the value of the last sentence that names one. Only a sentence that
-commits counts: not a doubt ("maybe", "at most 42"), not a denial ("not 42"), not a question, a condition or a range; a
-list ("41 or 42") is an answer with several values.
+The answer is the one that is announced ("The answer is"), or else the value of the last sentence that names one. Only a
+sentence that commits counts: not a doubt ("maybe", "at most 42"), not a denial ("not 42"), not a question, a condition
+or a range. A list ("41 or 42") is an answer with several values.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _COMPOUND = (
     r"(?<![\w\\^{_.])\d+\s*(?:years?|weeks?|days?|hours?|hrs?|h|minutes?|mins?|feet|foot|ft|pounds?|lbs?)\b,?\s+(?:and\s+)?"
     r"\d+\s*(?:months?|days?|hours?|hrs?|minutes?|mins?|seconds?|secs?|inch(?:es)?|in|ounces?|oz)\b"
 )
-"""``6 hours and 30 minutes`` is one value."""
+"""Compound quantities: ``6 hours and 30 minutes`` is one value."""
 _ARTICLE = r"A(?!\s+(?!is\b|are\b|was\b|and\b|or\b|because\b|since\b|as\b)[a-z])"
 _LETTER = rf"(?<![A-Za-z\\{{])\(?(?:[B-HJ]|I(?!['\u2019]|\s+[a-z])|{_ARTICLE})\)?(?![A-Za-z'\u2019])"
-"""A letter that stands for itself: not the pronoun, not the article."""
+"""A letter that stands for an option: not the pronoun, not the article."""
 _VALUES = re.compile(rf"({_FORMULA})|({_COMPOUND}|{_NUMBER})", re.DOTALL)
 _OPTIONS = re.compile(rf"({_FORMULA})|({_LETTER})", re.DOTALL)
 _SENTENCE = re.compile(
@@ -36,7 +36,7 @@ _SENTENCE = re.compile(
 )
 _WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}|\b(?:is|are|or|of|to)\b")
 _BROKEN = re.compile(r"(?<!\$)\$[ \t]*\n[^$]*\$(?!\$)|\\\([ \t]*\n.*?\\\)", re.DOTALL)
-"""Inline mathematics does not span lines."""
+"""Inline math broken over lines, which is not math: inline math does not span lines."""
 _ALIGNED = re.compile(r"\\begin\{((?:align|gather|equation|eqnarray|aligned)\*?)\}(.*?)\\end\{\1\}", re.DOTALL)
 _DISPLAY = re.compile(r"\$\$.+?\$\$|\\\[.+?\\\]", re.DOTALL)
 _REASON = re.compile(r"(?:,|;|\s)\s*(?:because|since|as|not|which|where|so|for)\b")
@@ -47,24 +47,24 @@ _IN_CODE = re.compile(
     r"\b(?:print\w*|console\.log|System\.out\.\w+|cout|echo|puts|eval|exec|int|float|str)\s*\(\s*[\"']?$"
     r"|^[\s`]*return\s+$|^[\s`]*assert\b.*==\s*$"
 )
-"""Code around a value is not the answer: neither a program nor a call."""
+"""Code before a value: neither a program nor a call is the answer."""
 _LONGEST = 300
-"""Characters of an answer that is the whole completion."""
+"""Maximum characters of a completion that is an answer as a whole."""
 _FEW = 8
 _OPENERS = " *_($\\["
 
 
 def concluded(text: str) -> int:
-    """Where a text begins to say what its final answer is, for the last time; -1 if it does not."""
+    """Return the position of the last announcement of a final answer in a text; -1 if there is none."""
     return max((m.start() for m in phrases.FINAL.finditer(text)), default=-1)
 
 
 def committed(text: str, max_characters: int, options: bool = False) -> Extracted:
-    """The answer of a text without thinking and without a box.
+    """Extract the answer of a text without thinking and without a box.
 
     Args:
         text: the completion after its thinking.
-        max_characters: so much of its end is read.
+        max_characters: number of characters read, from the end.
         options: the record's answer is the letter of an option.
 
     >>> committed("6 * 7 = 42. The answer is 42.", 99).text, committed("The answer is 41 or 42.", 99).text
@@ -80,7 +80,7 @@ def committed(text: str, max_characters: int, options: bool = False) -> Extracte
 
 
 def _on_lines(text: str) -> str:
-    """A text in which every formula stands on one line; of aligned equations the last one."""
+    """Put every formula of a text on one line; keep only the last of aligned equations."""
     text = _ALIGNED.sub(lambda m: f"${m[2].split(chr(92) * 2)[-1].replace('&', '').strip()}$", _BROKEN.sub("", text))
     return _DISPLAY.sub(lambda m: m[0].replace("\n", " "), text).strip()
 
@@ -91,13 +91,13 @@ def _sentences(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads sentences for values: formulas and numbers, or the letters of options."""
+    """A reader of the values in sentences: formulas and numbers, or the letters of options."""
 
     finds: re.Pattern[str]
     options: bool
 
     def announced(self, text: str) -> Extracted | None:
-        """What the last announcement of a text says; None if there is none, an empty answer if it does not commit."""
+        """Read the last announcement of a text; None if there is none, an empty answer if it does not commit."""
         found = list(phrases.ANNOUNCED.finditer(text))
         if not found or phrases.SECOND_THOUGHT.search(text[max(0, found[-1].start() - 12) : found[-1].start()]):
             return None
@@ -109,7 +109,7 @@ class _Reader:
         return self._claim(sentences[0], sentences[1:], announced=True) or nothing
 
     def last(self, text: str) -> Extracted | None:
-        """What the last sentence of a text says that names a value."""
+        """Read the last sentence of a text that names a value."""
         sentences = _sentences(text)
         end = sentences[-1].strip()
         if "\\" in end and "$" not in end and not self.options and not _WORD.search(re.sub(r"\{[^{}]*\}", "", end)):
@@ -130,7 +130,7 @@ class _Reader:
         return Extracted(unwrapped(text))  # words, or mathematics without a number
 
     def values(self, sentence: str) -> list[re.Match[str]]:
-        """The values of a sentence that it does not deny; a denial goes on through a list."""
+        """Return the values of a sentence that it does not deny; a denial covers a whole list."""
         kept: list[re.Match[str]] = []
         denied: list[re.Match[str]] = []
         for match in self.finds.finditer(sentence):
@@ -144,7 +144,7 @@ class _Reader:
         return [match for match in kept if all(other_value(match[0], other) for other in both)]
 
     def _claim(self, sentence: str, later: list[str], *, announced: bool) -> Extracted | None:
-        """The answer of a sentence; None if it does not commit, or what follows does not let it stand."""
+        """Return the answer of a sentence; None if it does not commit, or a later sentence contradicts it."""
         found = self.values(sentence)
         if not _stands(sentence, found) or not all(self._lets_stand(other, sentence, announced) for other in later):
             return None
@@ -163,12 +163,12 @@ class _Reader:
         return self._stated(sentence, found, announced=announced and at_once)
 
     def _words(self, sentence: str, whole: str) -> Extracted | None:
-        """An announced answer without a value: words, unless something is denied."""
+        """Return an announced answer without a value: words, unless something is denied."""
         denied = self.finds.search(sentence) or phrases.DENIED.search(sentence)
         return None if denied or phrases.SECOND_THOUGHT.match(sentence.strip()) else Extracted(whole)
 
     def _lets_stand(self, other: str, sentence: str, announced: bool) -> bool:
-        """Whether a later sentence neither doubts nor names another value."""
+        """True if a later sentence neither doubts nor names another value."""
         values = self.values(other)
         if any(other_value(match[0], sentence) for match in values) and not (
             announced and not names_another(other, "")
@@ -180,7 +180,7 @@ class _Reader:
         return only_denials or not phrases.SECOND_THOUGHT.search(other)
 
     def _stated(self, sentence: str, found: list[re.Match[str]], *, announced: bool) -> Extracted | None:
-        """One value, a list of values, or the value that the sentence concludes with."""
+        """Return one value, a list of values, or the value that the sentence concludes with."""
         lists: list[list[re.Match[str]]] = [[found[0]]]
         for before, match in itertools.pairwise(found):
             gap = sentence[before.end() : match.start()]
@@ -205,7 +205,7 @@ class _Reader:
 
 
 def _rejected(sentence: str, value: re.Match[str]) -> bool:
-    """Whether a sentence denies one of its values."""
+    """True if a sentence denies one of its values."""
     before, behind = sentence[max(0, value.start() - 300) : value.start()], sentence[value.end() : value.end() + 300]
     if phrases.DENIED.search(before[-80:]) or phrases.DENIED_AFTER.match(behind[:80]) or _IN_CODE.search(before):
         return True
@@ -214,7 +214,7 @@ def _rejected(sentence: str, value: re.Match[str]) -> bool:
 
 
 def _stands(sentence: str, found: list[re.Match[str]]) -> bool:
-    """Whether a sentence states something: no question, condition or range, no doubt."""
+    """True if a sentence states something: it is no question, condition or range, and has no doubt."""
     if phrases.UNSURE.search(sentence) or sentence.rstrip().endswith("?") or phrases.RANGE.search(sentence):
         return False
     if phrases.CONDITION.match(sentence) and not _THEN.search(sentence):
@@ -225,7 +225,7 @@ def _stands(sentence: str, found: list[re.Match[str]]) -> bool:
 
 
 def _doubted(sentence: str, values: list[re.Match[str]]) -> bool:
-    """Whether there is doubt close before values or behind them."""
+    """True if there is doubt close before values or behind them."""
     before = sentence[max(0, values[0].start() - 16) : values[0].start()]
     return bool(phrases.DOUBT_BEFORE.search(before)) or _doubted_behind(sentence, values)
 

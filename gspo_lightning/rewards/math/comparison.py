@@ -1,4 +1,4 @@
-r"""Whether an answer is the record's: rules from the plainest kind to the most general, then the library."""
+r"""Comparison of an answer with the record's: rules from the plainest kind to the most general, then the library."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ __all__ = ["Comparison"]
 _NAME = re.compile(
     r"(?:\\?[a-zA-Z]+|\\(?:text|mathrm)\s*\{[^{}]*\})(?:_(?:\w|\{\w+\}))?(?:\([^()]*\))?|\([a-z](?:\s*,\s*[a-z])*\)|\|?\\?[a-zA-Z]+\|?"
 )
-"""What an equation may define: ``x``, ``f(x)``, ``x_1``, ``\\text{area}``, ``(x, y)``."""
+"""Left side that an equation may define: ``x``, ``f(x)``, ``x_1``, ``\\text{area}``, ``(x, y)``."""
 _ARITHMETIC = re.compile(r"(?:[-+*/^\d\s.,]|\\(?:times|cdot|div)(?![a-zA-Z])|\\frac\{\d+\}\{\d+\})+")
 _MEMBER = re.compile(r"^\s*[a-zA-Z]\s*\\in\s*(?=[\[(\\])")
 _FUNCTION = re.compile(r"^\s*(?:y|[a-zA-Z]\s*\(\s*[a-z]\s*\))\s*=\s*(?=[^=<>]+$)")
-r"""``y =`` and ``f(x) =`` name the same thing."""
+r"""``y =`` or ``f(x) =``, which name the same thing."""
 _PERCENT = (("percent", 1),)
 _ELLIPSIS = re.compile(r"\\[lc]?dots[a-z]?(?![a-z])|\.\.\.|\u2026")
 _ROUNDED = re.compile(rf"[+-]?\d*\.\d+\s*(?:{_ELLIPSIS.pattern})\s*")
-"""``0.333...``"""
+"""A decimal that goes on: ``0.333...``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The settings of a comparison: decimal places, and whether names of variables and kinds of brackets matter."""
+    """The settings of a comparison: decimal places, and whether variable names and kinds of brackets matter."""
 
     decimals: int = 6
     strict: bool = True
@@ -44,7 +44,7 @@ class Comparison:
     def same(
         self, gold: Gold, text: str, answer_type: str, *, boxed: bool = True, formula: bool = True
     ) -> tuple[bool, str]:
-        """Whether an answer is the record's, and a reason if something is worth saying."""
+        """Return whether an answer equals the record's, with a reason or an empty text."""
         if gold.integer is not None and (integer := plain_integer(text)) is not None:
             return integer == gold.integer, ""
         if text.strip() == gold.text:
@@ -77,7 +77,7 @@ class Comparison:
         return self._by_library(gold, given, boxed=boxed, formula=boxed or formula)
 
     def _by_rules(self, gold: Gold, given: str) -> bool | None:
-        """The verdict of the first rule that knows this kind of answer."""
+        """Return the verdict of the first rule for this kind of answer, or None."""
         if gold.option is not None and (letter := option(given)) is not None:
             return letter == gold.option
         if (letters := options(gold.text)) is not None and (others := options(given)) is not None:
@@ -110,7 +110,7 @@ class Comparison:
         return self._measured(gold, given, final=False)
 
     def _measured(self, gold: Gold, given: str, *, final: bool) -> bool | None:
-        """By units and written-out numbers; None (or False where it is ``final``) for what is not written out."""
+        """Compare units and written-out numbers; None (or False if ``final``) if an answer is not written out."""
         named = given if "=" in gold.text else NAMED.sub("", given)
         single = re.fullmatch(r"\s*\[([^,\[\]]*)\]\s*", named)
         measured = quantity(single[1] if single and not gold.text.startswith("[") else named)
@@ -135,7 +135,7 @@ class Comparison:
         return same_number(wanted, Literal(value.value * hundredth, value.decimal), self.decimals)
 
     def _same_set(self, gold: Gold, given: str) -> bool:
-        """Each element of one is an element of the other, in any order."""
+        """True if each element of one set equals an element of the other, in any order."""
         wanted, found = elements(gold.text), elements(given)
         return all(
             any(self.same(read_gold(a), b, "any")[0] for b in others)
@@ -162,7 +162,7 @@ class Comparison:
         return True, ""
 
     def _by_sides(self, wanted: tuple[Any, ...], sides: list[str], *, boxed: bool) -> tuple[bool, str]:
-        """By the last side of an equation, if its other sides do not say something else: 41 = 42 is not 42."""
+        """Compare the last side of an equation; its other sides must agree: 41 = 42 is not 42."""
         if len(sides) == 2 and _NAME.fullmatch(sides[1]) and not _NAME.fullmatch(sides[0]):
             sides = sides[::-1]
         last = library.parse(sides[-1], boxed=True)
@@ -183,7 +183,7 @@ class Comparison:
         return library.equal(wanted, found, self.decimals, strict=self.strict)
 
     def _comparable(self, gold: Gold, given: str) -> tuple[str, str]:
-        """Both texts without units, and as intervals where one of them is an inequality and the other an interval."""
+        """Return both texts without units; an inequality becomes an interval if the other text is one."""
         if gold.prose:
             return gold.text, given
         wanted = gold.text
@@ -211,12 +211,12 @@ class Comparison:
 
 
 def _letter(text: str) -> bool:
-    """Whether a text is one letter; upstream takes X for x."""
+    """True if a text is one letter; upstream does not distinguish X from x."""
     return len(text.strip()) == 1 and text.strip().isalpha()
 
 
 def _sides(text: str) -> list[str]:
-    """The sides of an equation or a chain of them; the text alone if it is none, or several, or an inequality."""
+    """Split an equation or a chain into its sides; several equations, or an inequality, are returned whole."""
     if re.search(
         r"[<>;]|!=|\\(?:le|ge|ne|neq|lt|gt|leq|geq|approx|equiv|to|begin|cup)(?![a-zA-Z])|\b(?:and|or)\b", text
     ):
@@ -228,19 +228,19 @@ def _sides(text: str) -> list[str]:
 
 
 def _last_side(text: str) -> str:
-    """What stands behind the last equals sign, without a decimal that goes on."""
+    """Return the text behind the last equals sign, without decimals that go on."""
     return _ROUNDED.sub("", text.rpartition("=")[2])
 
 
 def _spelled(text: str) -> str:
-    r"""What the library misreads, spelled for it: degrees inside trigonometric functions, remainders of integers."""
+    r"""Rewrite what the library misreads: degrees inside trigonometric functions, remainders of integers."""
     if re.search(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])", text):
         text = re.sub(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?", r"\\frac{\1\\pi}{180}", text)
     return re.sub(r"(\d{1,18})\s*\\b?mod\s*([1-9]\d{0,17})", lambda m: str(int(m[1]) % int(m[2])), text)
 
 
 def _other_brackets(gold: str, given: str) -> bool:
-    """Whether a point or interval is answered by a set or by a list without brackets."""
+    """True if a set, or a list without brackets, answers a point or interval."""
     if not re.fullmatch(r"\s*[(\[][^()\[\]{}]*,[^()\[\]{}]*[)\]]\s*", gold):
         return False
     return bool(re.fullmatch(r"\s*\\\{.*\\\}\s*|[^()\[\]{}=<>]*,[^()\[\]{}=<>]*", given))

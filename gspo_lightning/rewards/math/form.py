@@ -1,4 +1,4 @@
-r"""The form of an answer, where the question asks for one: evaluated, factored, expanded."""
+r"""Form of an answer, if the question asks for one: evaluated, factored, expanded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OPERATION = re.compile(
 
 
 def unevaluated(gold: str, given: str, prompt: str) -> bool:
-    r"""Whether an answer contains the task: an operation that the record's answer has not, or a part of the prompt.
+    r"""True if an answer contains the task: an operation that the record's answer lacks, or a part of the prompt.
 
     >>> unevaluated("391", r"17 \times 23", ""), unevaluated("391", "391", "")
     (True, False)
@@ -34,7 +34,7 @@ def unevaluated(gold: str, given: str, prompt: str) -> bool:
 
 
 def factored(expression: Any) -> bool:
-    """Whether an expression is a product of irreducible factors over the rational numbers."""
+    """True if an expression is a product of irreducible factors over the rational numbers."""
     from sympy import Mul, Pow, factor_list  # type: ignore[import-untyped]
     from sympy.polys.polyerrors import PolynomialError  # type: ignore[import-untyped]
 
@@ -52,7 +52,7 @@ def factored(expression: Any) -> bool:
 
 
 def expanded(expression: Any) -> bool:
-    """Whether nothing is left to multiply out."""
+    """True if nothing is left to multiply out."""
     from sympy import expand
 
     return bool(expand(expression) == expression)

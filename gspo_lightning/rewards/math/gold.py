@@ -1,4 +1,4 @@
-r"""The answer of a record, read once: what kind of answer it is, or that nobody can read it.
+r"""Reference answers of records, parsed once: the kind of an answer, or the fact that it is unreadable.
 
 The kinds are tried from the plainest to the most general; only the last one, mathematics, needs the library.
 """
@@ -28,17 +28,19 @@ _PLAIN = re.compile(
     r"(?:[A-Za-z0-9+\-*/^()=,.{}\[\]_ |<>!]|\\(?:frac|sqrt|pi|infty|cdot|times|text|sin|cos|tan|log|ln|le|ge|leq|geq|"
     r"in|cup|theta|alpha|beta|emptyset|\{|\}|,|;|!|\s)(?![a-zA-Z]))+"
 )
-"""What the library reads for certain if its braces match, so that equal text needs no parsing."""
+"""Text that the library certainly reads if its braces match; equal text then needs no parsing."""
 
 
 _MEASURED = re.compile(r"\$([^$]+)\$\s*([A-Za-z][A-Za-z ]*)\.?")
-"""``$125$ miles``"""
+"""A value in dollar signs with a unit: ``$125$ miles``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gold:
-    """The answer of a record. ``text`` is in LaTeX's spelling, ``prose`` says that mathematics is embedded in it; those
-    of the others are set that it can be read as.
+    """The reference answer of a record.
+
+    ``text`` is in LaTeX's spelling; ``prose`` says that mathematics is embedded in it. Each other field is set if the
+    answer can be read that way.
     """
 
     text: str
@@ -55,12 +57,12 @@ class Gold:
 
     @property
     def plain(self) -> bool:
-        """Whether it is read without the library."""
+        """True if the answer is read without the library."""
         return any(x is not None for x in (self.option, self.based, self.time, self.date, self.words, self.literal))
 
     @property
     def readable(self) -> bool:
-        """Whether anything can be compared with it; asks the library where need be."""
+        """True if anything can be compared with the answer; asks the library if necessary."""
         if self.plain or options(self.text) is not None or bool(_PLAIN.fullmatch(self.text) and _balanced(self.text)):
             return True
         return bool(not self.prose and has_structure(self.text)) or bool(library.read(self.text))
@@ -72,7 +74,7 @@ def _balanced(text: str) -> bool:
 
 @lru_cache(maxsize=256)
 def read_gold(answer: str) -> Gold:
-    """A record's answer: after ``####`` if there is one (GSM8K's answers end so), out of its box if it is one."""
+    """Parse a record's answer: the text after ``####`` if there is one (as in GSM8K), without its box."""
     text = answer.rsplit("####", 1)[-1].strip()
     text = unwrapped(text)
     if text.startswith("\\boxed{") and text.endswith("}") and text.count("\\boxed") == 1:
@@ -93,12 +95,12 @@ def read_gold(answer: str) -> Gold:
 
 
 def bare(text: str) -> str:
-    r"""A text without the font commands around its parts."""
+    r"""Remove the font commands around the parts of a text."""
     return _TEXT.sub(lambda m: m[1], text).strip()
 
 
 def _label(text: str) -> str | None:
-    """The option of a record: a capital letter, or a letter in parentheses, with or without what it says."""
+    """Return a record's option: a capital letter, or a letter in parentheses, with or without the option's text."""
     plain = bare(text)
     if re.match(r"[a-z](?![a-zA-Z])", plain):
         return None
@@ -113,7 +115,7 @@ def _label(text: str) -> str | None:
 
 
 def refusal(gold: Gold, answer_type: str) -> str | None:
-    """Why a record cannot be judged, or None."""
+    """Return why a record cannot be judged, or None."""
     if not gold.text:
         return "the record's answer is empty"
     if answer_type in ("integer", "number"):

@@ -1,6 +1,6 @@
 r"""Inequalities as intervals: ``2 \le x < 5`` is ``[2,5)``, ``x < 0 \text{ or } x > 1`` a union.
 
-Text work: the ends stay as they are written, and the library compares the intervals.
+Only text is converted: the ends stay as written, and the library compares the intervals.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _SPACES = re.compile(r"\s+|\\[,;:! ]")
 
 
 def is_interval(text: str) -> bool:
-    r"""Whether a text looks like an interval or a union of them; ``(1,2)`` may be a point as well."""
+    r"""True if a text looks like an interval or a union of them; ``(1,2)`` may be a point as well."""
     pieces = [p.strip() for p in _MEMBER.sub("", text).split("\\cup")]
     return all(_INTERVAL.fullmatch(piece) for piece in pieces)
 
 
 def is_relation(text: str) -> bool:
-    """Whether a text has an inequality sign."""
+    """True if a text has an inequality sign."""
     return any(pattern.search(text) for pattern, _ in _SIGNS) or "<" in text or ">" in text
 
 
 def as_interval(text: str) -> str | None:
-    r"""The interval of an inequality in one name, or None.
+    r"""Convert an inequality in one variable to an interval; None if the text is not one.
 
     >>> as_interval(r"2 \le x < 5"), as_interval("x > 3"), as_interval(r"x<0 \text{ or } x>1"), as_interval("|x| < 1")
     ('[2,5)', '(3,\\infty)', '(-\\infty,0)\\cup(1,\\infty)', '(-1,1)')

@@ -1,6 +1,7 @@
-r"""Equality by Math-Verify, which is right on mathematics and unsafe in a trainer: its time limits are signals, and it
-needs seconds and hundreds of megabytes on hostile input. So its own time limits are off, and the worker's deadline and
-memory limit stand in for them.
+r"""Equality by Math-Verify, with its own time limits off.
+
+Math-Verify is right on mathematics but unsafe in a trainer: its time limits are signals, and it needs seconds and
+hundreds of megabytes on hostile input. The worker's deadline and memory limit replace its time limits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _EQUATION = re.compile(
 
 
 def _package() -> Any:
-    """The package, imported on first use (1.5 s) and silenced: it logs a warning per process."""
+    """Import the package on first use (1.5 s) and silence it: it logs a warning per process."""
     import math_verify as package
 
     for name in ("math_verify.parser", "math_verify.grader", "latex2sympy2_extended"):
@@ -31,7 +32,7 @@ def _package() -> Any:
 
 
 def warm_up() -> None:
-    """Use what the first samples would have to wait for: half a second of imports and tables."""
+    """Trigger the imports and tables that the first samples would wait for: half a second."""
     for gold, given in (
         (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
         ("(0,1)", "[0,1]"),
@@ -43,9 +44,9 @@ def warm_up() -> None:
 
 
 def parse(text: str, *, boxed: bool) -> list[Any]:
-    r"""What Math-Verify reads in a text, in the configuration of its own tests, without its time limit.
+    r"""Parse a text with Math-Verify, in the configuration of its own tests, without its time limit.
 
-    In a box it may not fall back to the last number that it finds there: ``\boxed{41 \to 42}`` is not 42.
+    In a box, fallback to the last number is off: ``\boxed{41 \to 42}`` is not 42.
     """
     package = _package()
     targets = [package.LatexExtractionConfig(boxed_match_priority=0, **_without_units(boxed))]
@@ -56,7 +57,7 @@ def parse(text: str, *, boxed: bool) -> list[Any]:
 
 
 def _without_units(boxed: bool) -> dict[str, Any]:
-    """Settings of upstream by which ``2t`` is not read as 2 tons: ``units`` takes units from what stands alone."""
+    """Upstream settings that do not read ``2t`` as 2 tons; ``units`` removes units that are set apart."""
     if not boxed:
         return {}
     from latex2sympy2_extended import NormalizationConfig  # type: ignore[import-untyped]
@@ -69,7 +70,7 @@ def _without_units(boxed: bool) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)  # the samples of a group follow each other
 def read(gold: str) -> tuple[Any, ...]:
-    """A record's answer, often LaTeX without the delimiters that Math-Verify looks for; empty if it is unreadable."""
+    """Parse a record's answer, often LaTeX without the delimiters Math-Verify expects; empty if unreadable."""
     bare = gold.replace("\\$", "")
     if any(mark in bare for mark in ("$", "\\(", "\\[", "\\boxed")):
         found = parse(bare, boxed=False)
@@ -81,7 +82,7 @@ def read(gold: str) -> tuple[Any, ...]:
 
 
 def equal(wanted: Any, given: Any, decimals: int, *, strict: bool) -> bool:
-    """Whether one of the readings of one is one of the other's."""
+    """True if any reading of one answer equals a reading of the other."""
     verify = _package().verify
     pairs = [(ours, theirs) for ours in wanted for theirs in given]
     pairs += [(_complex(a), _complex(b)) for a, b in pairs if _has_i(a) or _has_i(b)]
@@ -93,7 +94,7 @@ def equal(wanted: Any, given: Any, decimals: int, *, strict: bool) -> bool:
 
 
 def _has_i(value: Any) -> bool:
-    """Whether a name i occurs, which upstream takes for the imaginary unit in some places only."""
+    """True if a name i occurs, which upstream reads as the imaginary unit in some places only."""
     return getattr(value, "is_commutative", False) is True and any(
         str(symbol) == "i" for symbol in getattr(value, "free_symbols", ())
     )
@@ -107,7 +108,7 @@ def _complex(value: Any) -> Any:
 
 
 def _both_vanish(ours: Any, theirs: Any, decimals: int) -> bool:
-    """Whether two numbers differ that are both rounded to 0."""
+    """True if two numbers differ but both round to 0."""
     if not (getattr(ours, "is_number", False) and getattr(theirs, "is_number", False)) or ours == theirs:
         return False
     sizes = [abs(float(value.evalf(15))) if value.is_real else 1.0 for value in (ours, theirs)]
@@ -115,7 +116,7 @@ def _both_vanish(ours: Any, theirs: Any, decimals: int) -> bool:
 
 
 def same_family(wanted: str, given: str, name: str) -> bool:
-    r"""Whether two terms in a name that runs through the integers have the same values: ``k\pi`` and ``(k+1)\pi``."""
+    r"""True if two terms in an integer variable have the same set of values: ``k\pi`` and ``(k+1)\pi``."""
     from sympy import simplify
 
     for ours, theirs in ((a, b) for a in parse(wanted, boxed=True) for b in parse(given, boxed=True)):
@@ -131,7 +132,7 @@ def same_family(wanted: str, given: str, name: str) -> bool:
 
 
 def chain_holds(expression: Any, decimals: int) -> bool:
-    """Whether each equation of ``x = 6 * 7 = 42`` holds that does not define a name."""
+    """True if each equation of ``x = 6 * 7 = 42`` that does not define a name holds."""
     from latex2sympy2_extended import is_expr_of_only_symbols
     from latex2sympy2_extended.logic import And  # type: ignore[import-untyped]
     from sympy import Eq, false
@@ -147,7 +148,7 @@ def chain_holds(expression: Any, decimals: int) -> bool:
 
 
 def unequal_sides(text: str) -> tuple[str, str] | None:
-    """The two sides of an arithmetic equation that a text ends with, for a check that they are equal.
+    """Return the two sides of an arithmetic equation at the end of a text, to check that they are equal.
 
     >>> unequal_sides("So 41 = 42"), unequal_sides("Step 3. 6 * 7 = 42."), unequal_sides("x = 42")
     (('41', '42'), ('6 * 7', '42'), None)

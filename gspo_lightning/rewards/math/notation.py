@@ -1,6 +1,6 @@
-r"""One notation: what people and models type is turned into the LaTeX that the rules and the library read.
+r"""Conversion of typed notation to the LaTeX that the rules and the library read.
 
-Only characters and spellings change here, never a value: ``½`` becomes ``\frac{1}{2}``, ``\sqrt[3]2`` gets its braces.
+Only characters and spellings change, never a value: ``½`` becomes ``\frac{1}{2}``, ``\sqrt[3]2`` gets its braces.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _APART = re.compile(r"(?<=\d)(?:\s|\\[,;: ]|~)+(?=\d)|(?<=\d,)\s+(?=\d{3}(?!\d))
 
 
 def unwrapped(text: str) -> str:
-    r"""A text without the dollar signs, bold marks and full stop around it; a dollar that is money stays.
+    r"""Remove the dollar signs, bold marks and full stop around a text; a dollar sign that means money stays.
 
     >>> unwrapped(r" $42$. "), unwrapped(r"**42**"), unwrapped(r"\$36")
     ('42', '42', '\\$36')
@@ -92,7 +92,7 @@ def unwrapped(text: str) -> str:
 
 
 def in_latex(text: str) -> str:
-    r"""The text in LaTeX's spelling.
+    r"""Convert a text to LaTeX's spelling.
 
     >>> in_latex("½ × √2"), in_latex(r"\sqrt[3]2"), in_latex("x² ≤ 4")
     ('\\frac{1}{2} \\times  \\sqrt{2}', '\\sqrt[3]{2}', 'x^{2} \\le  4')
@@ -114,7 +114,7 @@ def in_latex(text: str) -> str:
 
 
 def canonical(text: str) -> str:
-    r"""A text without what never changes its meaning: delimiters, spacing, font commands, a full stop.
+    r"""Remove everything that never changes a text's meaning: delimiters, spacing, font commands, a full stop.
 
     >>> canonical(r"$\dfrac{1}{2}\,$."), canonical(r"\text{Monday}")
     ('\\frac{1}{2}', 'Monday')

@@ -1,7 +1,7 @@
-r"""Numbers that are written out, read exactly and without a computer algebra system.
+r"""Written-out numbers, parsed exactly and without a computer algebra system.
 
-Integers with separators, decimals, repeating decimals, fractions, mixed numbers, powers of ten and percentages: most
-answers of most data sets. Anything else is not a literal, and None.
+These are integers with separators, decimals, repeating decimals, fractions, mixed numbers, powers of ten and
+percentages: most answers of most data sets. Anything else is not a literal and gives None.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A number as it was written: its value, and whether it has a decimal point, which may stand for rounding."""
+    """A parsed number: its value, and whether it was written with a decimal point, which may stand for rounding."""
 
     value: Fraction
     decimal: bool = False
 
 
 def plain_integer(text: str) -> int | None:
-    """The integer that a text is, thousands separators allowed, or None.
+    """Parse a text as an integer, thousands separators allowed; None if it is not one.
 
     >>> plain_integer("-1,000"), plain_integer("1,00"), plain_integer("042")
     (-1000, None, 42)
@@ -46,7 +46,7 @@ def plain_integer(text: str) -> int | None:
 
 
 def literal(text: str) -> Literal | None:
-    r"""The number that a text in LaTeX's spelling is, or None.
+    r"""Parse a text in LaTeX's spelling as a number; None if it is not one.
 
     >>> literal(r"\frac{6}{8}").value, literal("1 1/2").value, literal(r"0.1\overline{6}").value, literal("2^3")
     (Fraction(3, 4), Fraction(3, 2), Fraction(1, 6), None)
@@ -100,7 +100,7 @@ def _number(text: str) -> Fraction:
 
 
 def same_number(gold: Literal, given: Literal, decimals: int) -> bool:
-    """Equal, or equal when rounded where one of them is a decimal that is not 0 then.
+    """True if two numbers are equal, or, if one is a decimal, equal and not 0 when rounded.
 
     >>> same_number(literal("1/3"), literal("0.333333"), 6), same_number(literal("1/3"), literal("0.33"), 6)
     (True, False)

@@ -1,4 +1,4 @@
-r"""The phrases by which sentences announce, conclude, doubt or deny an answer: English, as language models write it."""
+r"""Phrases that announce, conclude, doubt or deny an answer: English, as language models write it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def one_of(*phrases: str) -> str:
-    """A pattern for any of these phrases as whole words."""
+    """Return a pattern for any of these phrases as whole words."""
     return rf"\b(?:{'|'.join(phrases)})\b"
 
 
@@ -38,13 +38,13 @@ ANNOUNCED = _compiled(
     r"|\s*[*_]+\s*:?[\s*_]*\n+\s*)",
     r"|####[ :]*|<answer>\s*",
 )
-"""``The answer is``, ``**Answer:**``, ``####``, ``<answer>``."""
+"""Announcement of an answer: ``The answer is``, ``**Answer:**``, ``####``, ``<answer>``."""
 FINAL = _compiled(r"final answer is(?=[:\s]*[^\s:])")
 UNSURE = _compiled(
     one_of("maybe", "perhaps", r"guess\w*", "unsure", "not sure", "not certain", "don'?t know", "do not know"),
     r"|\btake your pick\b|\bcandidates?\b|\boptions:",
 )
-"""Doubt wherever it stands in a sentence."""
+"""Doubt anywhere in a sentence."""
 DOUBT_BEFORE = _compiled(
     one_of(
         "may be", "possibly", "might", "could", "unless", "either", "neither", "one of", "any of", "some of", "or so",
@@ -53,7 +53,7 @@ DOUBT_BEFORE = _compiled(
         "rule out", "both",
     )
 )  # fmt: skip
-"""Doubt that counts close before a value: "the most that could be reached is 42" commits."""
+"""Doubt that counts only close before a value: "the most that could be reached is 42" commits."""
 DOUBT_BEHIND = _compiled(
     one_of(
         "unless", "or so", "otherwise", "alternatively", "if", "at (?:most|least)", "or (?:less|more)", "maybe",
@@ -66,7 +66,7 @@ SECOND_THOUGHT = _compiled(
         r"contradict\w*", "unsure", "oops", "sorry",
     )
 )  # fmt: skip
-"""What a sentence behind the answer may not say."""
+"""Words that withdraw an answer when a later sentence uses them."""
 CONDITION = _compiled(r"^\s*", one_of("let", "suppose", "assume", "if", "given", "say", "consider", "try"))
 _SMALL = r"(?:\s+(?:it'?s|be|same as|the|a|an|equal to|equal|is|or|and|number|value|option|[A-E](?=\s+or)))*"
 DENIED = _compiled(
@@ -75,7 +75,7 @@ DENIED = _compiled(
     _SMALL,
     r"\s*[\s(\"'*]*$",
 )
-"""A denial of what follows."""
+"""Denial of the value that follows."""
 DENIED_AFTER = _compiled(
     r"^[\s*)\"'.$\]]*(?:is|was|are|were|does|would be|seems)\s*",
     r"(?:n['\u2019]t|not|wrong|incorrect|false|impossible|invalid|too)\b",
@@ -93,15 +93,15 @@ JOINED = _compiled(
     r"[\s*_$]*(?:(?:,|;|/|\||\\)?\s*(?:\bor\b|\band\b)|,|;|/|\||\\text\{\s*(?:or|and)\s*\})",
     r"[\s*_$]*(?:also\s+)?(?:[a-z](?:_\{?\w\}?)?\s*=\s*)?[\s$]*",
 )
-"""What stands between the values of a list."""
+"""Text between the values of a list."""
 RANGE = _compiled(r"\d\s*(?:\bto\b|\bup to\b|\.\.+)\s*\$?\d|\d\s*[-\u2013]\s*\d+\s*$")
 
 
 def before_value(text: str, position: int) -> str:
-    """So much of a sentence before a value as can be about it."""
+    """Return the 80 characters of a sentence before a value, which can be about it."""
     return text[max(0, position - 80) : position]
 
 
 def concludes(text: str) -> bool:
-    """Whether a text ends with what introduces a conclusion: ``so there are``, ``x =``."""
+    """True if a text ends with an introduction to a conclusion: ``so there are``, ``x =``."""
     return _CONCLUDES.search(text) is not None

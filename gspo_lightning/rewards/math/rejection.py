@@ -1,7 +1,7 @@
 r"""Sentences that reject the value they name: ``Do not answer 7``, ``7, but this is incorrect``, ``anything but 7``.
 
-A rejection has to be about the value: a pronoun behind it (``this is wrong``) only counts while no other value has been
-named, and a denial before it only in the same clause.
+A rejection must be about the value. A pronoun behind it (``this is wrong``) counts only as long as no other value has
+been named, and a denial before it only in the same clause.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SLIP = (
     r"ignored|wrongly|incorrectly|erroneously|double[- ]count\w*)"
 )
 _TO_IT = r"\b[^\d.;]{0,60}$"
-"""What may stand between a denial and the value: no other value."""
+"""Text between a denial and the value: without another value."""
 _WRONG = r"(?:wrong|incorrect|false|untrue|mistaken|erroneous|invalid)"
 _RIGHT = r"(?:right|correct|true|it|valid|(?:the|my)(?: \w+)? answer)"
 _DENIAL = re.compile(
@@ -51,7 +51,7 @@ _DOUBLED = re.compile(
     r"anything (?:but|except|else|other)|but)\b",
     re.IGNORECASE,
 )
-"""``nothing but 7`` and ``cannot be anything else than 7`` name 7."""
+"""Double denials: ``nothing but 7`` and ``cannot be anything else than 7`` name 7."""
 _COUNTERFACTUAL = re.compile(
     rf"\b(?:if|had)\b.*(?:\b{_SLIP}|\binstead\b).*(?:\bwould\b|['\u2019]d\b).*$", re.IGNORECASE | re.DOTALL
 )
@@ -106,7 +106,7 @@ _REVOKED = re.compile(
 
 
 def rejected_before(text: str) -> bool:
-    """Whether a text denies the value that follows it.
+    """True if a text denies the value that follows it.
 
     >>> rejected_before("Do not answer "), rejected_before("It is nothing but "), rejected_before("Not 8. It is ")
     (True, False, False)
@@ -118,11 +118,12 @@ def rejected_before(text: str) -> bool:
 
 
 def rejected_behind(text: str, *, number: bool = True) -> bool:
-    """Whether a text denies the value that it follows.
+    """True if a text denies the value before it.
 
     Args:
-        text: what stands behind the value.
-        number: the value is one. Otherwise ``it is wrong`` may say what the question asks for ("which one is wrong?").
+        text: the text behind the value.
+        number: whether the value is a number. Otherwise ``it is wrong`` may be what the question asks for ("which one
+            is wrong?").
 
     >>> rejected_behind(", but this is incorrect."), rejected_behind(". 8 is one more, but this is incorrect.")
     (True, False)
@@ -134,7 +135,7 @@ def rejected_behind(text: str, *, number: bool = True) -> bool:
 
 
 def revoked(text: str) -> bool:
-    """Whether a text takes back what was said before it, before it names another value.
+    """True if a text takes back an earlier statement before it names another value.
 
     >>> revoked(". Ignore that."), revoked(". Do not forget that 7 is prime.")
     (True, False)

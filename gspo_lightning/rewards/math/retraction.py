@@ -1,4 +1,4 @@
-r"""Boxes that the text around them denies, or follows by another answer: ``\boxed{42}, but really 41``."""
+r"""Boxes that the surrounding text denies, or follows with another answer: ``\boxed{42}, but really 41``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gspo_lightning.rewards.math.units import quantity
 __all__ = ["TOKENS", "names_another", "other_value", "taken_back"]
 
 TOKENS = re.compile(r"<\|[^<>|]{1,40}\|>.*$|</?answer>|</s>", re.DOTALL)
-"""What chat templates leave behind an answer."""
+"""Remains of a chat template behind an answer."""
 _READ = 2000
-"""So many characters behind a box are read."""
+"""Characters read behind a box."""
 _CLOSERS = re.compile(r"^(?:\s|[$*_)\]}]|\\[)\]])*")
 _MARKS = re.compile(r"^(?:\s|[$*_.,;:!)\]}\u2014\u2013]|\\[)\]])*")
 _DENIED_BEFORE = re.compile(
@@ -46,7 +46,7 @@ _SECOND = re.compile(
     rf"{_OPEN}{_OTHER}",
     re.IGNORECASE,
 )
-"""A value that is named instead; not one that is reasoned about ("but 41 is too small")."""
+"""Naming of another value; not one that is only reasoned about ("but 41 is too small")."""
 _CLAIM = re.compile(rf"\b(?:answer|result)\b(?=\s+(?:is|should|must)\b|:){_OPEN}{_OTHER}", re.IGNORECASE)
 _SLIPPED = re.compile(
     one_of(
@@ -61,14 +61,14 @@ _CONCLUDED = re.compile(
     rf"(?:\s+(?:is|should be|must be|becomes|equals)|['\u2019]s)\s+{_OPEN}{_OTHER}",
     re.IGNORECASE,
 )
-"""What somebody says who has seen a slip: ``it is 5``."""
+"""Conclusion after a noticed slip: ``it is 5``."""
 _NOT_IT = re.compile(
     r"\W*(?:(?:or|and|but)\s+)?(?:it\s+)?(?:is\s+)?(?:not|never)\s+(?P<value>-?\d+(?:[.,/]\d+)*)", re.IGNORECASE
 )
 
 
 def taken_back(found: Extracted) -> bool:
-    r"""Whether the text around the boxes denies them or names another answer.
+    r"""True if the text around the boxes denies them or names another answer.
 
     >>> from gspo_lightning.rewards.math.text import boxed
     >>> taken_back(boxed(r"\boxed{42}, but really 41", 99)), taken_back(boxed(r"$\boxed{42}$, not 41.", 99))
@@ -88,7 +88,7 @@ def taken_back(found: Extracted) -> bool:
 
 
 def names_another(text: str, answer: str) -> bool:
-    """Whether a text names another value instead of an answer; what it says last of the answer decides."""
+    """True if a text names another value in place of an answer; its last claim about the answer decides."""
     claims = [*_CLAIM.finditer(text)]
     if claims:
         return other_value(claims[-1]["value"], answer)
@@ -100,7 +100,7 @@ def names_another(text: str, answer: str) -> bool:
 
 
 def other_value(value: str, answer: str) -> bool:
-    """Whether a value is not the answer, nor one of its sides, as they are written."""
+    """True if a value differs, as written, from the answer and from each of its sides."""
     sides = (answer, *answer.split("="))
     same = canonical(value.rstrip(".,"))
     if same in map(canonical, sides):

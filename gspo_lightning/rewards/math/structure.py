@@ -1,7 +1,7 @@
 r"""Answers made of several statements: named values, cases, congruences, families over the integers, ``\pm``.
 
-Computer algebra reads none of these as the question means them: ``(2,1)`` for ``x=1, y=2``, and a congruence, a
-piecewise definition or ``2k\pi, k \in \mathbb{Z}`` not at all. Each is taken apart here, and its parts are compared.
+Computer algebra reads none of these as the question means them: it expects ``(2,1)`` for ``x=1, y=2``, and cannot read
+a congruence, a piecewise definition or ``2k\pi, k \in \mathbb{Z}``. Each is split here, and its parts are compared.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gspo_lightning.rewards.math.notation import canonical
 __all__ = ["NAMED", "compared", "elements", "has_signs", "has_structure"]
 
 Same = Callable[[str, str], bool]
-"""Whether an answer (second) is a record's (first)."""
+"""True if an answer (second argument) equals a record's (first)."""
 
 _TEXT = r"\\(?:text|mathrm|textrm|mbox)\s*\{"
 _SPACE = r"(?:\s|\\[,;:! ]|\\q?quad(?![a-z])|~)*"
 NAMED = re.compile(r"^\s*(?:\\text\s*\{[^{}]*\}\s*)?\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\([a-z]\))?\s*=\s*(?=[^=<>]+$)")
-"""A name that a value is given: ``x =``, ``f(x) =``, ``\\text{Area} =``."""
+"""Name to which a value is assigned: ``x =``, ``f(x) =``, ``\\text{Area} =``."""
 _OR = rf"{_TEXT}\s*(?:and|or)\s*\}}|\\(?:lor|land|vee|wedge)(?![a-z])|\b(?:and|or)\b"
 _AND = re.compile(rf",?{_SPACE}(?:{_OR}){_SPACE}")
 _EQUATION = re.compile(r"([A-Za-z]{1,2}(?:_\{?\w+\}?)?)\s*=([^=<>]+)")
@@ -47,17 +47,17 @@ _DOMAIN = re.compile(
     r"(?<=integer .)|(?<=integers .)) ?\)? ?$"
 )
 _TAIL = 120
-"""So many characters behind a family say what its letter runs through."""
+"""Characters at the end of a family that may name the domain of its variable."""
 _BUILT = re.compile(r"\\?\{(.*)\\?\}", re.DOTALL)
 _PM = re.compile(r"\\pm(?![a-zA-Z])")
 _UNEQUAL = re.compile(r"^\s*[A-Za-z]\s*(?:\\neq?(?![a-z])|\u2260)\s*")
 
 
 def compared(gold: str, given: str, same: Same) -> bool | None:
-    """The verdict on an answer where it or the record's has a structure of its own; None where neither has one.
+    """Return the verdict on an answer if it or the record's has a structure of its own, else None.
 
     Args:
-        gold: of the record, in LaTeX's spelling.
+        gold: the record's answer, in LaTeX's spelling.
         given: the answer, in the same spelling.
         same: compares the parts.
     """
@@ -69,7 +69,7 @@ def compared(gold: str, given: str, same: Same) -> bool | None:
 
 
 def has_structure(gold: str) -> bool:
-    """Whether a record's answer can be compared although computer algebra does not read it.
+    """True if a record's answer can be compared although computer algebra does not read it.
 
     >>> has_structure(r"x \\equiv 3 \\pmod 7"), has_structure(r"\\frac{1}{")
     (True, False)
@@ -81,7 +81,7 @@ def has_structure(gold: str) -> bool:
 
 
 def elements(text: str) -> list[str]:
-    """The elements of a set or list, split at the commas outside brackets, without the names they are given.
+    """Split a set or list at the commas outside brackets; names of the elements are removed.
 
     >>> elements(r"\\{1, (2,3)\\}"), elements("x = 1 or x = 2")
     (['1', '(2,3)'], ['1', '2'])
@@ -105,7 +105,7 @@ def _pieces(text: str) -> list[str]:
 
 
 def _matched(wanted: list[str], found: list[str], same: Same) -> bool:
-    """Whether each of one is one of the others, in any order; an answer of far more elements is not read."""
+    """True if the lists have the same elements, in any order; an answer with far more elements is not read."""
     wanted, found = list(dict.fromkeys(wanted)), list(dict.fromkeys(found))
     if len(found) > 2 * len(wanted) + 4:
         return False
@@ -116,7 +116,7 @@ def _matched(wanted: list[str], found: list[str], same: Same) -> bool:
 
 
 def _names(text: str) -> dict[str, str] | None:
-    r"""``x=1, y=2`` and ``(x,y) = (1,2)`` by name, in their order; None if a text is not two or more named values."""
+    r"""Parse ``x=1, y=2`` and ``(x,y) = (1,2)`` by name, in order; None unless there are two or more named values."""
     if point := _POINT.fullmatch(text.strip()):
         names, values = [n.strip() for n in point[1].split(",")], [v.strip() for v in _pieces(point[2])]
         if len(names) != len(values) or not all(re.fullmatch(r"[A-Za-z](?:_\{?\w+\}?)?", name) for name in names):
@@ -135,7 +135,7 @@ def _names(text: str) -> dict[str, str] | None:
 
 
 def _by_names(gold: str, given: str, same: Same) -> bool | None:
-    """A point gives its values in the order of their names, a list in that of the record."""
+    """Compare named values; a point lists them in the order of their names, a list in the record's order."""
     wanted, found = _names(gold), _names(given)
     if wanted and found:
         if set(wanted) != set(found):
@@ -162,7 +162,7 @@ def _by_names(gold: str, given: str, same: Same) -> bool | None:
 
 
 def _rows(text: str) -> tuple[str, list[list[str]]] | None:
-    """What an environment of rows defines, and its rows."""
+    """Return the name defined by an environment of rows, and its rows."""
     match = _ROWS.fullmatch(text.strip())
     if match is None:
         return None
@@ -208,7 +208,7 @@ def _same_condition(gold: str, given: str, same: Same) -> bool:
 
 
 def _congruence(text: str) -> tuple[frozenset[int], int] | None:
-    r"""Residues and modulus of ``x \equiv 1, 3 \pmod 8``."""
+    r"""Return the residues and modulus of ``x \equiv 1, 3 \pmod 8``."""
     match = _MODULUS.fullmatch(text.strip())
     if match is None or int(match[2]) < 1 or not re.search(r"\\equiv|\u2261", match[1]):
         return None
@@ -234,7 +234,7 @@ def _by_congruence(gold: str, given: str, same: Same) -> bool | None:
 
 
 def _family(text: str) -> tuple[str, str] | None:
-    r"""The body and the letter of ``2k\pi, k \in \mathbb{Z}``."""
+    r"""Return the body and the variable of ``2k\pi, k \in \mathbb{Z}``."""
     built = _BUILT.fullmatch(text.strip())
     text = built[1].rstrip("\\") if built else text.strip()
     text = re.sub(" +", " ", _BLANK.sub(lambda m: f" {m[1]} " if m[1] else " ", text)).strip()
@@ -251,7 +251,7 @@ def _uses(body: str, letter: str) -> bool:
 
 
 def _by_family(gold: str, given: str, same: Same) -> bool | None:
-    """By what the families are made of; the letter that runs through the integers has any name."""
+    """Compare the elements of families; the integer variable may have any name."""
     wanted = _family(gold)
     if wanted is None:
         return None
@@ -273,12 +273,12 @@ def _by_family(gold: str, given: str, same: Same) -> bool | None:
 
 
 def has_signs(text: str) -> bool:
-    r"""Whether a text has a ``\pm``."""
+    r"""True if a text has a ``\pm``."""
     return _PM.search(text) is not None
 
 
 def _signed(text: str) -> list[str]:
-    r"""The values of ``1 \pm \sqrt{2}``; each sign stands for itself, but ``\mp`` is the opposite of ``\pm``."""
+    r"""Return the values of ``1 \pm \sqrt{2}``; signs are independent, but ``\mp`` is the opposite of ``\pm``."""
     if "\\mp" in text:
         pairs = (("+", "-"), ("-", "+"))
         return [_PM.sub(plus, text).replace("\\mp", minus) for plus, minus in pairs]
@@ -289,7 +289,7 @@ def _signed(text: str) -> list[str]:
 
 
 def _by_signs(gold: str, given: str, same: Same) -> bool | None:
-    """Only where a sign in the record's answer stands for two."""
+    """Compare values with signs; None if no sign in the record's answer stands for two."""
     if not has_signs(gold) or bool(_UNEQUAL.match(gold)) != bool(_UNEQUAL.match(given)):
         return None
     wanted, found = (

@@ -1,7 +1,7 @@
-r"""The final answer of a completion where it stands in a box: pure text work, no parsing of mathematics.
+r"""Extraction of the final answer from a box, by text only; no mathematics is parsed.
 
-The answer is what stands in the last ``\boxed{...}`` after the thinking. Boxes that follow each other with nothing but
-commas, "and" or "or" between them are one answer with several values, so that boxing two guesses pays nothing.
+The answer is the content of the last ``\boxed{...}`` after the thinking. Consecutive boxes with only commas, "and" or
+"or" between them are one answer with several values; boxing two guesses earns nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _JOINING = re.compile(
     r"(?:[\s$,;:&{}()\[\]]|\\(?:quad|qquad|text|mathrm|,|;|!|\(|\)|\[|\]|\\)|\b(?:and|or|for|part)\b|"
     r"\b[a-z](?:_?\{?\d\}?)?\s*=|\([a-z]\))*"
 )
-r"""What may stand between two boxes that are one answer: ``\quad \text{and} \quad``, ``, y_2 =`` ..."""
+r"""Text allowed between two boxes of one answer: ``\quad \text{and} \quad``, ``, y_2 =`` ..."""
 _NAME = re.compile(r"([A-Za-z](?:_\{?\w+\}?)?)\s*=[\s$(\[\\]*$")
 _HIDING = re.compile(
     r"\\[hv]?phantom\s*\{|\\(?:[bx]?cancel|sout|st)\s*\{|\\(?:text)?color\s*\{\s*white\s*\}\s*\{?|\\iffalse(?![a-z])|<!--|"
@@ -29,9 +29,9 @@ _OPENING, _CLOSING = "<think>", "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """The text of an answer, and whether it stood in a box; ``reason`` says why there is none to judge.
+    """The text of an answer, and whether it was in a box; ``reason`` says why there is none to judge.
 
-    ``before`` and ``after`` are the text around its boxes. ``formula``: it is one, outside a box.
+    ``before`` and ``after`` are the text around its boxes. ``formula`` marks a formula outside a box.
     """
 
     text: str = ""
@@ -44,7 +44,7 @@ class Extracted:
 
 
 def after_thinking(text: str) -> str | None:
-    """What follows the last ``</think>``; None while the thinking has not ended.
+    """Return the text after the last ``</think>``; None while the thinking has not ended.
 
     >>> after_thinking("<think>41?</think> 42"), after_thinking("<think> 42")
     (' 42', None)
@@ -56,7 +56,7 @@ def after_thinking(text: str) -> str | None:
 
 
 def visible(text: str) -> str:
-    r"""The text that a reader sees: without phantoms, white or struck text and comments, and without colours.
+    r"""Return the text a reader sees: no phantoms, white or struck text, comments or colours.
 
     >>> visible(r"\boxed{\phantom{42}}"), visible(r"\textcolor{red}{42}<!-- 41 -->")
     ('\\boxed{}', '{42}')
@@ -76,7 +76,7 @@ def visible(text: str) -> str:
 
 
 def boxed(text: str, max_characters: int) -> Extracted:
-    r"""What stands in the last box or boxes of a text without thinking.
+    r"""Return the content of the last box or boxes of a text without thinking.
 
     >>> boxed(r"so \boxed{\frac{1}{2}}.", 2000).text
     '\\frac{1}{2}'

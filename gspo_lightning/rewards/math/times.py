@@ -10,7 +10,7 @@ Time = tuple[int, int, int, bool]
 """Hour (0 to 23), minute, second, and whether the half of the day is known."""
 
 Date = tuple[int, int, int]
-"""Year, month and day; where a date does not say which is which (03/05/2024), its numbers as they are written."""
+"""Year, month and day; the numbers as written if their order is ambiguous (03/05/2024)."""
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _MONTH = rf"({'|'.join(_MONTHS)})[a-z]*\.?"
@@ -24,7 +24,7 @@ _DROPPED = re.compile(r"\\(?:text|mathrm|textrm|mbox)\s*\{|[{}$~]|\\[,;:! ]")
 
 
 def clock(text: str) -> Time | None:
-    r"""The time that a text is, or None; 15:00 can only be in the afternoon.
+    r"""Parse a text as a time of day; None if it is not one. 15:00 can only be in the afternoon.
 
     >>> clock(r"3{:}00 \text{ p.m.}"), clock("15:00"), clock("12:00"), clock("42")
     ((15, 0, 0, True), (15, 0, 0, True), (12, 0, 0, False), None)
@@ -42,7 +42,7 @@ def clock(text: str) -> Time | None:
 
 
 def date(text: str) -> Date | None:
-    r"""The date that a text is, with its year, or None.
+    r"""Parse a text as a date with a year; None if it is not one.
 
     >>> date("2024-05-03"), date(r"\text{May 3, 2024}"), date("03/05/2024"), date("2024-17-03")
     ((2024, 5, 3), (2024, 5, 3), (3, 5, 2024), None)
@@ -61,7 +61,7 @@ def date(text: str) -> Date | None:
 
 
 def same_time(gold: Time, given: Time) -> bool:
-    """Equal; where the record does not say which half of the day, both are."""
+    """True if two times are equal; both halves of the day match if the record names none."""
     if gold[3] and not given[3]:
         return False
     return gold[:3] == given[:3] or (not gold[3] and (gold[0] - given[0]) % 12 == 0 and gold[1:3] == given[1:3])

@@ -1,7 +1,7 @@
-r"""The unit that an answer ends with (or the currency it begins with), apart from its value.
+r"""Units and currencies of answers, separated from their values.
 
-A unit on one side only says nothing against an answer. Two different units do, always: ``5 m`` is neither ``5 kg`` nor
-``5 m^2``, and nothing is converted, since the question asks for one of them. Words that are no known unit (``apples``,
+A unit on one side only does not make an answer wrong. Two different units always do: ``5 m`` is neither ``5 kg`` nor
+``5 m^2``. Nothing is converted, since the question asks for one unit. Words that are not known units (``apples``,
 ``ways``) are left out of the comparison.
 """
 
@@ -43,8 +43,10 @@ _PLAIN = re.compile(rf"(?:(?<=[\d}})])|(?<=\\pi)(?=\s))({_SPACE})([A-Za-z]+(?:[ 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """``value`` is the text without its unit; ``unit`` has (name, power) pairs, is empty if there is none or no known
-    one, and ``(("percent", 1),)`` for percentages.
+    """A value and its unit.
+
+    ``value`` is the text without its unit. ``unit`` has (name, power) pairs; it is empty if there is no known unit, and
+    ``(("percent", 1),)`` for percentages.
     """
 
     value: str
@@ -55,7 +57,7 @@ NOTHING = Quantity("")
 
 
 def quantity(text: str) -> Quantity:
-    r"""Value and unit of a text in LaTeX's spelling.
+    r"""Split a text in LaTeX's spelling into value and unit.
 
     >>> quantity(r"12 \text{ cm}^2"), quantity(r"\$50")
     (Quantity(value='12', unit=(('cm', 2),)), Quantity(value='50', unit=(('dollar', 1),)))
@@ -101,7 +103,7 @@ _PARTS = re.compile(rf"{_PART}(?:(?:\s*,)?\s*(?:and\s+)?{_PART})+\.?")
 
 
 def compound(text: str) -> tuple[tuple[str, str], ...] | None:
-    r"""Numbers and units of a text that measures in several known units, or None.
+    r"""Parse a text that measures in several known units into numbers and units; None if it does not.
 
     >>> compound(r"6\text{ hours and }30\text{ min}"), compound("6 hours"), compound("2 apples, 3 pears")
     ((('6', 'h'), ('30', 'min')), None, None)
@@ -120,14 +122,14 @@ def compound(text: str) -> tuple[tuple[str, str], ...] | None:
 
 
 def _is_unit_like(words: str) -> bool:
-    """Not the words that join values, deny them, or say in which base or half of the day they are."""
+    """True unless the words join or deny values, or name a base, a half of the day or a large number."""
     return not re.search(
         r"\b(?:and|or|not|but|to|if|base|mod|is|a\.?m|p\.?m|million|billion|thousand|dozen)\b", words, re.IGNORECASE
     )
 
 
 def _unit(words: str, power: int) -> tuple[tuple[str, int], ...] | None:
-    """Names and powers of a known unit, or None."""
+    """Return names and powers of a known unit, or None."""
     found: dict[str, int] = {}
     sign, scale = 1, 1
     for word in re.findall(r"[A-Za-z]+|/|\^?\d", words.replace(".", "").lower()):
@@ -151,5 +153,5 @@ def _unit(words: str, power: int) -> tuple[tuple[str, int], ...] | None:
 
 
 def different_units(gold: Quantity, given: Quantity) -> bool:
-    """Whether both have units, and not the same one."""
+    """True if both have units and these differ."""
     return bool(gold.unit and given.unit) and gold.unit != given.unit

@@ -1,8 +1,8 @@
-r"""Mathematical answers: equal as mathematics, not as text, and nothing paid for tricks.
+r"""Math reward: equality as mathematics, not as text, and no reward for tricks.
 
-What is judged here is one answer that the completion commits to (``text``, ``commitment``), against an answer that can
-be read (``gold``), by rules for what mathematics software does not know (units, bases, times, words, options) and by
-Math-Verify for the rest (``comparison``, ``library``).
+It judges one answer that the completion commits to (``text``, ``commitment``) against a readable reference answer
+(``gold``). Rules cover what mathematics software does not know (units, bases, times, words, options), and Math-Verify
+covers the rest (``comparison``, ``library``).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class MathVerifier(Reward):
     r"""1 if the final answer equals ``answer`` mathematically, otherwise 0.
 
     The final answer is the last ``\boxed{...}`` after any ``<think>...</think>``. LaTeX, fractions, sets, intervals,
-    percentages, units and equations such as ``x = 42`` are understood. Where a record's answer cannot be read, a
+    percentages, units and equations such as ``x = 42`` are understood. If a record's answer cannot be read, a
     completion that repeats it is right and any other has no reward (*missing*).
 
     Args:
-        require_box: an answer outside a box is worth 0; otherwise the last sentence counts that commits to a value,
-            where there is no box. Boxes are unambiguous: ask for them in the prompt, require them.
+        require_box: an answer outside a box is worth 0. Otherwise, without a box, the last sentence that commits to a
+            value counts. Boxes are unambiguous: ask for them in the prompt, require them.
         max_characters: longer answers are worth 0 (``model_error``); without a box the end is read, up to this length.
         decimals: decimal places to which numbers with a decimal point must agree.
         strict: names of variables matter, and a set is not a tuple; Math-Verify's option of that name.
@@ -41,7 +41,7 @@ class MathVerifier(Reward):
         form: ``factored`` or ``expanded`` also requires that form of a polynomial; ``any`` only requires equality.
         answer_type: the type of all records' answers: ``integer``, ``number``, ``expression``, ``choice``, ``set``,
             ``text``; ``any`` detects it. ``column`` reads it from each record's column ``answer_type``. Integers,
-            numbers, choices and text are compared without computer algebra, and other answers to them are wrong.
+            numbers, choices and text are compared without computer algebra, and answers of any other type are wrong.
 
     >>> verifier = MathVerifier()
     >>> verifier.score(r"6 * 7 is \boxed{42}.", "42").reward, verifier.score(r"\boxed{41}", "42").reward
@@ -80,7 +80,7 @@ class MathVerifier(Reward):
             library.warm_up()
 
     def score(self, completion: str, answer: object, prompt: str = "", answer_type: object = None) -> Score:
-        """Compare; why there was nothing to compare is in ``detail``."""
+        """Compare the final answer with the record's; ``detail`` says why there was nothing to compare."""
         if isinstance(answer, bool) or not isinstance(answer, str | int | float):
             return Score.missing(f"the answer must be text or a number, not {type(answer).__name__}")
         kind = self.answer_type
@@ -107,7 +107,7 @@ class MathVerifier(Reward):
         return Score(float(same and not reason), detail=reason)
 
     def _final(self, completion: str, gold: Gold) -> Extracted:
-        """The answer that the completion commits to."""
+        """Return the answer that the completion commits to."""
         text = after_thinking(completion)
         if text is None:
             return Extracted(reason="the thinking has no end")
@@ -123,7 +123,7 @@ class MathVerifier(Reward):
         return committed(text, self.max_characters, options=gold.option is not None)
 
     def _in_form(self, gold: Gold, found: Extracted, prompt: str) -> str:
-        """Why an equal answer is not in the form that is asked for, or nothing."""
+        """Return why an equal answer is not in the required form; empty if it is."""
         if not self.evaluated and self.form == "any":
             return ""
         given = in_latex(unwrapped(found.text))

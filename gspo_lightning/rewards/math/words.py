@@ -1,7 +1,7 @@
-r"""Answers that are words, and the letter of an option.
+r"""Answers made of words, and the letters of options.
 
-Names of several letters are words: ``BADC`` is not ``ABCD``, ``stop`` is not ``pots``. Two or three letters that follow
-each other in the alphabet (``abc``, ``xyz``), and pairs of letters, are products.
+Names of several letters are words: ``BADC`` is not ``ABCD``, ``stop`` is not ``pots``. Two letters, or three
+consecutive letters of the alphabet (``abc``, ``xyz``), are products.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EMPTY = re.compile(
 
 
 def words(text: str) -> str | None:
-    r"""The words that a text consists of, in lower case and without articles; None if it is not words.
+    r"""Return the words of a text, in lower case and without articles; None if it is not made of words.
 
     >>> words(r"\text{An Ellipse}"), words("BADC"), words("xyz"), words("2ab")
     ('ellipse', 'badc', None, None)
@@ -65,12 +65,12 @@ def _is_word(token: str) -> bool:
 
 
 def same_words(gold: str, given: str) -> bool:
-    """Whether a text is the words of the record, which :func:`words` has found."""
+    """True if a text has the same words as the record's answer, given as returned by :func:`words`."""
     return words(given) == gold
 
 
 def option(text: str) -> str | None:
-    r"""The letter of the option that a text names, with or without what the option says; None if it names none.
+    r"""Return the letter of the option that a text names, with or without the option's text; None if it names none.
 
     >>> option(r"\textbf{(A) }42"), option("(b)"), option("B: 42"), option("Carbon"), option("A, B")
     ('A', 'B', 'B', None, None)
@@ -87,7 +87,7 @@ def option(text: str) -> str | None:
 
 
 def options(text: str) -> frozenset[str] | None:
-    r"""The letters of a list of two or more options, all of which are named; None for anything else.
+    r"""Return the letters of a list of two or more options, all of which are named; None for anything else.
 
     >>> sorted(options(r"\text{A and C}") or ()), sorted(options("(A), (C)") or ()), options("A or C"), options("AC")
     (['A', 'C'], ['A', 'C'], None, None)
