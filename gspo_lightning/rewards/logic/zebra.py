@@ -102,7 +102,7 @@ def _fewest(clues: Sequence[Clue], cells: Sequence[Cell], houses: int) -> list[C
 
 
 def _last_solution(text: str) -> Mapping[str, Any] | None:
-    """The value of ``solution`` in the last complete object that has one and stands in no other object."""
+    """Return the value of ``solution`` in the last outermost object that has one."""
     found: Mapping[str, Any] | None = None
     for value in last_objects(text):
         solution = {key.strip().lower(): v for key, v in value.items()}.get("solution")
@@ -112,7 +112,7 @@ def _last_solution(text: str) -> Mapping[str, Any] | None:
 
 
 def _by_key(value: object, key: Callable[[str], str]) -> dict[str, Any]:
-    """An object under simpler keys; one under which two are is two guesses, and none of them counts."""
+    """Return an object under simplified keys; keys that collide are two guesses and are left out."""
     if not isinstance(value, Mapping):
         return {}
     times = Counter(key(k) for k in value)
@@ -120,7 +120,7 @@ def _by_key(value: object, key: Callable[[str], str]) -> dict[str, Any]:
 
 
 def _house(name: str) -> str:
-    """``House 1``, ``house_1``, ``HOUSE1`` and ``1`` are one house."""
+    """Normalize a house name: ``House 1``, ``house_1``, ``HOUSE1`` and ``1`` are one house."""
     return re.sub(r"[\s_-]", "", name).lower().removeprefix("house")
 
 

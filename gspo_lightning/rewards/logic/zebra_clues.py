@@ -1,4 +1,4 @@
-"""Clues of zebra grids: their words, which of them are true of a grid, and how many grids they leave."""
+"""Clues of zebra grids: their sentences, the clues that are true of a grid, and the number of grids they leave."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import NamedTuple
 __all__ = ["Cell", "Clue", "count_solutions", "true_clues"]
 
 Cell = tuple[int, str]
-"""Column and value."""
+"""Column and value of a cell."""
 
 
 class _Relation(NamedTuple):
     holds: Callable[[int, int], bool]
-    """For the houses of two cells."""
+    """True if the relation holds for the houses of two cells."""
     words: str
 
 
@@ -31,7 +31,7 @@ _RELATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Clue:
-    """``kind`` is a relation of two cells, or ``in`` / ``not in`` with a house (counted from 0)."""
+    """A clue: ``kind`` is a relation of two cells, or ``in`` / ``not in`` with a house (counted from 0)."""
 
     kind: str
     first: Cell
@@ -39,7 +39,7 @@ class Clue:
     house: int = -1
 
     def sentence(self, columns: Sequence[str]) -> str:
-        """In English.
+        """Return the clue as an English sentence.
 
         >>> Clue("left", (0, "Eric"), (1, "tea")).sentence(["Name", "Drink"])
         'Name Eric is directly left of Drink tea.'
@@ -51,7 +51,7 @@ class Clue:
 
 
 def true_clues(where: Mapping[Cell, int], houses: int) -> list[Clue]:
-    """Every clue that is true of a grid, given as the house of each cell, in an order that never changes."""
+    """Return every clue that is true of a grid, given as the house of each cell, in a fixed order."""
     found = []
     for cell in sorted(where):
         found.append(Clue("in", cell, house=where[cell]))
@@ -67,9 +67,9 @@ def true_clues(where: Mapping[Cell, int], houses: int) -> list[Clue]:
 
 
 def count_solutions(clues: Sequence[Clue], cells: Sequence[Cell], houses: int, most: int) -> int:
-    """How many grids fit, counted up to ``most``.
+    """Count the grids that fit, up to ``most``.
 
-    Domains are bit masks of houses per cell; clues and "no two values of a column in one house" narrow them down, then
+    Domains are bit masks of houses per cell. Clues and "no two values of a column in one house" narrow them down, then
     the smallest one is split.
     """
     domains = dict.fromkeys(cells, (1 << houses) - 1)
@@ -93,7 +93,7 @@ def _count(domains: dict[Cell, int], clues: Sequence[Clue], houses: int, most: i
 
 
 def _narrow(domains: dict[Cell, int], clues: Sequence[Clue], houses: int) -> bool:
-    """Take out houses that cannot be, in place, until nothing changes; False if a cell is left without a house."""
+    """Remove impossible houses, in place, until nothing changes; False if a cell is left without a house."""
     columns: dict[int, list[Cell]] = {}
     for cell in domains:
         columns.setdefault(cell[0], []).append(cell)
@@ -124,7 +124,7 @@ def _apply(clue: Clue, domains: dict[Cell, int], houses: int) -> None:
 
 @cache
 def _reach(kind: str, houses: int) -> tuple[list[int], list[int]]:
-    """For each house of the first cell the mask of houses that the second may have, and the other way round."""
+    """Return, for each house of the first cell, the mask of possible houses of the second, and vice versa."""
     holds = _RELATIONS[kind].holds
     forwards = [sum(1 << b for b in range(houses) if holds(a, b)) for a in range(houses)]
     return forwards, [sum(1 << a for a in range(houses) if holds(a, b)) for b in range(houses)]

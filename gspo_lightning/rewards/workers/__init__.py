@@ -1,1 +1,1 @@
-"""Worker processes that judge completions: they may hang or crash without harm."""
+"""Worker processes that compute rewards: they may hang or crash without harm."""

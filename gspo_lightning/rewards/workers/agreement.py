@@ -1,4 +1,4 @@
-"""Judges beside rewards with known answers: do they say the same?"""
+"""Agreement of judges with rewards that have known answers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["agreements", "check_agreements"]
 
 
 def check_agreements(judges: Judges) -> None:
-    """What a reward is compared with is another reward.
+    """Check that each reward with ``agrees_with`` names another reward.
 
     Raises:
-        UserError: it is not.
+        UserError: it does not.
     """
     for name, reward in judges.single.items():
         others = [other for other in judges.given if other != judges.owner[name]]
@@ -29,14 +29,14 @@ def check_agreements(judges: Judges) -> None:
 
 
 def agreements(judges: Judges, singles: Mapping[str, Score], parts: Mapping[str, Score]) -> dict[str, bool]:
-    """Name of a reward -> whether it and what it is compared with are both at least 1/2, or both below it.
+    """Return for each compared reward whether it and its reference are both at least 1/2, or both below it.
 
-    No entry where one of the two is missing, or does not apply.
+    A reward has no entry if one of the two is missing, or does not apply.
 
     Args:
         judges: all rewards.
-        singles: what each single one said.
-        parts: the same by name.
+        singles: score of each single reward.
+        parts: the same scores by name, as joined.
     """
     found = {}
     for name, reward in judges.single.items():

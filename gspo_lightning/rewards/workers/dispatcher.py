@@ -1,4 +1,4 @@
-"""The thread that deals samples to worker processes, keeps their deadlines and replaces the ones that fail."""
+"""Dispatcher thread: gives samples to worker processes, enforces deadlines and replaces failed workers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["Dispatcher"]
 _START_SECONDS = 120.0
 _START_ATTEMPTS = 10
 _PATIENCE, _PATIENCE_SECONDS = 10, 30.0
-"""Deadlines and seconds of wall time after which a sample that has had too little of the CPU is given up."""
+"""Deadlines, and seconds of wall time, after which a sample starved of CPU is given up."""
 _CRASH_SIGNALS = frozenset((signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL))
 
 
 class Dispatcher:
-    """Owns the worker processes. All but :meth:`submit` and :meth:`close` happens on its thread.
+    """The owner of the worker processes. All but :meth:`submit` and :meth:`close` happens on its thread.
 
-    Workers must be started by a thread that lives as long as they do: the kernel ends them with it.
+    Workers must be started by a thread that lives as long as they do: the kernel kills them when it ends.
     """
 
     def __init__(self, rewards: Mapping[str, Reward], setup: Setup, limits: Limits) -> None:
@@ -55,7 +55,7 @@ class Dispatcher:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Hand over a job; returns at once."""
+        """Queue a job; returns at once."""
         self._jobs.append(job)
         self._wake()
         if self._broken is not None:
@@ -72,7 +72,7 @@ class Dispatcher:
             sweep()  # sandboxes that waited for a worker's next program
 
     def pids(self) -> list[int]:
-        """Process ids of the workers that live now."""
+        """Return the process ids of the live workers."""
         return [w.pid for w in list(self._workers)]
 
     def _wake(self) -> None:
@@ -115,7 +115,7 @@ class Dispatcher:
         self._running = [job for job in self._running if not job.finished.is_set()]
 
     def _fill_up(self) -> None:
-        """Keep the number of workers; a worn one serves until its successor has started, a grown one does not."""
+        """Keep up the number of workers; a due worker serves until its successor is ready, a grown one does not."""
         worn = [w for w in self._workers if w.ready and self._worn(w)]
         for worker in worn:
             spare = sum(w.ready for w in self._workers) > self._limits.workers
@@ -132,7 +132,7 @@ class Dispatcher:
             self._push(worker)
 
     def _worn(self, worker: WorkerProcess) -> bool:
-        """Replace a worker when nothing waits for it, but at once if it has grown or served ten times its due."""
+        """True if a worker should be replaced: it is due and no task waits, far overdue, or its memory has grown."""
         due = worker.judged >= self._limits.recycle_after
         overdue = worker.judged >= 10 * self._limits.recycle_after
         return (due and not self._queue) or overdue or self._grown(worker)
@@ -220,7 +220,7 @@ class Dispatcher:
     # deadlines and losses ----------------------------------------------------------------------------------------
 
     def _next_look(self) -> float | None:
-        """Seconds until some worker may have to be judged; None while nothing runs."""
+        """Return the seconds until a worker's deadline needs a check; None while nothing runs."""
         waits = []
         for worker in self._workers:
             if not worker.ready:
@@ -243,10 +243,10 @@ class Dispatcher:
         return self._rewards[task.reward].deadline_s or self._limits.deadline_s
 
     def _judge_overrun(self, worker: WorkerProcess, deadline: float) -> None:
-        """The deadline counts CPU time: a sample that a busy machine starves is given more of the wall clock.
+        """Handle a sample past its deadline; a sample starved by a busy machine gets more wall time.
 
-        A sample that sleeps is given up (and tried again elsewhere); asleep is what used, or waited for, less than
-        half of the time between two looks.
+        The deadline counts CPU time. A sleeping sample is given up (and tried again elsewhere). A worker is asleep if
+        it used, or waited for, the CPU less than half of the time between two looks.
         """
         if worker.cpu() >= 0.95 * deadline:
             self._remove(worker)
@@ -257,7 +257,7 @@ class Dispatcher:
             self._lost(worker, self._remove(worker), f"no result within {worker.wall:.1f} s, without using the CPU")
 
     def _overran(self, worker: WorkerProcess) -> None:
-        """The sample in flight used up its CPU time: reward 0, unless it shared a batch, which is then taken apart."""
+        """Give the sample in flight reward 0 for using up its CPU time; a shared batch is split instead."""
         task = worker.task
         assert task is not None
         if len(task.in_flight) == 1:
@@ -268,7 +268,7 @@ class Dispatcher:
             self._requeue(task, task.in_flight, together=False)
 
     def _lost(self, worker: WorkerProcess, status: int, reason: str | None = None) -> None:
-        """A worker ended although it should not have: the sample in flight gets a second chance, then is missing."""
+        """Handle the unexpected end of a worker: the sample in flight gets a second attempt, then is missing."""
         task = worker.task
         if task is None or task.done == len(task.indices):
             self._start_failed(worker, status)
@@ -281,7 +281,7 @@ class Dispatcher:
         self._try_again(task, reason or f"the worker ended with {_status_text(status)}", crash)
 
     def _try_again(self, task: Task, why: str, crash: str | None = None) -> None:
-        """Give up a task: what is in flight gets its second chance or a verdict, what was not begun goes on."""
+        """Give up a task: retry or score the sample in flight, requeue the ones not begun."""
         if len(task.in_flight) > 1:
             self._requeue(task, task.in_flight, together=False)
             return

@@ -1,4 +1,4 @@
-"""What is to be scored, and how it is cut into tasks for workers."""
+"""Jobs to score, and their division into tasks for workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHARACTERS = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What workers may use: ``deadline_s`` CPU seconds a sample, ``memory_mb`` MiB, ``recycle_after`` samples."""
+    """Resource limits of workers: ``deadline_s`` CPU seconds a sample, ``memory_mb`` MiB, ``recycle_after`` samples."""
 
     workers: int
     deadline_s: float
@@ -27,7 +27,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Job:
-    """One call of ``submit``: its samples, the verdicts so far, and what is still to come."""
+    """One call of ``submit``: its samples, the scores so far, and the number of scores still open."""
 
     samples: Sequence[Sample]
     parts: dict[str, list[Score | None]]
@@ -35,18 +35,18 @@ class Job:
     finished: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
     lost: set[int] = field(default_factory=set)
-    """Samples that are missing because the infrastructure failed, not because the reward said so."""
+    """Samples that are missing because the infrastructure failed, not because of a reward."""
     losses: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     def settle(self, reward: str, index: int, score: Score) -> None:
-        """Enter a verdict."""
+        """Record a score."""
         self.parts[reward][index] = score
         self.open -= 1
         if self.open == 0:
             self.finished.set()
 
     def fail(self, error: BaseException) -> None:
-        """Stop waiting; the first error counts."""
+        """Finish with an error; the first error counts."""
         if not self.finished.is_set():
             self.error = error
             self.finished.set()
@@ -54,18 +54,18 @@ class Job:
 
 @dataclass(slots=True)
 class Task:
-    """Samples for one reward, given to one worker: ``indices`` into the job's samples; ``done`` of them are judged."""
+    """Samples for one reward, given to one worker: ``indices`` into the job's samples; ``done`` of them are scored."""
 
     job: Job
     reward: str
     indices: list[int]
     whole: bool
-    """Whether the samples are judged by one call, so that all that are not done are in flight at once."""
+    """True if one call scores all samples: all that are not done are then in flight at once."""
     done: int = 0
 
     @property
     def in_flight(self) -> list[int]:
-        """The samples that a loss of the worker now would be blamed on."""
+        """The samples to blame if the worker were lost now."""
         return self.indices[self.done :] if self.whole else self.indices[self.done : self.done + 1]
 
     @property
@@ -75,9 +75,9 @@ class Task:
 
 
 def cut(job: Job, reward: str, *, whole: bool, workers: int) -> list[Task]:
-    """Tasks of at most 32 samples, four or more a worker; the same ones for the same samples every time.
+    """Divide a job into tasks of at most 32 samples, about four or more per worker; deterministic for given samples.
 
-    Samples that have their verdict already, because the reward does not apply to them, are left out.
+    Samples that already have a score, because the reward does not apply to them, are left out.
     """
     size = max(1, min(_SAMPLES, len(job.samples) // (4 * workers)))
     tasks: list[Task] = []

@@ -1,4 +1,4 @@
-"""Scoring samples with one reward, the same in a worker and in the trainer."""
+"""Scoring of samples with one reward, the same in a worker and in the trainer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["is_refusal", "judge", "plugin_error"]
 
 
 def judge(name: str, reward: Reward, samples: Sequence[Sample]) -> Iterator[Score]:
-    """One score per sample, in order; a sample that lacks a required column is *missing*.
+    """Score samples in order, one score each; a sample that lacks a required column is *missing*.
 
-    Scores of a reward that judges one by one appear as they are found. What the reward raises is not caught.
+    Scores of a reward that scores one by one are yielded as they are found. Exceptions of the reward are not caught.
 
     Raises:
-        UserError: the reward returned something that is no reward.
+        UserError: the reward returned something that is not a reward.
     """
     try:
         yield from _judge(name, reward, samples)
@@ -33,7 +33,7 @@ def judge(name: str, reward: Reward, samples: Sequence[Sample]) -> Iterator[Scor
 
 
 def _where(reward: Reward) -> str | None:
-    """What the user wrote of a reward: a method of a plug-in, or the function that a built-in one calls."""
+    """Return where the user's code of a reward is: a method of a plug-in, or the function that a built-in one calls."""
     if not is_own(type(reward)):
         return defined(reward, "score_batch" if type(reward).score_batch is not Reward.score_batch else "score")
     function = getattr(reward, "function", None)
@@ -62,13 +62,14 @@ def _judge(name: str, reward: Reward, samples: Sequence[Sample]) -> Iterator[Sco
 
 
 def is_refusal(error: BaseException, name: str) -> TypeGuard[UserError]:
-    """Whether an error says that what a reward returned is no reward, and not something that the reward raised."""
+    """True if an error reports that a returned value is not a reward; False for exceptions of the reward itself."""
     return isinstance(error, UserError) and error.field == f"rewards.{name}"
 
 
 def plugin_error(name: str, sample_id: str, error: str, trace: str, place: str = "") -> UserError:
-    """The error that stops a run because a reward raised, at a ``place`` of a plug-in; the reward's own traceback is
-    attached as a note.
+    """Return the error that stops a run because a reward raised, at a ``place`` of a plug-in.
+
+    The reward's own traceback is attached as a note.
     """
     at, what = (f", at {place}", place) if place else ("", "the reward")
     found = UserError(

@@ -1,4 +1,4 @@
-"""One worker process as the runner sees it: start, feed, listen, measure, kill."""
+"""One worker process as seen by the runner: start, send, receive, measure, kill."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _PIPE_PIECE = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process did between two looks at it, in seconds."""
+    """Activity of a process between two looks at it, in seconds."""
 
     wall: float
     busy: float
-    """CPU time of its whole session and time that the session waited for a CPU: what shows that it was not asleep."""
+    """CPU time of the whole session plus its time waiting for a CPU: evidence that it was not asleep."""
     runnable: bool
-    """Whether a process of its session runs or waits for a CPU now; that wait is not in ``busy`` until it ends."""
+    """True if a process of the session runs or waits for a CPU now; this wait is not in ``busy`` until it ends."""
 
     @property
     def asleep(self) -> bool:
-        """Whether it uses, or waits for, less than half of the time, for reasons other than load."""
+        """True if the session used, or waited for, the CPU less than half of the time and is not runnable now."""
         return not self.runnable and self.busy < self.wall / 2
 
 
@@ -76,11 +76,11 @@ class WorkerProcess:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether part of a request waits for room in the pipe."""
+        """True if part of a request waits for room in the pipe."""
         return len(self._unsent) > 0
 
     def give(self, task: Task, samples: Sequence[Sample]) -> None:
-        """Queue a task; :meth:`send` moves it into the pipe."""
+        """Queue a task; :meth:`send` writes it to the pipe."""
         self.task = task
         self._unsent = memoryview(frame(pickle.dumps((task.reward, list(samples)), protocol=5)))
         self.begin()
@@ -97,7 +97,7 @@ class WorkerProcess:
             self._unsent = memoryview(b"")
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that have arrived, or None once the worker has closed its end."""
+        """Return the messages that have arrived, or None once the worker has closed its end."""
         found: list[dict[str, Any]] = []
         while True:
             try:
@@ -111,7 +111,7 @@ class WorkerProcess:
     # time --------------------------------------------------------------------------------------------------------
 
     def begin(self, cpu: float | None = None) -> None:
-        """The next sample starts now, at this CPU time as the worker reported it."""
+        """Start the clock of the next sample, at this CPU time as reported by the worker."""
         if cpu is not None:
             self._cpu_reported = cpu
         self.begun = time.monotonic()
@@ -120,15 +120,15 @@ class WorkerProcess:
 
     @property
     def wall(self) -> float:
-        """Seconds since the sample in flight (or the process) began."""
+        """Seconds of wall time since the sample in flight (or the process) began."""
         return time.monotonic() - self.begun
 
     def cpu(self) -> float:
-        """Seconds of CPU time that the sample in flight has used, its subprocesses included."""
+        """Return the CPU seconds that the sample in flight has used, including subprocesses."""
         return max(0.0, _session_cpu(self.pid) - self._cpu_at_begin)
 
     def look(self) -> Usage | None:
-        """What it did since the last look at this sample; None at the first."""
+        """Return the activity since the last look at this sample; None at the first look."""
         now, busy = time.monotonic(), _session_cpu(self.pid) + _session_waiting(self.pid)
         runnable = any(fields[0] == b"R" for _, fields in _session(self.pid))
         before, self._look = self._look, (now, busy)
@@ -137,9 +137,9 @@ class WorkerProcess:
     # end ---------------------------------------------------------------------------------------------------------
 
     def kill(self) -> int:
-        """End the process and everything in its session at once, free its pipes; returns the exit status.
+        """Kill the process and its whole session at once, close its pipes and return the exit status.
 
-        Negative is the number of the signal that ended it, as in :mod:`subprocess`.
+        A negative status is the number of the signal that ended it, as in :mod:`subprocess`.
         """
         with contextlib.suppress(ProcessLookupError):  # it is gone, and so are its children
             os.killpg(self.pid, signal.SIGKILL)
@@ -150,9 +150,9 @@ class WorkerProcess:
         return self._process.wait()
 
     def wait_for_end(self, patience_s: float = 0.5) -> None:
-        """Give a process that has closed its pipe the moment it needs to end by itself.
+        """Give a process that has closed its pipe a moment to end by itself.
 
-        It is not reaped, so that :meth:`kill` still finds its own exit status and no other process its number.
+        It is not reaped: :meth:`kill` still gets its own exit status, and no other process gets its number.
         """
         latest = time.monotonic() + patience_s
         while time.monotonic() < latest:
@@ -162,25 +162,25 @@ class WorkerProcess:
 
 
 def _session_cpu(session: int) -> float:
-    """CPU seconds of all processes of a session, with those of children that they have waited for."""
+    """Return the CPU seconds of all processes of a session, including children they have waited for."""
     ticks = sum(int(number) for _, fields in _session(session) for number in fields[11:15])
     return ticks / _TICKS_PER_SECOND
 
 
 def _session_waiting(session: int) -> float:
-    """Seconds that the processes of a session were ready to run but had no CPU."""
+    """Return the seconds that the processes of a session were ready to run but had no CPU."""
     return sum(_waiting_for_cpu(pid) for pid, _ in _session(session))
 
 
 def _session(session: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Number and ``/proc/<pid>/stat`` of each process of a session."""
+    """Iterate over the process ids of a session, with the fields of ``/proc/<pid>/stat``."""
     for entry in os.listdir("/proc"):
         if entry.isdigit() and (fields := _stat(int(entry))) is not None and int(fields[3]) == session:
             yield int(entry), fields
 
 
 def _stat(pid: int) -> list[bytes] | None:
-    """The fields of ``/proc/<pid>/stat`` from the state on (proc(5) field 3), or None if the process is gone."""
+    """Return the fields of ``/proc/<pid>/stat`` from the state on (proc(5) field 3), or None if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()
@@ -189,7 +189,7 @@ def _stat(pid: int) -> list[bytes] | None:
 
 
 def _waiting_for_cpu(pid: int) -> float:
-    """Seconds that the main thread of a process was ready to run but had no CPU; 0 where the kernel does not say."""
+    """Return the seconds that a process's main thread was ready but had no CPU; 0 if the kernel does not say."""
     try:
         with open(f"/proc/{pid}/schedstat", "rb") as file:
             return int(file.read().split()[1]) / 1e9

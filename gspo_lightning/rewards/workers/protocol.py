@@ -1,7 +1,7 @@
-"""What goes over the pipes between the runner and its workers: frames of a length and a body.
+"""Pipe protocol between the runner and its workers: frames of a length and a body.
 
 Runner to worker: pickles, because the runner is trusted and rewards are objects. Worker to runner: JSON only, because
-text of the model has been through the worker.
+the worker handles text of the model.
 
 ======== ============================================================ ===============================================
 worker   ``{"t": "ready", "cpu"}``                                    rewards are loaded and prepared
@@ -35,11 +35,11 @@ MAX_JSON_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The first frame to a worker.
+    """The first frame sent to a worker.
 
-    ``rewards`` is a pickle of ``{name: Reward}``; ``plugin_files`` maps the canonical names of plug-in modules
-    to their files; ``memory_mb`` bounds the address space (MiB), ``deadline_s`` the CPU time of a sample
-    (seconds); without the process ``parent_pid`` a worker ends.
+    ``rewards`` is a pickle of ``{name: Reward}``. ``plugin_files`` maps the canonical names of plug-in modules to their
+    files. ``memory_mb`` bounds the address space (MiB), ``deadline_s`` the CPU time of a sample (seconds). A worker
+    ends when the process ``parent_pid`` does.
     """
 
     rewards: bytes
@@ -51,22 +51,22 @@ class Setup:
 
 
 def frame(body: bytes) -> bytes:
-    """A body with its length in front."""
+    """Return a body with its length in front."""
     return _LENGTH.pack(len(body)) + body
 
 
 def json_frame(message: Mapping[str, Any]) -> bytes:
-    """A message as an ASCII JSON frame; NaN and infinity are refused."""
+    """Return a message as an ASCII JSON frame; NaN and infinity are refused."""
     return frame(json.dumps(message, allow_nan=False).encode("ascii"))
 
 
 def body_length(header: bytes) -> int:
-    """The length that a header announces, in bytes."""
+    """Return the body length in bytes from a header."""
     return int(_LENGTH.unpack(header)[0])
 
 
 class FrameReader:
-    """Puts the frames of a stream together again from pieces of any size.
+    """A decoder that reassembles the frames of a stream from pieces of any size.
 
     >>> reader = FrameReader()
     >>> whole = json_frame({"t": "ready"})
@@ -78,10 +78,10 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, piece: bytes) -> list[dict[str, Any]]:
-        """The messages that this piece completes.
+        """Return the messages that this piece completes.
 
         Raises:
-            ValueError: what arrives is not a frame of this protocol.
+            ValueError: the data is not a frame of this protocol.
         """
         self._buffer += piece
         found: list[dict[str, Any]] = []

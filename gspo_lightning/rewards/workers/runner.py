@@ -29,7 +29,7 @@ __all__ = ["Pending", "RewardRunner"]
 log = logging.getLogger(__name__)
 
 _FEW_LOST = 4
-"""So many lost samples never stop a run, however few were scored."""
+"""Number of lost samples that never stop a run, however few were scored."""
 
 
 class Pending:
@@ -40,7 +40,7 @@ class Pending:
         self._found: list[SampleScore] | None = None
 
     def done(self) -> bool:
-        """Whether :meth:`result` would return at once, apart from rewards that run in the trainer."""
+        """True if :meth:`result` would return at once, apart from rewards that run in the trainer."""
         return self._job.finished.is_set()
 
     @property
@@ -49,7 +49,7 @@ class Pending:
         return [self.result()[i] for i in sorted(self._job.lost)]
 
     def result(self) -> list[SampleScore]:
-        """One score per sample, in order. Rewards that run in the trainer are computed here, in the calling thread.
+        """Return one score per sample, in order; rewards of the trainer are computed here, in the calling thread.
 
         Raises:
             UserError: a reward raised, or returned something that is not a reward.
@@ -61,21 +61,21 @@ class Pending:
 
 
 class RewardRunner:
-    """Scores samples with several rewards, each sample under a hard deadline.
+    """A scorer of samples with several rewards, each sample under a hard deadline.
 
-    Rewards with ``where = "worker"`` run in processes that are killed when a sample uses up its time or memory: such a
-    sample has reward 0 (``timeout``, ``model_error``), a sample whose worker was lost twice is *missing*, and no other
-    sample notices. Rewards with ``where = "trainer"`` run in the calling thread.
+    Rewards with ``where = "worker"`` run in processes that are killed when a sample uses up its time or memory. Such a
+    sample has reward 0 (``timeout``, ``model_error``), a sample whose worker was lost twice is *missing*, and other
+    samples are unaffected. Rewards with ``where = "trainer"`` run in the calling thread.
 
     Args:
         rewards: name -> reward, or several of which a column of the record chooses one
             (:class:`gspo_lightning.rewards.by_record.ByRecord`).
-        weights: name -> weight in the sum; 1 where not given.
+        weights: name -> weight in the sum; 1 by default.
         num_workers: worker processes; None leaves a core to each trainer on this machine and shares the rest.
         deadline_s: CPU seconds that one sample may use in one reward.
         memory_mb: address space of a worker (MiB).
-        recycle_after: samples after which a worker is replaced as soon as nothing waits for it.
-        max_missing_rate: share of samples per call that may be lost by the infrastructure before the run stops.
+        recycle_after: samples after which a worker is replaced as soon as no task waits for it.
+        max_missing_rate: share of samples per call that the infrastructure may lose before the run stops.
         plugins: files, folders or modules of plug-ins; imported here if they are not yet.
 
     Raises:
@@ -117,7 +117,7 @@ class RewardRunner:
     # life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the workers; returns at once, their imports continue in the background."""
+        """Start the workers; returns at once while their imports continue in the background."""
         if self._dispatcher is None and self._remote:
             self._dispatcher = Dispatcher(self._remote, self._setup(), self._limits)
             weakref.finalize(self, self._dispatcher.close)  # at the end of the program, too
@@ -138,21 +138,21 @@ class RewardRunner:
         self.close()
 
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers that live now."""
+        """Return the process ids of the live workers."""
         return self._dispatcher.pids() if self._dispatcher is not None else []
 
     # scoring -----------------------------------------------------------------------------------------------------
 
     def score(self, samples: Sequence[Sample]) -> list[SampleScore]:
-        """One score per sample, in order; see :meth:`Pending.result` for what it raises."""
+        """Score samples, one score each, in order; for exceptions see :meth:`Pending.result`."""
         return self.submit(samples).result()
 
     def submit(self, samples: Sequence[Sample]) -> Pending:
-        """Begin to score while the caller does something else, such as generating more."""
+        """Start scoring in the background; the caller can go on, for example with generation."""
         return Pending(self, self._begin(samples))
 
     def gather(self, pending: Sequence[Pending]) -> list[SampleScore]:
-        """The scores of several submissions, one after another; ``max_missing_rate`` counts over all of them.
+        """Return the scores of several submissions, one after another; ``max_missing_rate`` counts over all of them.
 
         Raises:
             UserError, InfrastructureError: see :meth:`Pending.result`.
@@ -173,19 +173,19 @@ class RewardRunner:
     ) -> None:
         """Verify the rewards before the first rollout.
 
-        Every required column must be there. Each reward then judges canned completions (empty, short, and with the
-        answer in it) on the real path; one that needs columns can do so only if their values are known.
+        Every required column must be there. Each reward then scores canned completions (empty, short, and with the
+        answer in it) on the real path. Rewards that need columns can do so only if an example record is given.
 
         Args:
             columns: names of the records' columns, or an example record as a mapping.
             prompt: of the canned samples.
-            others: more records with their prompts, for rewards that return None for the first. Those that
-                read answers try all of them, and a warning counts the records that they cannot read.
+            others: more records with their prompts, for rewards that return None for the first. Rewards that read
+                answers try all of them, and a warning counts the records that they cannot read.
             conversation: samples will have the columns of a conversation.
 
         Raises:
-            UserError: a required column is missing, a reward raises or returns something that is not a reward, or it
-                gives none to any canned completion.
+            UserError: a required column is missing, a reward raises or returns something that is not a reward, or
+                returns None for all canned completions.
         """
         record: Mapping[str, Any] = columns if isinstance(columns, Mapping) else {}
         self._check_columns(record, [*columns, *(conversation_columns("", "") if conversation else ())])
@@ -207,10 +207,10 @@ class RewardRunner:
         self._count_unreadable(others)
 
     def _check_columns(self, record: Mapping[str, Any], there: Sequence[str]) -> None:
-        """Every column that a reward needs is there; of a known record, only those of rewards that apply to it.
+        """Check that every required column is there; of a known record, only for rewards that apply to it.
 
         Raises:
-            UserError: one is missing.
+            UserError: a column is missing.
         """
         for name, column in self.judges.columns().items():
             if column not in there:
@@ -229,10 +229,10 @@ class RewardRunner:
                     )
 
     def _check_time(self, samples: Sequence[Sample], scores: Sequence[SampleScore]) -> None:
-        """Every reward judges a canned completion in time.
+        """Check that every reward scores the canned completions in time.
 
         Raises:
-            UserError: one does not.
+            UserError: a reward timed out.
         """
         private = "that is the first record's answer"
         shown = [*(repr(sample.completion) for sample in samples[:2]), private]
@@ -246,10 +246,10 @@ class RewardRunner:
                     )
 
     def _check_judged(self, record: Mapping[str, Any]) -> None:
-        """A record that is known has a reward that applies to it.
+        """Check that some reward applies to the record, if it is known.
 
         Raises:
-            UserError: it has none.
+            UserError: no reward applies.
         """
         if not record or self.judges.applying(record):
             return
@@ -263,7 +263,7 @@ class RewardRunner:
         )
 
     def unreadable(self, records: Sequence[tuple[Mapping[str, Any], str]]) -> dict[str, str]:
-        """What to say about records (columns, prompt) whose answer a reward cannot read, by the reward's name."""
+        """Return, by reward name, a message about records (columns, prompt) whose answer a reward cannot read."""
         names = [name for name, reward in self._remote.items() if reward.reads_answers]
         samples = [Sample(f"record/{i}", text, "", (), record) for i, (record, text) in enumerate(records)]
         said = {}
@@ -277,7 +277,7 @@ class RewardRunner:
         return said
 
     def _count_unreadable(self, others: Sequence[tuple[Mapping[str, Any], str]]) -> None:
-        """Warn, once, of records whose answer a reward cannot read."""
+        """Warn, once, about records whose answer a reward cannot read."""
         if not others or self._counted or os.environ.get("LOCAL_RANK", "0") != "0":
             return
         said = self.unreadable(others)
@@ -332,7 +332,7 @@ class RewardRunner:
         )
 
     def _score_asked(self, name: str, reward: Reward, samples: Sequence[Sample]) -> list[Score]:
-        """A verdict on every sample, by a reward that runs here and need not apply to all of them."""
+        """Score all samples with a reward of the trainer, which need not apply to all of them."""
         scores = [self.judges.silence(name, sample.columns) for sample in samples]
         asked = iter(self._score_here(name, reward, [s for s, q in zip(samples, scores, strict=True) if q is None]))
         return [next(asked) if score is None else score for score in scores]
@@ -383,8 +383,9 @@ class RewardRunner:
 
 
 def _report(error: GSPOError) -> None:
-    """Say on every rank but the first what stops the run: the command line prints only the first rank's errors, and
-    the others would see no more than a connection that was closed.
+    """Log the error that stops the run, on every rank but the first.
+
+    The command line prints only the first rank's errors, and the others would see no more than a closed connection.
     """
     if (rank := os.environ.get("LOCAL_RANK", "0")) != "0":
         log.error("rank %s stops the run: %s", rank, error)

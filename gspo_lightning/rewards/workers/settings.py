@@ -1,4 +1,4 @@
-"""The settings of a runner: their rules, and rewards as they travel to workers."""
+"""Settings of a runner: validation, defaults, and pickling of rewards for workers."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["check_settings", "default_workers", "fill_weights", "pickle_rewards"
 
 
 def default_workers() -> int:
-    """One core for each trainer process of this machine, the rest shared evenly by their workers; at least 1."""
+    """Return the default number of workers: one core per local trainer process, the rest shared evenly; at least 1."""
     ranks = _local_ranks()
     return max(1, (len(os.sched_getaffinity(0)) - ranks) // ranks)
 
 
 def _local_ranks() -> int:
-    """Trainer processes on this machine, as their launcher says: torchrun, Slurm, or Lightning itself.
+    """Return the number of trainer processes on this machine, as set by torchrun, Slurm or Lightning.
 
-    Lightning says only how many there are on all machines; on several that gives too few workers, never too many.
+    Lightning only sets the number on all machines; with several machines that gives too few workers, never too many.
     """
     for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "WORLD_SIZE"):
         if os.environ.get(name, "").isdigit():
@@ -53,7 +53,7 @@ def check_settings(
 
 
 def fill_weights(rewards: Mapping[str, object], weights: Mapping[str, float]) -> dict[str, float]:
-    """A finite weight for every reward, 1 where none is given."""
+    """Return a finite weight for every reward, 1 by default."""
     for name, weight in weights.items():
         if name not in rewards:
             raise UserError("reward_weights", f"{name!r} is not a reward; {did_you_mean(name, rewards)}")
@@ -65,7 +65,7 @@ def fill_weights(rewards: Mapping[str, object], weights: Mapping[str, float]) ->
 def weights_by_name(
     rewards: Mapping[str, object], weights: Mapping[str, float] | Sequence[float] | None
 ) -> dict[str, float]:
-    """Weights as a mapping; a list of them is in the order of the rewards, as TRL's ``reward_weights``.
+    """Convert weights to a mapping; a list is in the order of the rewards, like TRL's ``reward_weights``.
 
     Raises:
         UserError: a list of another length.
@@ -83,7 +83,7 @@ def weights_by_name(
 
 
 def pickle_rewards(rewards: Mapping[str, Reward]) -> bytes:
-    """Rewards as they travel to a worker, which must be able to import their classes."""
+    """Pickle rewards for a worker, which must be able to import their classes."""
     for name, reward in rewards.items():
         if type(reward).__module__ == "__main__":
             raise UserError(

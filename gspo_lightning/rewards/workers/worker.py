@@ -1,6 +1,6 @@
-"""A reward worker: ``python -m gspo_lightning.rewards.workers.worker``, frames in on stdin, frames out on stdout.
+"""Reward worker: ``python -m gspo_lightning.rewards.workers.worker``, frames in on stdin, frames out on stdout.
 
-The process never imports torch (unless a plug-in's own module does), has a bounded address space and CPU time, and
+The process never imports torch (unless a plug-in's own module does) and has a bounded address space and CPU time. It
 ends with its parent: at the end of stdin when idle, by a signal of the kernel when busy.
 """
 
@@ -41,7 +41,7 @@ _TRACE_CHARACTERS = 20_000
 
 @escaped_logs()
 def main() -> int:
-    """Serve until stdin ends; the exit code is 0 then, and 1 if the worker could not start."""
+    """Serve until stdin ends, then return exit code 0; return 1 if the worker could not start."""
     requests, descriptor = _take_over_pipes()
     replies = _Replies(descriptor)
     setup: Setup | None = _read(requests)
@@ -62,10 +62,10 @@ def main() -> int:
 
 
 class _Replies:
-    """The pipe to the runner, which only the worker itself writes.
+    """The pipe to the runner, written only by the worker process itself.
 
-    A reward may fork. A child that comes back from it, with a result or an exception, would go on as a second worker
-    on the same pipes: it is ended here, and leaves word in memory that both share.
+    A reward may fork. A child that returns from the reward, with a result or an exception, would go on as a second
+    worker on the same pipes. It is ended here, and leaves a flag in shared memory.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -74,11 +74,11 @@ class _Replies:
 
     @property
     def child_returned(self) -> bool:
-        """Whether a child has come back from a reward."""
+        """True if a forked child has returned from a reward."""
         return self._word[0] == 1
 
     def say(self, **message: object) -> None:
-        """Send a message, or end a process that is not the worker."""
+        """Send a message, or end the process if it is not the worker."""
         if os.getpid() != self._worker:
             self._word[0] = 1
             os._exit(1)
@@ -88,9 +88,9 @@ class _Replies:
 
 
 def _take_over_pipes() -> tuple[int, int]:
-    """Private copies of stdin and stdout: what a plug-in prints goes to stderr, what it reads is empty.
+    """Take private copies of stdin and stdout: plug-ins then print to stderr and read an empty stdin.
 
-    Nobody may be there to read stderr any more; no reward fails by that.
+    Writing to stderr never fails a reward, even if its reader is gone.
     """
     requests, replies = os.dup(0), os.dup(1)
     with open(os.devnull, "rb") as nothing:
@@ -101,7 +101,7 @@ def _take_over_pipes() -> tuple[int, int]:
 
 
 def _die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; a busy worker sees no end of stdin."""
+    """Have the kernel kill this process when its parent thread ends; a busy worker does not notice the end of stdin."""
     with contextlib.suppress(OSError, AttributeError):  # another C library: the CPU limit still ends an orphan
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent_pid:  # it ended before it could be watched
@@ -119,8 +119,9 @@ def _start(setup: Setup) -> dict[str, Reward]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Imports a plug-in file when a reward of it is met, and no other: an objective in the same list of plug-ins would
-    bring torch into the worker.
+    """Unpickler that imports a plug-in file only for a reward defined in it.
+
+    Other files are not imported: an objective in the same list of plug-ins would bring torch into the worker.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -141,7 +142,7 @@ def _limit(kind: int, value: int) -> None:
 
 
 def _serve(replies: _Replies, name: str, reward: Reward, samples: Sequence[Sample], deadline_s: float) -> bool:
-    """Judge the samples of a task, sending each verdict when it is found; False if the reward failed."""
+    """Score the samples of a task, sending each score when it is found; False if the reward failed."""
     done = 0
     try:
         while done < len(samples):
@@ -171,15 +172,15 @@ def _serve(replies: _Replies, name: str, reward: Reward, samples: Sequence[Sampl
 
 
 def _limit_cpu(deadline_s: float) -> None:
-    """A second line behind the runner's deadline, kept by the kernel: an orphan cannot burn CPU for ever."""
+    """Limit CPU time in the kernel, as a backup of the runner's deadline: an orphan cannot burn CPU for ever."""
     _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + 2 * deadline_s + 5))
 
 
 def _check_children(replies: _Replies, name: str) -> None:
-    """See that no child of a reward has come back from it.
+    """Check that no child of a reward has returned from it.
 
     Raises:
-        UserError: one has, in this process.
+        UserError: a child has returned.
     """
     if replies.child_returned:
         raise UserError(
@@ -199,7 +200,7 @@ def _send(replies: _Replies, score: Score) -> None:
 
 
 def _read(requests: int) -> Any:
-    """The next request, or None at the end of the stream."""
+    """Read the next request; None at the end of the stream."""
     header = _read_exactly(requests, LENGTH_BYTES)
     if header is None:
         return None
@@ -223,7 +224,7 @@ def _address_space_mb() -> int:
 
 
 def _trace() -> str:
-    """The traceback of the exception being handled; messages may hold whole completions, so it is cut in front."""
+    """Return the end of the current traceback; messages may hold whole completions, so it is cut in front."""
     return traceback.format_exc()[-_TRACE_CHARACTERS:]
 
 
