@@ -71,6 +71,6 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    for lazy, module in _LAZY.items():  # all: who asks for one built-in reward may find the others by their names
+    for lazy, module in _LAZY.items():  # all: looking up one built-in reward may find the others by name
         globals()[lazy] = getattr(importlib.import_module(f"{__name__}.{module}"), lazy)
     return globals()[name]

@@ -38,7 +38,7 @@ class Reward(ABC):
     """
 
     where: Literal["worker", "trainer"] = "worker"
-    """Where the reward runs: in a killable worker process, or (models on the device) in the training process."""
+    """Place of execution: a killable worker process, or (for models on the device) the training process."""
     deadline_s: float | None = None
     """CPU seconds per sample, for rewards that enforce time limits of their own; None: the runner's deadline."""
     agrees_with: str | None = None
@@ -66,7 +66,7 @@ class Reward(ABC):
 
     @abstractmethod
     def score(self, *args: Any, **kwargs: Any) -> Any:
-        """Score one sample; see the class."""
+        """Judge one sample; see the class."""
 
     def score_batch(self, samples: Sequence[Sample]) -> Sequence[float | Score | None]:
         """Score several samples; return one value per sample, in order. May be ``async``.

@@ -104,7 +104,7 @@ class SequenceClassificationReward(Reward):
         if self.text == "chat":
             messages = [*prompt_messages(sample), *completion_messages(sample)]
             rendered = tokenizer.apply_chat_template(messages, tokenize=False, **tools_of(sample.columns))
-            return tokenizer(rendered, add_special_tokens=False)  # the template writes its own
+            return tokenizer(rendered, add_special_tokens=False)  # the template writes its own special tokens
         if self.text == "pair":
             return tokenizer(sample.prompt, sample.completion)
         return tokenizer(sample.completion if self.text == "completion" else sample.prompt + sample.completion)
@@ -157,7 +157,7 @@ class SequenceClassificationReward(Reward):
                 )
         except UserError:
             raise
-        except (OSError, ValueError, ImportError, RuntimeError, UnpicklingError) as error:  # Runtime: other shapes
+        except (OSError, ValueError, ImportError, RuntimeError, UnpicklingError) as error:  # Runtime: shape mismatch
             raise _refusal(f"{self.name_or_path!r} cannot be loaded: {fault_of(error)}") from error
         if missing := sorted(report["missing_keys"]):
             raise _refusal(
@@ -167,7 +167,7 @@ class SequenceClassificationReward(Reward):
             raise UserError(
                 "SequenceClassificationReward.text", "'chat' needs a chat template; this tokenizer has none"
             )
-        trained = getattr(model.config, "gspo_reads", None)  # of a model that gspo fit-reward has exported
+        trained = getattr(model.config, "gspo_reads", None)  # set in models exported by gspo fit-reward
         if trained is not None and trained != self.text:
             raise UserError(
                 "SequenceClassificationReward.text",

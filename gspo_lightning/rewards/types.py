@@ -32,7 +32,7 @@ _SEVERITY = (
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One completion to judge.
+    """A completion to score.
 
     ``id`` names it in messages, ``completion_ids`` are the policy's own tokens, ``columns`` is the rest of the record
     (``answer`` ...), ``truncated`` says whether the completion was cut at the response limit. ``prompt_messages`` holds

@@ -30,7 +30,7 @@ class BadAnswerError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One test: the frame sent to the sandbox, and the expected values, which stay outside.
+    """A single test: the frame sent to the sandbox, and the expected values, which stay outside.
 
     ``expected`` holds every correct value; ``assertion`` is set for the assert kind, ``script`` for a test that has to
     run unchanged.

@@ -138,7 +138,7 @@ def called(statement: ast.stmt) -> set[str]:
 def _assertion(statement: ast.Assert, helpers: list[ast.stmt], names: set[str]) -> Assertion | None:
     """Split one assert; None if it does not test the program (``assert True, "fine so far"``)."""
     source = f"{_needed([statement], helpers)}\n{ast.unparse(statement)}"
-    taken = _TakeCalls(names)  # puts names in the place of calls in the statement itself
+    taken = _TakeCalls(names)  # replaces the calls in the statement itself
     condition = taken.visit(statement.test)
     if not taken.calls:
         if any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(statement.test)):

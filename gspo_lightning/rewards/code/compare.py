@@ -106,7 +106,7 @@ class Comparison:
             return found == wanted or abs(found - wanted) <= self.tolerance * (
                 max(1.0, abs(wanted)) if self.relative else 1.0
             )
-        except OverflowError:  # an integer beyond every float
+        except OverflowError:  # an integer too large for a float
             return False
 
 
@@ -120,7 +120,7 @@ def same_output(printed: str, expected: str) -> bool:
     (True, False)
     """
     printed, expected = printed.strip(), expected.strip()
-    if printed.count("\n") != expected.count("\n"):  # before megabytes of lines become as many objects
+    if printed.count("\n") != expected.count("\n"):  # before splitting megabytes of lines
         return False
     return all(_same_line(a, b) for a, b in zip(_lines(printed), _lines(expected), strict=True))
 

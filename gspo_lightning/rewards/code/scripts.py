@@ -91,7 +91,7 @@ def _helpers(prefix: str, names: Iterable[str]) -> list[ast.stmt]:
     try:
         body = read_python(prefix)
     except UnsupportedTestError:
-        return []  # the beginning of an expression, say
+        return []  # such as the beginning of an expression
     return [s for s in body if not bound(s) & set(names)]
 
 

@@ -65,7 +65,7 @@ def _of_family(family: str, request: Mapping[str, Any]) -> Iterator[dict[str, st
 def main() -> int:
     """Serve one request; for user errors return exit code 3 and write a line to stderr."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what the package prints is no record
+    os.dup2(2, 1)  # output that the package prints is not a record
     try:
         for record in items(json.load(sys.stdin)):
             out.write(json.dumps(record) + "\n")

@@ -104,7 +104,7 @@ def _right(source: Source, family: str, text: str, entry: Entry) -> bool:
             return float(source.score_answer(text, entry)) >= 1.0
         except MemoryError:
             raise
-        except Exception:  # other people's code on a model's text: whatever it raises, it has not paid
+        except Exception:  # third-party code on model text: any exception means not accepted
             return False
 
 

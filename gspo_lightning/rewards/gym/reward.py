@@ -31,7 +31,7 @@ class ReasoningGym(Reward):
         UserError: reasoning-gym is not installed in the tested version, or a setting is out of its range.
     """
 
-    deadline_s = 10.0  # the first item of some families loads their data for seconds
+    deadline_s = 10.0  # some families load data for seconds at their first item
 
     def __init__(self, marker: str = "<answer>", max_characters: int = 20_000) -> None:
         if max_characters < 1:

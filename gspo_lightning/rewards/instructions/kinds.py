@@ -24,7 +24,7 @@ class BadInstructionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction: the id of its kind and the kind's arguments."""
+    """An instruction: the id of its kind and the kind's arguments."""
 
     id: str
     arguments: Mapping[str, Any]

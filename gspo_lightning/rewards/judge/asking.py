@@ -29,7 +29,7 @@ _SPACE = "\u200b"
 
 @dataclass(frozen=True)
 class Question:
-    """One request for a verdict.
+    """A request for a verdict.
 
     Args:
         rubric: criterion -> the question about it.

@@ -120,14 +120,14 @@ class LLMJudge(Reward):
         return asyncio.run(self._score_all(samples))
 
     async def _score_all(self, samples: Sequence[Sample]) -> list[Score]:
-        if time.monotonic() < self._silent_until:  # whoever waits for a dead server waits once
+        if time.monotonic() < self._silent_until:  # wait for a dead server only once
             raise InfrastructureError(self._silence)
         asked: _Asked = {}
         async with ChatServer(self.url, self.concurrency, self.timeout_s, self.retries, self.backoff_s) as server:
             try:
                 scores = await asyncio.gather(*(self._score_one(server, sample, asked) for sample in samples))
             finally:
-                for task in asked.values():  # where one request says that none can be answered
+                for task in asked.values():  # one request may show that none can be answered
                     task.cancel()
                 ends = await asyncio.gather(*asked.values(), return_exceptions=True)
         if ends and all(isinstance(end, NoReplyError) for end in ends):

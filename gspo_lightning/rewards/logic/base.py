@@ -15,7 +15,7 @@ DIFFICULTIES = range(1, 6)
 
 @dataclass(frozen=True, slots=True)
 class Puzzle:
-    """One puzzle in two styles.
+    """A puzzle in two styles.
 
     ``text`` asks in English and ``form`` describes the form of the answer; ``compact`` asks in a notation over the
     alphabet of the tiny models ("" if a family has none). ``answer`` is the checker's input, as text; ``solution`` and
@@ -53,7 +53,7 @@ class Grade:
 
 
 class Family(ABC):
-    """One kind of puzzle."""
+    """A kind of puzzle."""
 
     name: ClassVar[str]
     """Name of the family in settings and records."""

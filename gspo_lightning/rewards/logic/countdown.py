@@ -109,7 +109,7 @@ def evaluate(tokens: list[str]) -> Fraction:
     """
     values: list[Fraction] = []
     operators, expects_value = ["("], True
-    for token in [*tokens, ")"]:  # brackets around the whole
+    for token in [*tokens, ")"]:  # brackets around the whole expression
         if not operators or expects_value != (token == "(" or token.isdigit()):
             raise ValueError("not an expression")
         if token == "(":

@@ -14,7 +14,7 @@ from gspo_lightning.rewards.logic.knights_answer import read_kinds
 __all__ = ["Knights"]
 
 Claim = tuple[int, bool, str, int, bool]
-"""Person, is a knight, operator, person, is a knight."""
+"""A claim: person, is a knight, operator, person, is a knight."""
 _WORDS = {"*": "{} and {}", "+": "{} or {}, or both", "=": "{} if and only if {}"}
 
 

@@ -133,7 +133,7 @@ def _reach(kind: str, houses: int) -> tuple[list[int], list[int]]:
 def _all_different(values: Sequence[Cell], domains: dict[Cell, int], houses: int) -> None:
     for cell in values:
         mask = domains[cell]
-        if mask & (mask - 1) == 0:  # decided: no other value can be there
+        if mask & (mask - 1) == 0:  # decided: excluded for all other values
             for other in values:
                 if other != cell:
                     domains[other] &= ~mask

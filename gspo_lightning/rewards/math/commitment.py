@@ -159,7 +159,7 @@ class _Reader:
             return Extracted(unwrapped(_REASON.split(whole)[0]))
         if announced and at_once and self.options and len(found) > 1:
             gap = sentence[found[0].end() : found[1].start()]
-            found = found if phrases.JOINED.fullmatch(gap) else found[:1]  # what follows the letter is about it
+            found = found if phrases.JOINED.fullmatch(gap) else found[:1]  # the text behind the letter is about it
         return self._stated(sentence, found, announced=announced and at_once)
 
     def _words(self, sentence: str, whole: str) -> Extracted | None:

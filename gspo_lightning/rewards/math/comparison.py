@@ -103,7 +103,7 @@ class Comparison:
 
     def _by_structure(self, gold: Gold, given: str) -> bool | None:
         if has_signs(gold.text) and library.read(gold.text):
-            return None  # upstream's reading, which knows pairs of signs
+            return None  # upstream reads pairs of signs
         return compared(gold.text, given, lambda ours, theirs: self.same(read_gold(ours), theirs, "any")[0])
 
     def _by_value(self, gold: Gold, given: str) -> bool | None:
@@ -151,7 +151,7 @@ class Comparison:
         if formula and "=" not in gold.text and len(sides := _sides(given)) > 1:
             return self._by_sides(wanted, sides, boxed=boxed)
         found = library.parse(given, boxed=True)
-        if not formula and not self._equal(wanted, found):  # a sentence: what upstream finds in it
+        if not formula and not self._equal(wanted, found):  # a sentence: let upstream search it
             found = library.parse(given, boxed=False)
         if not found:
             return False, "the answer is not understood as mathematics"
@@ -174,7 +174,7 @@ class Comparison:
             if _ROUNDED.fullmatch(side):
                 continue
             if not boxed and not _ARITHMETIC.fullmatch(side):
-                continue  # in a sentence it may hold by what was said before
+                continue  # in a sentence it may follow from earlier text
             if not self._equal(wanted, library.parse(side, boxed=True)):
                 return False, "a false equation"
         return True, ""

@@ -102,7 +102,7 @@ class MathVerifier(Reward):
                 reason = self._in_form(gold, found, prompt)
         except MemoryError:
             raise
-        except Exception as error:  # computer algebra raises anything at what models write
+        except Exception as error:  # computer algebra may raise anything on model text
             return Score.model_error(f"computer algebra failed: {type(error).__name__}")
         return Score(float(same and not reason), detail=reason)
 

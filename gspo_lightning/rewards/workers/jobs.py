@@ -27,7 +27,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Job:
-    """One call of ``submit``: its samples, the scores so far, and the number of scores still open."""
+    """A call of ``submit``: its samples, the scores so far, and the number of scores still open."""
 
     samples: Sequence[Sample]
     parts: dict[str, list[Score | None]]
@@ -70,7 +70,7 @@ class Task:
 
     @property
     def behind(self) -> list[int]:
-        """The samples that were not begun."""
+        """The samples behind the ones in flight, not begun yet."""
         return [] if self.whole else self.indices[self.done + 1 :]
 
 

@@ -1,4 +1,4 @@
-"""One worker process as seen by the runner: start, send, receive, measure, kill."""
+"""A worker process as seen by the runner: start, send, receive, measure, kill."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class WorkerProcess:
 
         A negative status is the number of the signal that ended it, as in :mod:`subprocess`.
         """
-        with contextlib.suppress(ProcessLookupError):  # it is gone, and so are its children
+        with contextlib.suppress(ProcessLookupError):  # already gone, with its children
             os.killpg(self.pid, signal.SIGKILL)
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -354,7 +354,7 @@ class RewardRunner:
                 self._prepared.add(name)
             found.extend(judge(name, reward, samples))
         except Exception as error:
-            settings_wrong = isinstance(error, UserError) and name not in self._prepared  # says itself what to change
+            settings_wrong = isinstance(error, UserError) and name not in self._prepared  # its message names the fix
             if settings_wrong or is_refusal(error, name):
                 raise
             at = samples[min(len(found), len(samples) - 1)].id if samples else "-"

@@ -154,14 +154,14 @@ def _serve(replies: _Replies, name: str, reward: Reward, samples: Sequence[Sampl
                     done += 1
                     _limit_cpu(deadline_s)
             except MemoryError:
-                if reward.batched and len(samples) > 1:  # which one it was shows one by one
+                if reward.batched and len(samples) > 1:  # score one by one to find the sample
                     return all(_serve(replies, name, reward, [sample], deadline_s) for sample in samples)
                 _send(replies, Score.model_error("memory"))
                 done += 1
     except InfrastructureError as error:
         replies.say(t="unavailable", reason=_one_line(error))
         return False
-    except BaseException as error:  # SystemExit of a plug-in as well: the runner decides what it means
+    except BaseException as error:  # a plug-in's SystemExit, too: the runner decides
         if is_refusal(error, name) or (isinstance(error, UserError) and is_own(type(reward))):
             replies.say(t="refused", field=error.field, problem=error.problem, fix=error.fix)
         else:
@@ -236,6 +236,6 @@ def _one_line(error: BaseException) -> str:
 if __name__ == "__main__":
     try:
         code = main()
-    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C and a closed runner are not this process's errors
+    except (KeyboardInterrupt, BrokenPipeError):  # Ctrl-C and a closed runner are no errors of this process
         code = 0
     os._exit(code)  # threads of plug-ins cannot hold it up
