@@ -16,7 +16,7 @@ class ScoreStatus(StrEnum):
     OK = "ok"
     """The reward was computed."""
     MODEL_ERROR = "model_error"
-    """The answer could not be judged through the model's own mistake: reward 0."""
+    """The answer could not be judged because of a mistake of the model: reward 0."""
     TIMEOUT = "timeout"
     """Judging the answer used up its CPU time. A mistake of the model: reward 0."""
     MISSING = "missing"
@@ -36,7 +36,7 @@ class Sample:
 
     ``id`` names it in messages, ``completion_ids`` are the policy's own tokens, ``columns`` is the rest of the record
     (``answer`` ...), ``truncated`` says whether the completion was cut at the response limit. ``prompt_messages`` holds
-    a prompt that is a list of chat messages. ``step`` is the number of optimizer steps behind the weights that
+    a prompt that is a list of chat messages. ``step`` is the number of optimizer steps that the weights had when they
     generated the completion, ``total_steps`` that of the whole run (-1: unknown).
     """
 
@@ -92,7 +92,7 @@ class Score:
 
     @classmethod
     def model_error(cls, detail: str) -> Score:
-        """Return reward 0: the answer cannot be judged through the model's own mistake."""
+        """Return reward 0: the answer cannot be judged because of a mistake of the model."""
         return cls(0.0, ScoreStatus.MODEL_ERROR, detail)
 
     @classmethod

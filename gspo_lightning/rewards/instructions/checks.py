@@ -77,7 +77,10 @@ def number_words(text: str, num_words: int, relation: str) -> bool:
 
 
 def nth_paragraph_first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
-    """True if one of ``num_paragraphs`` paragraphs (from 1, split by empty lines) begins with ``first_word``."""
+    """True if the text has ``num_paragraphs`` paragraphs and one of them begins with ``first_word``.
+
+    Empty lines separate paragraphs; ``nth_paragraph`` counts from 1.
+    """
     parts = paragraphs(text)
     if sum(bool(p.strip()) for p in parts) != num_paragraphs or nth_paragraph > num_paragraphs:
         return False

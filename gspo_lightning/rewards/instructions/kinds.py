@@ -19,7 +19,7 @@ SYNONYMS = {"zh-cn": "zh", "zh-tw": "zh"}
 
 
 class BadInstructionError(ValueError):
-    """A record's instructions cannot be read; not the model's mistake."""
+    """A record's instructions that cannot be read, which is not the model's mistake."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ _SHOWN = 120
 
 
 class UnreadableError(Exception):
-    """A reply without a verdict, or with several that differ."""
+    """A reply without a readable verdict, or with several that differ."""
 
 
 def read_verdict(choice: Mapping[str, Any], check: str, criteria: Sequence[str], scale: int | None) -> Verdict:

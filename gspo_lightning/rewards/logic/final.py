@@ -61,7 +61,7 @@ def final_answer(completion: str, marker: str, truncated: bool) -> tuple[str, st
 
 
 def plain(text: str) -> str:
-    r"""Remove what wraps the whole answer.
+    r"""Remove the wrapping of the whole answer.
 
     >>> plain("**Answer:** $\\boxed{\\text{AbC}}$."), plain("`AbC` or `ABC`"), plain("**AbC** or **ABC**")
     ('AbC', '`AbC` or `ABC`', '**AbC** or **ABC**')

@@ -36,7 +36,7 @@ _SENTENCE = re.compile(
 )
 _WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{3,}|\b(?:is|are|or|of|to)\b")
 _BROKEN = re.compile(r"(?<!\$)\$[ \t]*\n[^$]*\$(?!\$)|\\\([ \t]*\n.*?\\\)", re.DOTALL)
-"""Inline math broken over lines, which is not math: inline math does not span lines."""
+"""Dollar signs and brackets over several lines, which are no formula: inline math does not span lines."""
 _ALIGNED = re.compile(r"\\begin\{((?:align|gather|equation|eqnarray|aligned)\*?)\}(.*?)\\end\{\1\}", re.DOTALL)
 _DISPLAY = re.compile(r"\$\$.+?\$\$|\\\[.+?\\\]", re.DOTALL)
 _REASON = re.compile(r"(?:,|;|\s)\s*(?:because|since|as|not|which|where|so|for)\b")

@@ -23,7 +23,7 @@ _SLIP = (
     r"ignored|wrongly|incorrectly|erroneously|double[- ]count\w*)"
 )
 _TO_IT = r"\b[^\d.;]{0,60}$"
-"""Text between a denial and the value: without another value."""
+"""Text between a denial and the value; it holds no other value."""
 _WRONG = r"(?:wrong|incorrect|false|untrue|mistaken|erroneous|invalid)"
 _RIGHT = r"(?:right|correct|true|it|valid|(?:the|my)(?: \w+)? answer)"
 _DENIAL = re.compile(

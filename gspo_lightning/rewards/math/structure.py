@@ -1,6 +1,6 @@
 r"""Answers made of several statements: named values, cases, congruences, families over the integers, ``\pm``.
 
-Computer algebra reads none of these as the question means them: it expects ``(2,1)`` for ``x=1, y=2``, and cannot read
+Computer algebra reads none of these as the question means them: it accepts ``(2,1)`` for ``x=1, y=2``, and cannot read
 a congruence, a piecewise definition or ``2k\pi, k \in \mathbb{Z}``. Each is split here, and its parts are compared.
 """
 
