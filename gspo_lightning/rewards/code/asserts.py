@@ -78,7 +78,7 @@ def parse(test: str, setup: str = "", entry_point: str | None = None) -> list[As
         entry_point: the function under test; None takes every called function that is not otherwise known.
 
     Raises:
-        UnsupportedTestError: no Python, no assert, no call of the program, or more than asserts and definitions.
+        UnsupportedTestError: not Python, no assert, no call of the program, or more than asserts and definitions.
     """
     body = [*read_python(setup), *read_python(test)]
     names = _entries(body, entry_point)

@@ -47,7 +47,7 @@ class CodeExecutor(Reward):
             ``[numpy]``; they must be installed for the interpreter of the sandbox. EvalPlus' tests need numpy.
 
         language: of the programs, where the record has no ``language``; ``cpp`` is C++20 by g++, for stdin tests;
-            ``marked`` takes each completion's own mark of its program, and Python where there is none.
+            ``marked`` takes the language that each completion marks, or Python without a mark.
 
     Raises:
         UserError: a setting out of its range, no isolation that works here, or ``cpp`` without a compiler.

@@ -50,7 +50,7 @@ class LLMJudge(Reward):
         reasoning: the judge writes reasons before its verdict.
         response_format: how the reply is constrained: by a schema, as JSON, or not at all.
         options: further fields of a request (``{max_tokens: 500}``); null removes one (``{temperature: null}``).
-        concurrency: requests at a time of one worker, of which a rank has ``data.reward_workers``.
+        concurrency: concurrent requests of one worker; a rank has ``data.reward_workers`` workers.
         timeout_s: seconds that an attempt may take.
         retries: attempts after the first, for timeouts, broken connections and statuses such as 429 and 500.
         backoff_s: seconds before the first of them; doubled before each further one.

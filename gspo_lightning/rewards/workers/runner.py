@@ -68,7 +68,7 @@ class RewardRunner:
     samples are unaffected. Rewards with ``where = "trainer"`` run in the calling thread.
 
     Args:
-        rewards: name -> reward, or several of which a column of the record chooses one
+        rewards: name -> reward, or several rewards with a column of the record that chooses one
             (:class:`gspo_lightning.rewards.by_record.ByRecord`).
         weights: name -> weight in the sum; 1 by default.
         num_workers: worker processes; None leaves a core to each trainer on this machine and shares the rest.
