@@ -1,4 +1,4 @@
-"""Environments: conversations of several turns, and tools."""
+"""Environments: multi-turn conversations and tools."""
 
 from gspo_lightning.environments.base import Environment, Message, Messages, Step
 from gspo_lightning.environments.guess import GuessNumber

@@ -1,4 +1,4 @@
-"""What an environment is: it opens a conversation, and answers what the policy says until it is over."""
+"""Environment interface: open a conversation and answer the policy's turns until it is over."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from gspo_lightning.types import Message, Prompt
 __all__ = ["Environment", "Message", "Messages", "Step"]
 
 Messages = Sequence[Message]
-"""What chat templates take: ``[{"role": "user", "content": "..."}]``. Plain-text tokenizers read the contents only."""
+"""Messages as chat templates take them: ``[{"role": "user", "content": "..."}]``.
+
+Plain-text tokenizers read the contents only.
+"""
 Step = tuple[Messages, float, bool]
-"""Messages to answer with, the reward of the turn, and whether the conversation is over."""
+"""The environment's messages, the reward of the turn, and whether the conversation is over."""
 
 
 class Environment(ABC):
@@ -24,20 +27,20 @@ class Environment(ABC):
 
     The configured object is a template: every conversation gets its own copy (:meth:`fresh`), which may keep
     state in attributes. Methods may be ``async`` (hundreds wait at the same time) or plain (each call runs in its own
-    thread). Exceptions and late answers count as infrastructure failures: the call is repeated
-    on a fresh copy, then the conversation is *missing*. An answer of a wrong type stops the run at once.
-    Mistakes of the policy are for :meth:`step` to answer.
+    thread). Exceptions and timeouts count as infrastructure failures: the call is repeated
+    on a fresh copy, and if that fails too, the conversation is *missing*. A return value of a wrong type stops the run
+    at once. Mistakes of the policy are for :meth:`step` to answer.
 
-    The same calls must get the same answers: randomness comes from :attr:`seed` and nowhere else.
+    The same calls must get the same answers: all randomness comes from :attr:`seed`.
     """
 
     seed: int = 0
-    """64 bits that belong to this conversation (run, iteration, prompt and sample); set before :meth:`reset`."""
+    """64-bit seed of this conversation (run, iteration, prompt and sample); set before :meth:`reset`."""
     max_concurrent: int = 64
-    """So many conversations are answered at the same time; more wait, and their deadlines with them."""
+    """Maximum number of conversations answered at the same time; others wait, and their deadlines with them."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse a class that could only fail later.
+        """Refuse a subclass with a wrong method signature.
 
         Raises:
             UserError: ``reset`` or ``step`` cannot be called with one argument.
@@ -49,7 +52,7 @@ class Environment(ABC):
 
     @abstractmethod
     def reset(self, prompt: Prompt) -> Messages | Awaitable[Messages]:
-        """Begin.
+        """Begin the conversation.
 
         Returns:
             Messages that the policy reads instead of the prompt; ``[]`` keeps the prompt as it is. They must be the
@@ -58,11 +61,11 @@ class Environment(ABC):
 
     @abstractmethod
     def step(self, completion: str) -> Step | Awaitable[Step]:
-        """Answer what the policy said in its turn (without special tokens).
+        """Answer the policy's turn (its text without special tokens).
 
         Returns:
-            ``(messages, reward, done)``: what the policy reads next (never trained on), a finite reward for this turn,
-            and whether the conversation is over.
+            ``(messages, reward, done)``: messages that the policy reads next (never trained on), a finite reward for
+            this turn, and whether the conversation is over.
         """
 
     def close(self) -> Awaitable[None] | None:
@@ -70,7 +73,7 @@ class Environment(ABC):
         return None
 
     def fresh(self) -> Self:
-        """A copy for one conversation; override it where something must be shared (a client, a table)."""
+        """Return a copy for one conversation; override it to share something (a client, a table)."""
         return copy.deepcopy(self)
 
 

@@ -1,4 +1,4 @@
-"""Arithmetic from text, exactly: a parser of its own, because ``eval`` would run what the policy writes."""
+"""Exact arithmetic on text, with a parser of its own: ``eval`` would run code that the policy writes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ _TOKEN = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+|[-+*/()])")
 
 
 def calculate(expression: str) -> Fraction:
-    """The value of an expression of numbers, ``+ - * /`` and parentheses.
+    """Return the value of an expression of numbers, ``+ - * /`` and parentheses.
 
-    There is no power: the value of 200 characters has at most as many digits.
+    There is no power operator: the value of 200 characters has at most as many digits.
 
     Raises:
-        ValueError: not such an expression, longer than 200 characters, or a division by zero; it says what is wrong.
+        ValueError: the text is no such expression, is longer than 200 characters, or divides by zero; the message
+            names the problem.
 
     >>> calculate("2*(3-10)/4"), calculate("-.5*-6")
     (Fraction(-7, 2), Fraction(3, 1))
@@ -30,7 +31,7 @@ def calculate(expression: str) -> Fraction:
 
 
 class _Parser:
-    """Recursive descent, one method for each level of precedence."""
+    """Recursive-descent parser with one method per level of precedence."""
 
     def __init__(self, text: str) -> None:
         self.tokens: list[str] = []

@@ -1,4 +1,4 @@
-"""Plain and ``async`` methods behind one await."""
+"""Await plain and ``async`` methods alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["result_of"]
 
 
 async def result_of(method: Callable[..., Any], *arguments: Any) -> Any:
-    """Of an ``async`` method on this loop, of a plain one in a thread; a call that ends the process is an error."""
+    """Return the result of an ``async`` method on this loop, or of a plain one in a thread.
+
+    ``SystemExit`` and ``KeyboardInterrupt`` are re-raised as ``RuntimeError``.
+    """
     try:
         if inspect.iscoroutinefunction(method):
             return await method(*arguments)
@@ -23,7 +26,7 @@ async def result_of(method: Callable[..., Any], *arguments: Any) -> Any:
 
 
 async def _in_thread(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """In a daemon thread: unlike an executor's, one that hangs does not keep the process from ending."""
+    """Run a function in a daemon thread: unlike an executor's thread, a hanging one does not block process exit."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 

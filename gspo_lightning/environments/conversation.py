@@ -1,4 +1,4 @@
-"""One conversation with one environment: checked answers, a deadline for each, and the same again after a failure."""
+"""One conversation with one environment: checked answers, a deadline for each, and replay after a failure."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["Conversation"]
 
 
 class Conversation:
-    """What was said, and the environment it was said to.
+    """A conversation's history and its environment.
 
-    What it raises and an answer that does not come is an :class:`InfrastructureError`; a ``UserError`` of the
-    environment passes, and an answer of the wrong type is one: asked again, it would be the same. After a failure a
-    :meth:`successor` repeats the conversation with a fresh environment, whose answers must be those that the policy
-    has already read; the failed one is not used again, whatever it may still be doing.
+    An exception or a timeout of the environment becomes an :class:`InfrastructureError`. A ``UserError`` of the
+    environment passes through, and an answer of the wrong type is one: a retry would give the same. After a failure a
+    :meth:`successor` repeats the conversation with a fresh environment, whose answers must equal those that the policy
+    has already read. The failed environment is not used again, even if it is still running.
 
     Args:
         template: the configured environment.
-        prompt: what the conversation is about.
-        seed: of the environment's own randomness.
+        prompt: the prompt of the conversation.
+        seed: seed of the environment's own randomness.
         deadline_s: seconds for one answer.
     """
 
@@ -39,7 +39,7 @@ class Conversation:
         self._environment: Environment | None = None
 
     async def begin(self) -> None:
-        """Take a fresh environment and reset it; sets :attr:`opening`."""
+        """Reset a fresh environment; sets :attr:`opening`."""
         self._environment = self._fresh()
         value = await self._call(self._environment.reset, self.prompt)
         opening = _messages(value, defined(self.template, "reset"))
@@ -48,17 +48,17 @@ class Conversation:
         self.opening = opening
 
     async def answer(self) -> None:
-        """Let the environment answer the newest of :attr:`said`; appends to :attr:`steps`."""
+        """Get the environment's answer to the newest of :attr:`said`; appends to :attr:`steps`."""
         self.steps.append(await self._step(self.said[len(self.steps)]))
 
     def successor(self) -> Conversation:
-        """The same conversation without an environment, for :meth:`again`."""
+        """Return a copy of the conversation without an environment, for :meth:`again`."""
         other = Conversation(self.template, self.prompt, self.seed, self.deadline_s)
         other.opening, other.steps, other.said = self.opening, list(self.steps), list(self.said)
         return other
 
     async def again(self) -> None:
-        """The whole conversation with a fresh environment, up to what has not been answered yet."""
+        """Replay the whole conversation with a fresh environment, including the turn that has no answer yet."""
         known = self.steps
         await self.begin()
         for number, completion in enumerate(self.said):
@@ -69,7 +69,7 @@ class Conversation:
                 self.steps = [*known, step]
 
     async def close(self) -> None:
-        """Let the environment go."""
+        """Close the environment."""
         environment, self._environment = self._environment, None
         if environment is not None and type(environment).close is not Environment.close:
             await self._call(environment.close)
@@ -91,11 +91,11 @@ class Conversation:
         return _step(await self._call(self._environment.step, completion), defined(self.template, "step"))
 
     async def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """The result of a plain or async method; a task that does not come back is left to itself.
+        """Return the result of a plain or async method; a task that does not finish in time is abandoned.
 
         Raises:
-            InfrastructureError: it raised, or took longer than ``deadline_s``.
-            UserError: as the method's.
+            InfrastructureError: the method raised, or took longer than ``deadline_s``.
+            UserError: the method raised one.
         """
         what = f"{self.name}.{method.__name__}"
         task = asyncio.ensure_future(result_of(method, *arguments))
@@ -112,7 +112,7 @@ class Conversation:
 
 
 def _messages(value: object, where: str) -> list[Message]:
-    """Checked, as plain dictionaries."""
+    """Return the messages as plain dictionaries, after checking their types."""
     rule = 'a list of {"role": ..., "content": ...}, both texts'
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
         raise PluginError.returned(where, f"{_show(value)}; messages must be a list", rule)

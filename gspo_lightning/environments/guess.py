@@ -1,4 +1,4 @@
-"""Guess the number: the environment says whether it is smaller or larger."""
+"""Number guessing: the environment answers each guess with smaller or larger."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["GuessNumber"]
 
 
 class GuessNumber(Environment):
-    """The policy guesses the record's ``answer``; it hears ``<`` (it is smaller), ``>`` (larger) or ``?`` (no number).
+    """The policy guesses the record's ``answer``; it reads ``<`` (smaller), ``>`` (larger) or ``?`` (not a number).
 
     The reward is 1 for the right number. The conversation ends with it or with the last guess.
 
     Args:
-        guesses: so many are allowed; halving finds a number among ``2 ** guesses - 1``.
+        guesses: guesses allowed; halving finds a number among ``2 ** guesses - 1``.
         cost: subtracted from the reward of every wrong guess, >= 0; reward units.
 
     >>> from gspo_lightning.types import Prompt
@@ -38,7 +38,7 @@ class GuessNumber(Environment):
         """Take the number from the record.
 
         Raises:
-            UserError: the record has none.
+            UserError: the record's answer is not a whole number.
         """
         answer = str(prompt.columns.get("answer", ""))
         if not (answer.isascii() and answer.isdigit()):
@@ -47,7 +47,7 @@ class GuessNumber(Environment):
         return []
 
     async def step(self, completion: str) -> Step:
-        """Compare."""
+        """Compare the guess with the number."""
         self.left -= 1
         text = completion.strip()[:20]
         guess = int(text) if text.isascii() and text.isdigit() else None

@@ -1,4 +1,4 @@
-"""Many conversations at a time: an event loop in a thread of its own, which the trainer only waits for."""
+"""Concurrent conversations on an event loop in a thread of its own; the trainer only waits for results."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _GRACE_S = 2.0
 
 
 class Answers:
-    """Calls that are under way."""
+    """Handle of calls in progress."""
 
     def __init__(self, host: Host, future: concurrent.futures.Future[None], errors: list[Exception | None]) -> None:
         self._host, self._future, self._errors = host, future, errors
 
     def wait(self) -> list[Exception | None]:
-        """Per call: None where it went well, else what it raised; :class:`BlockedError` where the loop hung before."""
+        """Return None or the exception of each call; :class:`BlockedError` if the loop hung before it ended."""
         while not self._future.done():
             concurrent.futures.wait([self._future], timeout=_BEAT_S)
             if not self._future.done() and self._host.blocked:
@@ -38,14 +38,14 @@ class Answers:
 
 
 class BlockedError(InfrastructureError):
-    """An asynchronous environment computed or slept without awaiting, and nobody else could answer."""
+    """An asynchronous environment computed or slept without awaiting, and blocked all others."""
 
 
 class Host:
-    """Runs calls concurrently on one event loop.
+    """Run calls concurrently on one event loop.
 
     Args:
-        deadline_s: seconds for which the loop may be blocked by a call.
+        deadline_s: seconds for which a call may block the loop.
         max_concurrent: calls at the same time.
     """
 
@@ -57,11 +57,11 @@ class Host:
 
     @property
     def blocked(self) -> bool:
-        """Whether the loop has not moved for longer than a call may take."""
+        """True if the loop has not moved for longer than a call may block it."""
         return time.monotonic() - self._beat > self.deadline_s + _GRACE_S
 
     def start(self, calls: Sequence[Call]) -> Answers:
-        """Begin all calls and return at once."""
+        """Start all calls and return at once."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=_run, args=(self._loop,), name="environments", daemon=True)
@@ -74,12 +74,12 @@ class Host:
         return Answers(self, asyncio.run_coroutine_threadsafe(work, self._loop), errors)
 
     def abandon(self) -> None:
-        """Leave a blocked loop, which ends if it ever comes back; the next call gets a new one."""
+        """Leave a blocked loop behind, which stops if it ever unblocks; the next call gets a new loop."""
         log.warning("an environment has blocked the event loop for %g s: continuing in a new one", self.deadline_s)
         self._stop(wait_s=0.0)
 
     def close(self) -> None:
-        """Stop the loop and wait for its thread; one that is blocked is left behind."""
+        """Stop the loop and wait for its thread; a blocked thread is left behind."""
         self._stop(wait_s=2 * _GRACE_S)
 
     def _stop(self, wait_s: float) -> None:

@@ -17,25 +17,28 @@ from gspo_lightning.types import Prompt
 __all__ = ["CallStyle", "ToolUse"]
 
 CallStyle = Literal["tags", "line"]
-"""``tags``: ``<tool_call>{"name": "calculator", "arguments": {"expression": "2*3"}}</tool_call>``, what Qwen and Hermes
-models are trained on. ``line``: a turn that begins with ``?`` is a call of the only tool, ``?2*3``, and the result
-comes back as ``=6;``: for tiny models."""
+"""Format of tool calls.
+
+``tags``: ``<tool_call>{"name": "calculator", "arguments": {"expression": "2*3"}}</tool_call>``, the format that Qwen
+and Hermes models are trained on. ``line``, for tiny models: a turn that begins with ``?`` calls the only tool,
+``?2*3``, and the result comes back as ``=6;``.
+"""
 
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 class ToolUse(Environment):
-    """A turn with tool calls is answered with their results; a turn without one is the answer and ends it.
+    """Answer a turn with tool calls by their results; a turn without a call is the answer and ends the conversation.
 
-    It gives no reward itself: rewards judge the policy's text. A wrong call gets its error back as result.
+    The environment gives no reward itself: rewards score the policy's text. A wrong call gets its error as result.
 
     Args:
         tools: name -> tool.
         style: how calls are written.
         instructions: system message that tells the policy about its tools; None writes one for ``tags`` (leave it empty
-            where the chat template gets ``tools``, of each record or through ``data.chat_template_kwargs``).
+            if the chat template gets ``tools``, from each record or through ``data.chat_template_kwargs``).
         wrong_call: the reply to a wrong call; None explains the error.
-        max_calls: calls of one turn that are answered; further ones are not.
+        max_calls: maximum number of calls answered per turn; further ones are ignored.
 
     >>> from gspo_lightning.environments.tools import Calculator
     >>> box = ToolUse({"calculator": Calculator()}, style="line")
@@ -62,13 +65,13 @@ class ToolUse(Environment):
         self.instructions = instructions if instructions is not None else _describe(tools) if style == "tags" else ""
 
     async def reset(self, prompt: Prompt) -> Messages:
-        """Say which tools there are."""
+        """Tell the policy which tools it has."""
         if not self.instructions:
             return []
         return [{"role": "system", "content": self.instructions}, {"role": "user", "content": prompt.text}]
 
     async def step(self, completion: str) -> Step:
-        """The results of all calls of the turn, at the same time."""
+        """Run all calls of the turn concurrently and return their results."""
         if self.style == "line":
             if not completion.startswith("?"):
                 return [], 0.0, True
@@ -81,7 +84,7 @@ class ToolUse(Environment):
         return messages, 0.0, not calls
 
     def fresh(self) -> ToolUse:
-        """Tools are shared: they keep no state between calls."""
+        """Return a copy that shares the tools, which keep no state between calls."""
         return copy.copy(self)
 
     async def _tagged(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Tools: what a policy can call in the middle of an answer. They take text and give text."""
+"""Tools that a policy can call in the middle of a response: text in, text out."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 
 
 class ToolError(Exception):
-    """The policy used a tool wrongly; it is told what is wrong and goes on."""
+    """Wrong use of a tool; the policy reads the message and continues."""
 
 
 class Tool(ABC):
-    """Defining a subclass registers it under its name.
+    """Base class of tools. Defining a subclass registers it under its name.
 
-    What :meth:`call` raises other than :class:`ToolError` counts as an infrastructure failure.
+    Exceptions of :meth:`call` other than :class:`ToolError` count as infrastructure failures.
     """
 
     argument: ClassVar[str] = "input"
-    """The name of the argument, as the policy writes it."""
+    """Name of the argument, as the policy writes it."""
     description: ClassVar[str] = ""
-    """One sentence for the policy."""
+    """Description for the policy, one sentence."""
     max_concurrent: int = 64
-    """So many conversations may use it at the same time."""
+    """Maximum number of conversations that may use the tool at the same time."""
 
     @abstractmethod
     def call(self, text: str) -> str | Awaitable[str]:
-        """The answer to a call; plain or ``async``.
+        """Answer a call; plain or ``async``.
 
         Raises:
             ToolError: the argument is wrong.
@@ -46,7 +46,7 @@ class Tool(ABC):
 
 
 class Calculator(Tool):
-    """Exact arithmetic: numbers, + - * / and parentheses; nothing is evaluated as a program.
+    """Exact arithmetic: numbers, + - * / and parentheses; nothing is evaluated as code.
 
     Args:
         digits: significant digits of a result that is not a whole number, 1 to 50.
@@ -64,10 +64,10 @@ class Calculator(Tool):
         self.digits = digits
 
     def call(self, text: str) -> str:
-        """The value.
+        """Return the value of the expression.
 
         Raises:
-            ToolError: not an expression.
+            ToolError: the text is not an expression.
         """
         try:
             value = calculate(text)
@@ -77,23 +77,23 @@ class Calculator(Tool):
 
 
 def _rounded(value: Fraction, digits: int) -> str:
-    """With so many significant digits, without an exponent and without zeros at the end."""
+    """Format with ``digits`` significant digits, without an exponent or trailing zeros."""
     scale = digits - 1 - (Decimal(value.numerator) / Decimal(value.denominator)).adjusted()
     text = f"{Decimal(round(value * Fraction(10) ** scale)).scaleb(-scale):f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 class PythonTool(Tool):
-    """Runs a program in the sandbox of the code reward and gives back what it prints (docs/sandbox.md).
+    """Run a program in the sandbox of the code reward and return its output (docs/sandbox.md).
 
     Args:
         timeout_s: CPU seconds of a program.
         memory_mb: MiB that a program may use.
-        isolation: see ``CodeExecutor``; found out by trying when this is built.
-        max_characters: of the output that the policy is shown.
+        isolation: see ``CodeExecutor``; ``auto`` tries backends when the tool is built.
+        max_characters: characters of the output that the policy reads.
 
     Raises:
-        UserError: a setting out of its range, or no isolation that works here.
+        UserError: a setting is out of range, or no isolation backend works here.
     """
 
     argument = "code"
@@ -116,7 +116,7 @@ class PythonTool(Tool):
         self.max_concurrent = os.cpu_count() or 1
 
     def call(self, text: str) -> str:
-        """What the program (a fenced block, or the whole text) prints; its error, if it fails.
+        """Return the output of a program (the last fenced block, or the whole text), and its error if it fails.
 
         Raises:
             InfrastructureError: the sandbox failed, or got too little of the CPU.

@@ -1,4 +1,4 @@
-"""Where responses come from: one interface for the in-process sampler, transformers ``generate`` and servers."""
+"""Interface of rollout sources: the in-process sampler, transformers ``generate`` and inference servers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from gspo_lightning.types import Prompt, Rollout, SamplingParams, WeightsOn
 __all__ = ["Beginning", "Enough", "Generator", "OnGroup", "Progress", "RolloutSource"]
 
 Progress = Callable[[int, int], None]
-"""Called with (finished responses, all responses) while a source works."""
+"""Progress callback: called with (finished responses, all responses)."""
 OnGroup = Callable[[Sequence[Rollout]], None]
 Enough = Callable[[Collection[int]], bool]
-"""Called with the indices of the responses that have ended, now and then; True cuts all others where they are."""
+"""Stop condition: called now and then with the indices of finished responses; True cuts all others where they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """A response that has begun, or is about to: what the policy reads, and the position of its random numbers.
+    """A partial or new response to continue: its context and the position of its random numbers.
 
-    ``context`` is everything the policy sees, the prompt and all after it; ``drawn`` counts the tokens that were drawn
-    for this response before, so that it is the position of the next draw; ``room`` is how many tokens it may still
-    take (at least 1); ``written`` are the tokens of the same message that the policy wrote last, in which a stop string
+    ``context`` is everything the policy reads, the prompt and all tokens after it; ``drawn`` counts the tokens drawn
+    for this response before, and is the position of the next draw; ``room`` is the number of tokens it may still
+    take (at least 1); ``written`` are the policy's last tokens of the same message, in which a stop string
     may have begun.
     """
 
@@ -41,12 +41,12 @@ class Beginning:
 
     @classmethod
     def groups(cls, prompts: Sequence[Prompt], group_size: int, room: int) -> list[Beginning]:
-        """``group_size`` responses to each prompt, one prompt after another, of which nothing is there yet."""
+        """Return ``group_size`` new responses to each prompt, prompt by prompt."""
         return [cls(p, k, p.token_ids, 0, p.room(room)) for p in prompts for k in range(group_size)]
 
 
 class Generator(Protocol):
-    """What the loop asks for groups: a source, or something in front of one."""
+    """Interface through which the training loop asks for groups: a source, or a wrapper of one."""
 
     on_group: OnGroup | None
 
@@ -85,36 +85,37 @@ class Generator(Protocol):
 
 
 class RolloutSource(ABC):
-    """Turns prompts into groups of responses, token ids in, token ids out.
+    """Turn prompts into groups of responses, token ids in, token ids out.
 
     Every source keeps one contract (``tests/rollouts/test_contract.py``): groups come back in the order of the prompts,
-    each with exactly ``group_size`` rollouts; ids are never re-tokenised; the end token is part of the response; a
-    response that is cut at the limit says so.
+    each with exactly ``group_size`` rollouts; ids are never re-tokenized; the end token is part of the response; a
+    response that is cut at the limit has the finish reason for it.
     """
 
     on_group: OnGroup | None = None
-    """Called with the G responses to a prompt as soon as all are there, in any order, so that their scoring can begin;
-    a source that does not know before the end need not call it."""
+    """Callback for the G responses to a prompt, called as soon as a group is complete, in any order, for early scoring.
+
+    A source that learns of complete groups only at the end need not call it.
+    """
 
     records_routes: bool = False
-    """Whether rollouts bring the experts that they were sampled with (``Rollout.routes``), for Routing Replay."""
+    """True if rollouts carry the experts they were sampled with (``Rollout.routes``), for Routing Replay."""
 
     extends_routes: bool = False
-    """Whether the pieces of :meth:`extend` bring them, too, from the first token of the context on, also those that
-    were cut."""
+    """True if the pieces of :meth:`extend`, cut ones included, carry them from the first token of the context on."""
 
     reads_pictures: bool = False
-    """Whether it shows the pictures of a prompt to the policy, and never samples their placeholders."""
+    """True if the source shows the pictures of a prompt to the policy and never samples their placeholders."""
 
     picture_families: Collection[str] = tuple(FAMILIES)
-    """Kinds of policies (``model_type``) that it shows pictures to."""
+    """Model types (``model_type``) for which the source supports pictures."""
 
     renews: bool = False
-    """Whether it takes new weights while it answers, by :meth:`renew`."""
+    """True if the source takes new weights in the middle of a call, through :meth:`renew`."""
 
     @property
     def weights_on(self) -> WeightsOn:
-        """Which ranks read the weights of the policies that this source is called with.
+        """Ranks that hold the weights of the policies passed to this source.
 
         The others get a policy without weights (on the meta device): its config, tokenizer and shapes only.
         """
@@ -141,7 +142,7 @@ class RolloutSource(ABC):
             sampling: temperature, limits and stops.
             draws: the randomness of this call.
             version: recorded as ``policy_version``.
-            progress: receives the progress.
+            progress: progress callback.
         """
 
     def extend(
@@ -154,25 +155,25 @@ class RolloutSource(ABC):
         version: int = 0,
         enough: Enough | None = None,
     ) -> list[Rollout]:
-        """Continue responses that have begun.
+        """Continue partial responses.
 
-        What is drawn for a token depends on the prompt, the sample and ``drawn`` only: a response in two pieces equals
-        the response in one.
+        The draw of a token depends on the prompt, the sample and ``drawn`` only: a response sampled in two pieces
+        equals the response sampled in one.
 
         Args:
             policy: the weights to sample from, in eval mode, gathered on this rank.
-            beginnings: N responses; ``sampling.max_response_tokens`` does not count, their ``room`` does.
+            beginnings: N responses; their ``room`` limits them, not ``sampling.max_response_tokens``.
             sampling: temperature and stops.
             draws: the randomness of this call.
             version: recorded as ``policy_version``.
-            enough: may end the call before all responses have ended.
+            enough: may end the call before all responses are complete.
 
         Returns:
-            One rollout per beginning, in order, with the *new* tokens only. One that ``enough`` has cut has the finish
-            reason ``CUT``, and perhaps no token at all. ``routes`` [context + T - 1, L, k], where there are any.
+            One rollout per beginning, in order, with the *new* tokens only. A response cut by ``enough`` has the finish
+            reason ``CUT``, and perhaps no token at all. ``routes`` [context + T - 1, L, k], if recorded.
 
         Raises:
-            UserError: this source cannot do it.
+            UserError: this source cannot continue responses.
         """
         raise UserError(
             "data.rollouts",
@@ -181,31 +182,33 @@ class RolloutSource(ABC):
         )
 
     def local(self) -> RolloutSource | None:
-        """The decoder in this process, to be compared with the training forward before the first rollout; it can
-        :meth:`extend`. None: nothing does."""
+        """Return the in-process decoder, or None if the source has none.
+
+        It is compared with the training forward before the first rollout, and can :meth:`extend`.
+        """
         return None
 
     def open(self, longest: int) -> None:  # noqa: B027 (most sources have nothing to open)
-        """Called before the model is built: a missing file or server is reported now. May be called again.
+        """Prepare the source before the model is built: report a missing file or server now. May be called again.
 
         Args:
-            longest: tokens of the longest sequence, prompt and response, that will be asked for; 0: unknown.
+            longest: tokens of the longest sequence, prompt and response, that will be requested; 0: unknown.
         """
 
     def use_less_memory(self) -> int:
-        """Called when memory ran out: work on fewer responses at a time from now on.
+        """Reduce the number of responses in flight after an out-of-memory error.
 
         Returns:
-            how many; 0 where that is not possible.
+            The new number; 0 if it cannot be reduced.
         """
         return 0
 
     def for_evaluation(self) -> RolloutSource:
-        """The source that answers held-out prompts."""
+        """Return the source for held-out prompts."""
         return self
 
     def sync_weights(self, policy: Policy, version: int) -> None:  # noqa: B027 (in-process sources read the live weights)
-        """Hand new weights to a source that keeps its own copy; called before every :meth:`generate`.
+        """Send new weights to a source with its own copy; called before every :meth:`generate`.
 
         Args:
             policy: the weights, gathered on this rank if :attr:`weights_on` says so.
@@ -213,27 +216,27 @@ class RolloutSource(ABC):
         """
 
     def renew(self, policy: Policy, version: int) -> None:  # noqa: B027 (only where renews is true)
-        """Take newer weights in the middle of a :meth:`generate` of another thread; all ranks together.
+        """Take newer weights during a :meth:`generate` in another thread; called on all ranks together.
 
-        Its rollouts say token by token which weights sampled them (``Rollout.versions``). Where it fails, what is going
-        on goes on with what there was.
+        Rollouts then record the weights of each token (``Rollout.versions``). If the update fails, requests in flight
+        continue with the previous weights.
 
         Args:
-            policy: the weights, which nobody changes any more.
+            policy: the weights, which are no longer modified.
             version: optimizer steps.
 
         Raises:
-            InfrastructureError: what is going on cannot be used.
+            InfrastructureError: the responses in flight cannot be used.
         """
 
     def rest(self) -> None:  # noqa: B027 (in-process sources hold nothing of their own)
-        """Give back memory that training needs: nothing is sampled before the next :meth:`sync_weights`.
+        """Release memory for training: nothing is sampled before the next :meth:`sync_weights`.
 
-        Not called where sampling and training overlap.
+        Not called if sampling and training overlap.
         """
 
     def measured(self) -> dict[str, float]:
-        """What it has measured since the last call, under tags of docs/metrics.md; the same tags on every rank.
+        """Return measurements since the last call, under tags of docs/metrics.md; the same tags on every rank.
 
         The smallest of the ranks' values is logged.
         """

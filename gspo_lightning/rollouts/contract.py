@@ -1,4 +1,4 @@
-"""What every rollout source keeps, checked where rollouts come in: a plug-in that does not is named, with the rule."""
+"""Checks of the contract that every rollout source keeps; an error names the plug-in and the rule it breaks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from gspo_lightning.types import FinishReason, Prompt, Rollout, SamplingParams
 __all__ = ["LARGEST_LOGPROB", "check_group", "check_groups", "check_pieces"]
 
 LARGEST_LOGPROB = 1e-3
-"""Nats: what rounding may put a log-probability above 0 that a server or a file gives."""
+"""Nats: how far above 0 rounding may put a log-probability from a server or a file."""
 _ROUNDING = 1e-2
-"""The same for a plug-in, which may compute it in half precision."""
+"""Nats: the same limit for a plug-in, which may compute log-probabilities in half precision."""
 
 
 def check_groups(
     source: object, groups: object, prompts: Sequence[Prompt], group_size: int, sampling: SamplingParams
 ) -> list[list[Rollout]]:
-    """What ``generate`` returned: a group for every prompt, in their order.
+    """Check the result of ``generate``: one group per prompt, in order.
 
     Raises:
-        PluginError: it is not; names the method, and where a plug-in defines it.
+        PluginError: the result breaks a rule; names the method, and where a plug-in defines it.
     """
     rule = f"a list of {len(prompts)} lists, one for each prompt in its order, of {group_size} rollouts each"
     if not isinstance(groups, list | tuple):
@@ -40,7 +40,7 @@ def check_groups(
 def check_group(
     source: object, group: object, group_size: int, sampling: SamplingParams, prompt: Prompt | None = None
 ) -> list[Rollout]:
-    """The responses to a prompt; ``prompt`` None: to any.
+    """Check the responses to one prompt; ``prompt`` None accepts any prompt.
 
     Raises:
         PluginError: see :func:`check_groups`.
@@ -67,10 +67,10 @@ def check_group(
 
 
 def check_pieces(source: object, pieces: object, beginnings: Sequence[Beginning]) -> list[Rollout]:
-    """What ``extend`` returned: a piece for every beginning, in their order.
+    """Check the result of ``extend``: one piece per beginning, in order.
 
     Raises:
-        PluginError: it is not.
+        PluginError: the result breaks a rule.
     """
     rule = f"a list of {len(beginnings)} rollouts, one for each beginning in its order, with the new tokens only"
     if not isinstance(pieces, list | tuple):
@@ -115,7 +115,7 @@ def _check_rollout(source: object, method: str, rollout: Any, room: int) -> None
 
 
 def _check_routes(source: object, method: str, rollout: Rollout, context: int) -> None:
-    """Experts are replayed by position: where some are missing, the others would be those of other tokens."""
+    """Check the shape of routes: experts are replayed by position, so a missing row would shift all later ones."""
     tokens = len(rollout.token_ids)
     if rollout.routes is None or not tokens:
         return

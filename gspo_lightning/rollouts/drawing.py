@@ -1,4 +1,4 @@
-"""Draws: one uniform number per (row, position), a hash of what is drawn, turned into a token."""
+"""Random draws: one uniform number per (row, position), from a counter-based hash, turned into a token."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from gspo_lightning.types import SamplingParams
 __all__ = ["Draws", "sample_tokens"]
 
 BLOCK = 64
-"""Tokens of the vocabulary that are looked at together when a token is drawn."""
+"""Vocabulary tokens per block in the two-level search for a drawn token."""
 
 
 BELOW_ONE = 1 - 2.0**-40
-"""A product with it is smaller than the other factor in float64, whatever the rounding."""
+"""Largest factor below 1: in float64 a product with it is smaller than the other factor, whatever the rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The random numbers of one rollout: a uniform per (prompt id, sample k, token position), whatever the batching."""
+    """Random numbers of one rollout: a uniform per (prompt id, sample k, token position), whatever the batching."""
 
     base: int
     iteration: int = field(default=0, kw_only=True)
-    """Of the run; part of ``base`` already."""
+    """Iteration of the run; ``base`` already depends on it."""
 
     @classmethod
     def of(cls, seed: int, purpose: Purpose, iteration: int) -> Draws:
-        """The draws of one iteration."""
+        """Return the draws of one iteration."""
         return cls(stream(seed, purpose, iteration), iteration=iteration)
 
     def uniform(self, prompt_ids: Tensor, samples: Tensor, positions: Tensor | int) -> Tensor:
-        """Float64 in [0, 1) for each element; ``positions`` count the tokens of a response from 0."""
+        """Return float64 in [0, 1) for each element; ``positions`` count the tokens of a response from 0."""
         return uniforms(self.base, prompt_ids, samples, positions)
 
 
 def sample_tokens(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Draw one token per row by inverting the cumulative distribution, and its log-probability.
+    """Draw one token per row by inverting the cumulative distribution, and return its log-probability.
 
     Args:
         logits: [rows, V], any float dtype.
@@ -67,17 +67,17 @@ def sample_tokens(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> 
 
 
 def _blocks(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, blocks, BLOCK] weights, and the running sums [rows, blocks] of whole blocks in float64."""
+    """Return the weights as [rows, blocks, BLOCK], and their cumulative block sums [rows, blocks] in float64."""
     missing = -weights.shape[1] % BLOCK
     blocks = (nn.functional.pad(weights, (0, missing)) if missing else weights).view(len(weights), -1, BLOCK)
     return blocks, blocks.sum(-1).double().cumsum(-1)
 
 
 def _invert(blocks: Tensor, ends: Tensor, uniform: Tensor) -> Tensor:
-    """The first token whose cumulative weight exceeds ``uniform`` times the total: first its block, then the token.
+    """Return the first token whose cumulative weight exceeds ``uniform`` times the total, by block, then by token.
 
-    Two levels read the vocabulary once. Running sums are float64: at V = 150,000 one in float32 is off by more than
-    rare tokens weigh. A token of weight 0 is never drawn.
+    Two levels read the vocabulary once. Running sums are float64: at V = 150,000 the error of a float32 sum exceeds the
+    weight of rare tokens. A token of weight 0 is never drawn.
     """
     target = (uniform.clamp(max=BELOW_ONE) * ends[:, -1]).unsqueeze(-1)
     block = torch.searchsorted(ends, target, right=True).clamp(max=ends.shape[1] - 1)  # beyond the end only by NaN

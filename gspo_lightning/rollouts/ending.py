@@ -1,4 +1,4 @@
-"""Where a response ends: end tokens, stop strings, the limit of tokens."""
+"""End conditions of a response: end tokens, stop strings, the token limit."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def has_ended(policy: Policy, last: Tensor, sampling: SamplingParams, newest: Ne
     """[rows] bool: the last token is a stop token, or the text so far contains a stop string.
 
     Args:
-        policy: knows the tokenizer.
+        policy: provides the tokenizer.
         last: [rows] the newest tokens.
         sampling: the stops.
-        newest: the tokens of some rows; only called where they are needed.
-        going: [rows] bool, the rows whose texts are looked at: one that has ended stays as it is.
+        newest: returns the tokens of some rows; called only if they are needed.
+        going: [rows] bool, the rows whose texts are checked; finished rows are skipped.
     """
     ended = torch.zeros_like(last, dtype=torch.bool)
     for stop in sampling.stop_token_ids:
@@ -42,7 +42,7 @@ def has_ended(policy: Policy, last: Tensor, sampling: SamplingParams, newest: Ne
 def finish(
     prompt: Prompt, sample: int, tokens: Tensor, logprobs: Tensor, *, reason: FinishReason, version: int, policy: Policy
 ) -> Rollout:
-    """A :class:`Rollout` on the CPU from what was sampled; every token of it was the policy's choice."""
+    """Build a :class:`Rollout` on the CPU from sampled tokens, all of them the policy's own."""
     ids = tokens.to("cpu", torch.int64).clone()
     return Rollout(
         prompt=prompt,
@@ -57,6 +57,6 @@ def finish(
 
 
 def cut(row: Beginning, version: int) -> Rollout:
-    """What there is of a response that never had its turn: no token."""
+    """Return an empty piece for a response that never got its turn."""
     none = torch.zeros(0)
     return Rollout(row.prompt, row.sample, none.long(), none, none.bool(), FinishReason.CUT, version)

@@ -1,4 +1,4 @@
-"""Rollouts through transformers' own ``generate``: slower, for models the grouped sampler does not know."""
+"""Rollouts through transformers' own ``generate``: slower, for models that the grouped sampler does not support."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["TransformersGenerate"]
 
 
 class TransformersGenerate(RolloutSource):
-    """Responses by ``model.generate``, with this package's draws: in float32 the same tokens as the grouped sampler's.
+    """Responses from ``model.generate`` with this package's draws: in float32 the same tokens as the grouped sampler.
 
     Args:
         batch_size: responses generated at the same time.
@@ -76,7 +76,7 @@ class TransformersGenerate(RolloutSource):
         version: int = 0,
         enough: Enough | None = None,
     ) -> list[Rollout]:
-        """See :meth:`RolloutSource.extend`; ``enough`` is asked between two batches."""
+        """See :meth:`RolloutSource.extend`; ``enough`` is checked between batches."""
         done: list[Rollout] = []
         with in_compute_dtype(policy) as cast:
             for start in range(0, len(beginnings), self.batch_size):
@@ -124,7 +124,7 @@ class TransformersGenerate(RolloutSource):
 
 
 def _pictures(policy: Policy, rows: Sequence[Beginning], ids: Tensor) -> dict[str, Any]:
-    """What ``generate`` takes for pictures: their features, computed once however many rows have them."""
+    """Return the picture arguments of ``generate``; features are computed once per distinct picture."""
     if policy.sight is None or not any(row.prompt.media for row in rows):
         return {}
     every = [picture for row in rows for picture in row.prompt.media]
@@ -151,7 +151,7 @@ def _no_generation_config(model: PreTrainedModel) -> Iterator[None]:
 
 
 class _Choose(LogitsProcessor):
-    """Makes the draw itself and leaves ``generate`` no choice: all other tokens get -inf."""
+    """Logits processor that draws the token itself and forces it on ``generate``: all other tokens get -inf."""
 
     def __init__(
         self, policy: Policy, rows: Sequence[Beginning], sampling: SamplingParams, draws: Draws, width: int
@@ -171,9 +171,10 @@ class _Choose(LogitsProcessor):
 
 
 class _Stop(StoppingCriteria):
-    """Ends rows by the rule that every source shares.
+    """Stopping criterion by the rule that every source shares.
 
-    ``counts`` [rows] are their tokens then, 0 before; ``stopped`` [rows] whether the policy ended them.
+    ``counts`` [rows] are the lengths of finished rows, 0 for the others; ``stopped`` [rows] is True where the policy
+    ended the row.
     """
 
     def __init__(self, policy: Policy, sampling: SamplingParams, width: int, rows: Sequence[Beginning]) -> None:

@@ -1,8 +1,8 @@
-"""Partial rollouts: an iteration trains on complete groups only, and the longest responses hold nobody up.
+"""Partial rollouts: an iteration trains on complete groups only and does not wait for the longest responses.
 
 More prompts are sampled than an iteration needs. As soon as enough groups are complete, all other responses are cut
-where they are, and go on first in the next iteration: with its weights, but with the log-probabilities of the weights
-that sampled each token (Kimi k1.5, arXiv 2501.12599, section 2.6.2).
+where they are. They continue first in the next iteration, with its weights; each token keeps the log-probability of the
+weights that sampled it (Kimi k1.5, arXiv 2501.12599, section 2.6.2).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["PartialRollouts"]
 
 @dataclass(slots=True)
 class _Group:
-    """A prompt, its G responses as far as they are, and the rollouts it has been carried through."""
+    """A prompt, its G responses so far, and the number of rollouts it has been carried through."""
 
     prompt: Prompt
     responses: list[Rollout]
@@ -39,18 +39,18 @@ class _Group:
 
 
 class PartialRollouts:
-    """Keeps the responses that were cut, and has a source go on with them.
+    """Keep the responses that were cut and continue them in the next call.
 
     Args:
         source: samples.
         order: place in the training order -> prompt.
         in_flight: prompts that are sampled at the same time.
         groups: complete groups that a call returns.
-        max_carry: calls through which a group may be carried; then a call waits for it. Bounds the age of a token.
+        max_carry: calls through which a group may be carried; the next call waits for it. Bounds the age of a token.
     """
 
     on_group: OnGroup | None = None
-    """Not called: which of the complete groups are taken is known at the end."""
+    """Never called: which complete groups are returned is known only at the end."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class PartialRollouts:
         self.wanted, self.groups, self.max_carry = in_flight, groups, max_carry
         self.in_flight: list[_Group] = []
         self.place = 0
-        """Prompts of the training order that have joined, or were passed over because they were in flight."""
+        """Prompts of the training order that have joined, or were skipped because they were in flight."""
 
     def generate(
         self,
@@ -78,9 +78,9 @@ class PartialRollouts:
         version: int = 0,
         progress: Progress | None = None,
     ) -> list[list[Rollout]]:
-        """``groups`` complete groups, those first that have waited longest; nothing changes where it raises.
+        """Return ``groups`` complete groups, the longest-waiting first; state is unchanged if it raises.
 
-        ``prompts`` are not needed: they come from the training order.
+        ``prompts`` are not used: they come from the training order.
         """
         fresh, place = self._fresh()
         pool = self.in_flight + [_Group(p, [_nothing(p, k, version) for k in range(group_size)]) for p in fresh]
@@ -113,7 +113,7 @@ class PartialRollouts:
         return [group.responses for i, group in enumerate(pool) if i in taken]
 
     def _fresh(self) -> tuple[list[Prompt], int]:
-        """The next prompts, until as many are in flight as there should be, and the place after them."""
+        """Return the next prompts, as many as are missing in flight, and the place after them."""
         busy, place = {group.prompt.id for group in self.in_flight}, self.place
         found: list[Prompt] = []
         while len(busy) < self.wanted:
@@ -126,16 +126,16 @@ class PartialRollouts:
 
     @torch.no_grad()
     def recompute(self, policy: Policy, temperature: float, version: int, max_tokens: int) -> None:
-        """Put the trainer's own log-probabilities in the place of the sampler's, for tokens of this version.
+        """Replace the sampler's log-probabilities by the trainer's own, for tokens of this version.
 
-        For responses that will be trained on later: this is the last moment at which the weights that sampled them are
-        sure to be there. A response that goes on under other weights has several such pieces, each with its own.
+        Responses carried over will be trained on later, and the weights that sampled them are only sure to exist now. A
+        response continued under other weights has several such pieces, each with its own log-probabilities.
 
         Args:
-            policy: the weights that sampled in this iteration, which need not be the ones that are trained.
-            temperature: of the rollouts.
-            version: that tokens of this iteration have.
-            max_tokens: padding included, that go through the model at once.
+            policy: the weights that sampled in this iteration, not necessarily those being trained.
+            temperature: sampling temperature of the rollouts.
+            version: version of the tokens of this iteration.
+            max_tokens: tokens per forward pass, padding included.
         """
         rows = [r for g in self.in_flight for r in g.responses if r.policy_version == version and len(r.token_ids)]
         rows.sort(key=lambda r: len(r.prompt.token_ids) + len(r.token_ids), reverse=True)
@@ -151,36 +151,36 @@ class PartialRollouts:
 
     @property
     def weights_on(self) -> WeightsOn:
-        """As the source's."""
+        """Ranks that hold the weights: those of the source."""
         return self.source.weights_on
 
     def sync_weights(self, policy: Policy, version: int) -> None:
-        """As the source's."""
+        """See :meth:`RolloutSource.sync_weights`; delegates to the source."""
         self.source.sync_weights(policy, version)
 
     @property
     def renews(self) -> bool:
-        """Not while it cuts responses."""
+        """False: a source that cuts responses takes no weights in flight."""
         return False
 
     def renew(self, policy: Policy, version: int) -> None:
-        """Not while it cuts responses: an iteration's weights are its own."""
+        """Do nothing: responses are cut, and an iteration samples with its own weights only."""
 
     def rest(self) -> None:
-        """As the source's."""
+        """See :meth:`RolloutSource.rest`; delegates to the source."""
         self.source.rest()
 
     def measured(self) -> dict[str, float]:
-        """As the source's."""
+        """See :meth:`RolloutSource.measured`; delegates to the source."""
         return self.source.measured()
 
     @property
     def open_responses(self) -> int:
-        """Responses that were cut and will go on."""
+        """Number of responses that were cut and will continue."""
         return sum(len(group.open) for group in self.in_flight)
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and primitives only."""
+        """Return the carried groups as tensors and primitives only."""
         groups = [
             {"prompt": g.prompt.id, "carried": g.carried, "responses": [_state(r) for r in g.responses]}
             for g in self.in_flight
@@ -188,7 +188,7 @@ class PartialRollouts:
         return {"place": self.place, "groups": groups}
 
     def load_state_dict(self, state: Mapping[str, Any], prompt_of: Callable[[int], Prompt]) -> None:
-        """The inverse of :meth:`state_dict`; ``prompt_of`` finds a prompt by its id."""
+        """Restore :meth:`state_dict`; ``prompt_of`` finds a prompt by its id."""
         self.place, self.in_flight = int(state["place"]), []
         for group in state["groups"]:
             prompt = prompt_of(group["prompt"])
@@ -218,7 +218,7 @@ def _beginning(response: Rollout, limit: int) -> Beginning:
 
 
 def _grown(response: Rollout, piece: Rollout, policy: Policy) -> Rollout:
-    """A response with one more piece at its end."""
+    """Append a piece to a response."""
     if not len(piece.token_ids):
         return response
     assert response.versions is not None
@@ -242,15 +242,17 @@ def _grown(response: Rollout, piece: Rollout, policy: Policy) -> Rollout:
 
 
 def _routes(response: Rollout, piece: Rollout) -> Tensor | None:
-    """The experts of both parts, each as its own weights chose them; those of the last token of the first part, which
-    was not forwarded before, come with the second."""
+    """Concatenate the experts of both pieces, each as its own weights chose them.
+
+    The last token of the first piece was not forwarded then; its experts come with the second piece.
+    """
     if piece.routes is None or not len(response.token_ids):
         return piece.routes
     return None if response.routes is None else torch.cat([response.routes, piece.routes[len(response.routes) :]])
 
 
 def _one_prompt(group: _Group, grown: Mapping[int, Rollout]) -> list[Rollout]:
-    """The responses after a call, all with the same experts for their prompt: those of the first that began.
+    """Return the responses after a call, all with the prompt experts of the first response that has any.
 
     One forward pass of the prompt serves all of them in training.
     """

@@ -1,8 +1,8 @@
-"""Asynchronous rollouts: the next rollout batches are made in a thread of their own while the policy is trained.
+"""Asynchronous rollouts: a separate thread samples the next rollout batches while the policy is trained.
 
-A job works with a copy of the weights, taken when it is handed in: it never sees a model in the middle of an update,
-and what it samples does not depend on when it runs. Where there are several ranks, collectives of a job (a source that
-hands weights to servers) go through a process group of their own, and every rank runs the same jobs in the same order.
+A job works with a copy of the weights, taken at submission: it never sees a model in the middle of an update,
+and its samples do not depend on when it runs. With several ranks, collectives of a job (a source that
+sends weights to servers) use a process group of their own, and every rank runs the same jobs in the same order.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ __all__ = ["CancelledError", "Job", "RolloutPrefetcher"]
 
 T = TypeVar("T")
 Job = Callable[[Callable[[], None]], T]
-"""Does the work of an iteration; calls what it is given now and then, which ends it by an exception if need be."""
+"""Work of one iteration; it calls its argument now and then, which raises to cancel the job."""
 
 
 class CancelledError(Exception):
-    """Nobody waits for this job any more."""
+    """The job was cancelled: its result is no longer needed."""
 
 
 class RolloutPrefetcher(Generic[T]):
-    """Jobs of coming iterations, done one after another.
+    """Run the jobs of coming iterations, one after another.
 
     Args:
-        iterations: how many are handed in ahead of the one that is trained on; their weights are that many old.
+        iterations: jobs submitted ahead of the iteration being trained on; the age of their weights in iterations.
     """
 
     def __init__(self, iterations: int) -> None:
@@ -42,15 +42,15 @@ class RolloutPrefetcher(Generic[T]):
         self._group: dist.ProcessGroup | None = None
 
     def take(self, iteration: int, end: int | None, make: Callable[[int], Job[T]]) -> T:
-        """The result for an iteration, once it is there; then the jobs that follow are handed in. All ranks together.
+        """Wait for the result of an iteration, then submit the jobs that follow; called on all ranks together.
 
         Args:
-            iteration: is about to be trained on.
-            end: the iteration that will not be; None if nobody knows.
-            make: called with the number of an iteration in this thread, returns its job.
+            iteration: iteration that is about to be trained on.
+            end: first iteration that will not run; None if unknown.
+            make: called in this thread with the number of an iteration, returns its job.
 
         Raises:
-            Exception: what the job has raised.
+            Exception: raised by the job.
         """
         if iteration not in self._jobs:
             self._hand_in(iteration, make(iteration))
@@ -64,19 +64,19 @@ class RolloutPrefetcher(Generic[T]):
         return result
 
     def at_work(self, iteration: int) -> bool:
-        """Whether the job of an iteration was handed in and is not done."""
+        """True if the job of an iteration was submitted and is not done."""
         return iteration in self._jobs and not self._jobs[iteration].done()
 
     def settle(self) -> None:
-        """Wait until nothing is going on: only then may another thread ask the source.
+        """Wait until no job is running: only then may another thread use the source.
 
-        What two threads ask in turn would be in another order on every rank, and so would its collectives.
+        Calls from two threads would interleave differently on every rank, and so would their collectives.
         """
         if self._worker is not None:
             self._worker.join()
 
     def close(self) -> None:
-        """End what is going on; what was handed in is lost. Of several ranks each gets as far as its next check."""
+        """Cancel running and pending jobs. With several ranks, each rank stops at its own next check."""
         self._stop.set()
         self.settle()
         self._worker, self._jobs = None, {}

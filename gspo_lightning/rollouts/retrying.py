@@ -1,4 +1,4 @@
-"""A rollout source that fails for a while, or runs out of memory, is asked again before the run stops."""
+"""Retries of a rollout source: after transient failures, and with fewer responses after out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 
 class RetryingSource:
-    """Asks another source again when its infrastructure fails. Draws are counter-based: a repetition changes nothing.
+    """Retry another source when its infrastructure fails. Draws are counter-based: a retry gives the same responses.
 
-    Stands in front of a source and is none that a config could name.
+    It wraps a source; a config cannot name it.
 
     Args:
-        source: asked.
+        source: the wrapped source.
         retries: attempts after the first.
-        wait_s: seconds before the first repetition; each further one waits four times longer.
+        wait_s: seconds before the first retry; each further one waits four times longer.
     """
 
     on_group: OnGroup | None = None
@@ -42,54 +42,54 @@ class RetryingSource:
 
     @property
     def weights_on(self) -> WeightsOn:
-        """As the source's."""
+        """Ranks that hold the weights: those of the source."""
         return self.source.weights_on
 
     def sync_weights(self, policy: Policy, version: int) -> None:
-        """As the source's.
+        """See :meth:`RolloutSource.sync_weights`, with retries.
 
         Raises:
-            InfrastructureError: it failed every time.
+            InfrastructureError: every attempt failed.
         """
         self._ask(lambda: self.source.sync_weights(policy, version))
 
     @property
     def renews(self) -> bool:
-        """As the source's."""
+        """True if the source takes new weights in the middle of a call."""
         return self.source.renews
 
     def renew(self, policy: Policy, version: int) -> None:
-        """As the source's, once: rollouts do without it."""
+        """See :meth:`RolloutSource.renew`, without retries: rollouts continue without the update."""
         self.source.renew(policy, version)
 
     def rest(self) -> None:
-        """As the source's."""
+        """See :meth:`RolloutSource.rest`; delegates to the source."""
         self.source.rest()
 
     def measured(self) -> dict[str, float]:
-        """As the source's."""
+        """See :meth:`RolloutSource.measured`; delegates to the source."""
         return self.source.measured()
 
     def generate(self, policy: Policy, prompts: Sequence[Prompt], **options: Any) -> list[list[Rollout]]:
-        """As the source's.
+        """See :meth:`RolloutSource.generate`, with retries.
 
         Raises:
-            InfrastructureError: it failed every time.
+            InfrastructureError: every attempt failed.
         """
         self.source.on_group = self.on_group
         return self._fit(policy, lambda: self.source.generate(policy, prompts, **options))
 
     def extend(self, policy: Policy, beginnings: Sequence[Beginning], **options: Any) -> list[Rollout]:
-        """As the source's.
+        """See :meth:`RolloutSource.extend`, with retries.
 
         Raises:
-            InfrastructureError: it failed every time.
+            InfrastructureError: every attempt failed.
         """
         pieces = self._fit(policy, lambda: self.source.extend(policy, beginnings, **options))
         return check_pieces(self.source, pieces, beginnings)
 
     def _fit(self, policy: Policy, question: Callable[[], T]) -> T:
-        """Ask with fewer responses at a time where memory ran out.
+        """Retry with fewer responses at a time after an out-of-memory error.
 
         Raises:
             InfrastructureError: a single group does not fit.

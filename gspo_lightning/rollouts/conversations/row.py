@@ -1,4 +1,4 @@
-"""The tokens of one conversation: what the policy chose, and what it was told in between."""
+"""Tokens of one conversation: the policy's turns and the environment's messages between them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ConversationRow"]
 
 @dataclass(slots=True)
 class ConversationRow:
-    """Sample ``sample`` of the conversations about a prompt; ``room`` tokens may still follow, of either side."""
+    """Sample ``sample`` of the conversations about a prompt; ``room`` is the token budget left to both sides."""
 
     conversation: Conversation
     prompt: Prompt
@@ -33,17 +33,17 @@ class ConversationRow:
     lost: str = ""
 
     def open(self, prompt: Prompt) -> None:
-        """Read another prompt than the data's; what it is longer by is taken from the room."""
+        """Replace the data's prompt; its additional tokens are taken from the room."""
         self.room -= max(0, len(prompt.token_ids) - len(self.prompt.token_ids))
         self.prompt = prompt
 
     def beginning(self) -> Beginning:
-        """What a source goes on from. Random numbers count the policy's own tokens."""
+        """Return the start for the next turn. Random numbers count the policy's own tokens."""
         context = (*self.prompt.token_ids, *self.tokens)
         return Beginning(self.prompt, self.sample, context, drawn=sum(self.mask), room=self.room)
 
     def say(self, turn: Rollout) -> None:
-        """A turn of the policy. One that is cut is not told to the environment: it is not what the policy meant."""
+        """Append a turn of the policy. A truncated turn is unfinished and is not passed to the environment."""
         self._append(turn.token_ids.tolist(), chosen=True)
         if turn.logprobs is None:
             self.logprobs = None
@@ -57,7 +57,7 @@ class ConversationRow:
             self.finish = FinishReason.LENGTH
 
     def hear(self, dialogue: Dialogue, max_turns: int) -> None:
-        """The environment's answer to the newest turn. It becomes tokens only if the policy has room to go on."""
+        """Append the environment's answer to the newest turn; it is tokenized only if the policy has another turn."""
         step: Step = self.conversation.steps[-1]
         messages, self.turn_rewards[-1], done = step
         self.messages += messages
@@ -67,11 +67,11 @@ class ConversationRow:
         self._go_on(messages, dialogue)
 
     def lose(self, why: str) -> None:
-        """The environment has failed."""
+        """Mark the conversation as lost after a failure of its environment."""
         self.lost, self.finish = why, FinishReason.LOST
 
     def rollout(self, version: int) -> Rollout:
-        """The whole conversation; a lost one may not have begun, but a row needs a token."""
+        """Return the whole conversation as a rollout; a lost one may have no token, but a row needs one."""
         tokens, mask = self.tokens or [self.prompt.token_ids[-1]], self.mask or [False]
         assert self.finish is not None
         return Rollout(

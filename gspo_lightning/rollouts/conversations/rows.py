@@ -1,4 +1,4 @@
-"""All conversations of one rollout: whose turn it is, what a failure costs, who is finished."""
+"""Turn-taking, retries and completion of all conversations of one rollout."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ log = logging.getLogger(__name__)
 
 Speak = Callable[[Sequence[ConversationRow]], Sequence[Rollout]]
 _FEW_LOST = 4
-"""So many lost conversations never stop a run, however few there were."""
+"""Number of lost conversations that never stops a run, however few conversations it has."""
 
 
 class ConversationRows:
-    """Takes turns: the policy in all conversations at once, then the environments in all of them at once.
+    """Alternate turns: the policy speaks in all conversations at once, then all environments answer at once.
 
     Args:
         groups: P groups of G conversations.
         host: runs the environments.
-        dialogue: makes tokens of messages.
-        max_turns: of the policy.
-        retries: of a failed environment.
+        dialogue: tokenizes messages.
+        max_turns: policy turns per conversation.
+        retries: attempts after the first for a failed environment.
         max_missing_rate: share of conversations that may be lost.
-        finished: called with the number of a group whose conversations are all over.
+        finished: called with the number of a group when all its conversations are over.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class ConversationRows:
         self._open = set(range(len(groups)))
 
     def run(self, speak: Speak, waves: int) -> None:
-        """Until all are over; ``speak`` gives the next turn of the policy in some conversations.
+        """Run all conversations to the end; ``speak`` generates the policy's next turn in some of them.
 
         Raises:
-            InfrastructureError: more conversations were lost than may be.
-            UserError: raised by an environment, or about what it said.
+            InfrastructureError: more conversations were lost than allowed.
+            UserError: raised by an environment, or about its messages.
         """
         self._begin()
         parts = [[t for group in self.groups[i::waves] for t in group] for i in range(waves)]
@@ -72,7 +72,7 @@ class ConversationRows:
         self._deliver()
 
     def close(self) -> None:
-        """Let all environments go."""
+        """Close all environments."""
         conversations = [t.conversation for t in self.rows] + self._failed
         errors = self.host.start([c.close for c in conversations]).wait()
         for error in errors:
@@ -128,7 +128,7 @@ class ConversationRows:
                 self.finished(number)
 
     def _settle(self, rows: Sequence[ConversationRow], answers: Answers) -> None:
-        """Wait; ask again where an environment failed; give up what fails again."""
+        """Wait for answers, retry failed environments, and mark conversations that still fail as lost."""
         failed = _failures(rows, answers)
         for _ in range(self.retries):
             if failed:
@@ -158,7 +158,7 @@ class ConversationRows:
 
 
 def _failures(rows: Sequence[ConversationRow], answers: Answers) -> list[tuple[ConversationRow, Exception]]:
-    """The conversations whose environment failed.
+    """Return the conversations whose environment failed.
 
     Raises:
         UserError: raised by an environment.

@@ -1,1 +1,1 @@
-"""Rollouts written to files, and trained on again from there."""
+"""Rollouts written to files, and replayed from them."""

@@ -1,4 +1,4 @@
-"""Responses that were recorded earlier: a run again without a generator, or several objectives on the same data."""
+"""Recorded responses: repeat a run without a generator, or train several objectives on the same data."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["Recorded"]
 
 PATH = "data.rollouts.path"
 RECOMPUTED_TOKENS = 16384
-"""Tokens, padding included, that go through the model together where log-probabilities are missing."""
+"""Tokens per forward pass, padding included, when missing log-probabilities are recomputed."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """Recorded responses to one prompt: where they stand."""
+    """Recorded responses to one prompt, by their file and row numbers."""
 
     name: str
     iteration: int | None
@@ -39,20 +39,21 @@ _Key = tuple[tuple[int, ...], tuple[str, ...]]
 
 
 class Recorded(RolloutSource):
-    """Replays a file that ``gspo predict`` or a run with ``data.record_rollouts`` has written.
+    """Replay a file written by ``gspo predict`` or by a run with ``data.record_rollouts``.
 
-    A prompt is known by its token ids and its pictures. Every row is checked before the first rollout; ids, mask and
+    Prompts are matched by token ids and pictures. Every row is checked before the first rollout; ids, mask and
     log-probabilities come back exactly as they were written.
 
     Args:
         path: a ``.jsonl`` or ``.parquet`` file, or a folder of them (``RUN/rollouts``).
-        match: ``iteration``: rows that say which iteration they are from serve only that one, so a run is repeated
-            exactly; rows that do not say serve all. ``prompt``: all recorded groups of a prompt in turn, one for each
+        match: ``iteration``: rows with an iteration number serve only that iteration, so a run is repeated
+            exactly; rows without one serve all. ``prompt``: all recorded groups of a prompt in turn, one for each
             iteration that asks.
         missing_logprobs: rows without log-probabilities: ``refuse`` them, or ``recompute`` with the weights at the
             start of the iteration, as if this policy had sampled them.
-        rewards: ``score`` the responses with ``data.rewards``, or take what was ``recorded`` (null counts as missing).
-        evaluation: answers held-out prompts, which were not recorded; None takes the in-process sampler.
+        rewards: ``score`` the responses with ``data.rewards``, or take the ``recorded`` rewards (null counts as
+            missing).
+        evaluation: source for held-out prompts, which were not recorded; None takes the in-process sampler.
     """
 
     reads_pictures = True
@@ -73,7 +74,7 @@ class Recorded(RolloutSource):
         """Read and check every row; only positions stay in memory.
 
         Raises:
-            UserError: nothing there, or a row that cannot be trained on.
+            UserError: there is no file, or a row cannot be trained on.
         """
         self.evaluation.open(longest)
         if not self._groups:
@@ -105,11 +106,11 @@ class Recorded(RolloutSource):
 
     @property
     def weights_on(self) -> WeightsOn:
-        """None are needed to read a file, unless log-probabilities may have to be computed."""
+        """No rank needs weights to read a file; every rank does if log-probabilities may have to be recomputed."""
         return WeightsOn.NO_RANK if self.missing_logprobs == "refuse" else WeightsOn.EVERY_RANK
 
     def for_evaluation(self) -> RolloutSource:
-        """The source of ``evaluation``."""
+        """Return the source of ``evaluation``."""
         return self.evaluation
 
     @torch.no_grad()
@@ -127,7 +128,7 @@ class Recorded(RolloutSource):
         """See :meth:`RolloutSource.generate`.
 
         Raises:
-            UserError: a prompt without enough recorded responses, or recorded in another way than they are used.
+            UserError: a prompt has too few recorded responses, or they do not fit the model or sampling settings.
         """
         if not self._groups:
             self._read()
@@ -195,7 +196,11 @@ class Recorded(RolloutSource):
 
 
 def _check_use(row: dict[str, Any], where: str, sampling: SamplingParams, vocabulary: int) -> None:
-    """A recorded response can stand for one that is sampled now."""
+    """Check that a recorded response can replace one sampled now.
+
+    Raises:
+        UserError: its tokens, length or sampling settings do not fit the run.
+    """
     if (largest := max(row["completion_ids"])) >= vocabulary:
         raise UserError(where, f"has the token id {largest}, but the model's vocabulary has {vocabulary}")
     if (count := len(row["completion_ids"])) > sampling.max_response_tokens:
@@ -214,7 +219,7 @@ def _check_use(row: dict[str, Any], where: str, sampling: SamplingParams, vocabu
 
 
 def _take_rewards(rollout: Rollout, row: dict[str, Any]) -> None:
-    """The recorded verdict; a reward without parts counts as one part."""
+    """Copy the recorded rewards; a reward without parts counts as one part."""
     reward = row.get("reward")
     rollout.reward = None if reward is None else float(reward)
     rollout.reward_parts = dict(row.get("reward_parts") or {"recorded": rollout.reward})

@@ -1,6 +1,6 @@
-"""Rollouts as files: a JSON object a line, or a Parquet row, for each response.
+"""Rollout files: one JSON object per line, or one Parquet row, for each response.
 
-``gspo predict`` and ``data.record_rollouts`` write it, :class:`~gspo_lightning.rollouts.Recorded` reads it.
+``gspo predict`` and ``data.record_rollouts`` write them, :class:`~gspo_lightning.rollouts.Recorded` reads them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["RecordFile", "check_row", "of_conversation", "open_records", "record
 
 
 def record(rollout: Rollout, sampling: SamplingParams, iteration: int | None = None) -> dict[str, Any]:
-    """A rollout as plain data: token ids, mask and log-probabilities included, so that it can be trained on again.
+    """Return a rollout as plain data, with token ids, mask and log-probabilities, so that it can be trained on again.
 
     Args:
         rollout: scored or not.
-        sampling: how it was drawn; at temperature 0 or with top-p or top-k it is no sample of the policy.
-        iteration: of the run that trained on it, where there is one.
+        sampling: its sampling settings; at temperature 0 or with top-p or top-k it is no sample of the policy.
+        iteration: iteration of the run that trained on it, or None.
     """
     return {
         "id": f"{rollout.prompt.id}/{rollout.sample}",
@@ -51,7 +51,7 @@ def record(rollout: Rollout, sampling: SamplingParams, iteration: int | None = N
 
 
 def of_conversation(rollout: Rollout) -> dict[str, Any]:
-    """What rewards and readers can know of a conversation, on top of the record; nothing for a single response."""
+    """Return the additional fields of a conversation, for rewards and readers; empty for a single response."""
     if not rollout.turn_ends:
         return {}
     return {
@@ -62,29 +62,29 @@ def of_conversation(rollout: Rollout) -> dict[str, Any]:
 
 
 def recording_file(folder: Path, iteration: int, rank: int) -> Path:
-    """Where a rank writes the rollouts of an iteration."""
+    """Return the path to which a rank writes the rollouts of an iteration."""
     return folder / "rollouts" / (f"{iteration:06d}.jsonl" if rank == 0 else f"{iteration:06d}-rank{rank}.jsonl")
 
 
 def write_records(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """One line a row; the file is there whole or not at all, and for this user alone."""
+    """Write one row per line; atomically, and readable by this user only."""
     with atomic_file(path, private=True) as file:
         for row in rows:
             file.write((json.dumps(row, ensure_ascii=False, default=str) + "\n").encode())
 
 
 class RecordFile:
-    """The rows of one file, read when they are asked for: only positions stay in memory."""
+    """Rows of one file, read on demand: only positions stay in memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._starts: list[int] = []
 
     def scan(self) -> Iterator[dict[str, Any]]:
-        """Every row, once from beginning to end.
+        """Yield every row once, from beginning to end.
 
         Raises:
-            UserError: a line that is not a JSON object, with its number.
+            UserError: a line is not a JSON object; names its number.
         """
         self._starts = []
         with open(self.path, "rb") as file:
@@ -96,7 +96,7 @@ class RecordFile:
                 start += len(line)
 
     def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Some rows by their number in the order of :meth:`scan`, which has come to its end."""
+        """Read some rows by their number in the order of :meth:`scan`, which must have finished."""
         with open(self.path, "rb") as file:
             found = []
             for row in rows:
@@ -115,7 +115,7 @@ class RecordFile:
 
 
 class _ParquetFile(RecordFile):
-    """Columns stay in memory, in Arrow's compact form."""
+    """Parquet file whose columns stay in memory, in Arrow's compact form."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -137,10 +137,10 @@ class _ParquetFile(RecordFile):
 
 
 def open_records(path: str) -> list[RecordFile]:
-    """A ``.jsonl`` or ``.parquet`` file, or all of them in a folder, in the order of their names.
+    """Open a ``.jsonl`` or ``.parquet`` file, or all of them in a folder, ordered by name.
 
     Raises:
-        UserError: nothing there, or another kind of file.
+        UserError: the path does not exist, or is another kind of file.
     """
     place = Path(path)
     files = sorted(f for f in place.iterdir() if f.suffix in (".jsonl", ".parquet")) if place.is_dir() else [place]
@@ -154,10 +154,10 @@ def open_records(path: str) -> list[RecordFile]:
 
 
 def check_row(row: Mapping[str, Any], where: str) -> None:
-    """What can be seen in a row alone.
+    """Check a row on its own.
 
     Raises:
-        UserError: token ids, mask, log-probabilities or reward are missing or of another form; names row and column.
+        UserError: token ids are missing, or a field has the wrong type, length or value; names row and column.
     """
     for name in ("prompt_ids", "completion_ids"):
         ids = row.get(name)
