@@ -1,1 +1,1 @@
-"""The sampler of this package: a prompt once for its whole group, key-value caches, counter-based draws."""
+"""Grouped sampler: one prefill per prompt group, key-value caches, counter-based draws."""

@@ -1,4 +1,4 @@
-"""What a model computes while rows are being sampled, one token per row and step."""
+"""Decoders: forward passes during sampling, one token per row and step."""
 
 from __future__ import annotations
 
@@ -28,53 +28,53 @@ __all__ = ["DecodeBy", "Decoder", "PaddedDecoder", "SharedDecoder", "decoder_for
 log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-4
-"""Mean difference of log-probabilities (nats) between two ways to decode in float32 that is rounding."""
+"""Tolerated mean difference of log-probabilities (nats) between two decoders in float32, from rounding alone."""
 ROUNDED = 0.1
-"""The same where products are rounded to half precision."""
+"""The same tolerance if products are rounded to half precision."""
 
 
 class Decoder(ABC):
-    """Rows that are being decoded, in the order in which their contexts came."""
+    """Decoding of a batch of rows, in the order in which their contexts were added."""
 
     may_grow: bool
-    """Whether contexts may join while rows are being decoded."""
+    """True if contexts may join while rows are being decoded."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
 
     @abstractmethod
     def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
-        """Prefill P contexts, each once for ``rows`` [P] new rows; returns the logits [sum(rows), V] that follow.
+        """Prefill P contexts, each once for ``rows`` [P] new rows; return their next-token logits [sum(rows), V].
 
         ``media`` are the pictures of each context; none by default.
         """
 
     @abstractmethod
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these (int64, none twice, on the host), which stand in this order then."""
+        """Keep only these rows (int64, no duplicates, on the host), in this order."""
 
     @abstractmethod
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Feed one token per row, [R] at positions [R]; returns the logits [R, V] of the next ones."""
+        """Feed one token per row, [R] at positions [R]; return the logits [R, V] of the next ones."""
 
 
 DecodeBy = Literal["auto", "model"]
 
 
 def decoder_for(policy: Policy, by: DecodeBy = "auto") -> Decoder:
-    """The fast one where the model's attention is known (``Policy.packed``) and no comparison has ruled it out.
+    """Return the fast decoder if the model's attention is supported (``Policy.packed``) and no comparison ruled it out.
 
     Args:
-        policy: the weights, which stay as they are while the decoder is used.
-        by: ``model`` sends every token through the model's own modules; ``auto`` does without them where that is known
-            to give the same.
+        policy: the weights, which must not change while the decoder is used.
+        by: ``model`` sends every token through the model's own modules; ``auto`` bypasses them if the result is known
+            to be the same.
     """
     shared = policy.packed and policy.decoding.way in (None, "shared")
     return SharedDecoder(policy, by) if shared else PaddedDecoder(policy)
 
 
 class SharedDecoder(Decoder):
-    """The keys and values of a prompt are kept once and read by all its rows; nothing is padded but the cache."""
+    """Decoder that stores the keys and values of a prompt once for all its rows; only the cache is padded."""
 
     may_grow = True
 
@@ -125,7 +125,7 @@ class SharedDecoder(Decoder):
             return logits
 
     def _inference(self) -> AbstractContextManager[Any]:
-        """Inference mode, which spares a tenth of a small model's step; not for weights that stay sharded."""
+        """Return inference mode, which saves a tenth of a small model's step; ``no_grad`` for sharded weights."""
         return torch.no_grad() if self.policy.in_lockstep else torch.inference_mode()
 
     def _forward(self, tokens: Tensor, positions: Tensor, inputs: dict[str, Any] | None = None) -> Tensor:
@@ -138,7 +138,7 @@ class SharedDecoder(Decoder):
 
 
 def _stack(policy: Policy) -> LeanStack | DirectStack | None:
-    """The lean form of a policy; compared with the policy's own modules once."""
+    """Return the policy's fast decode step, compared once with the policy's own modules, or None."""
     if policy.decoding.lean is False:
         return None
     try:
@@ -175,13 +175,13 @@ def _check(policy: Policy, stack: LeanStack | DirectStack) -> None:
 
 
 def _is_exact(policy: Policy) -> bool:
-    """Whether products are computed in float32, and not rounded to TF32 either."""
+    """True if products are computed in float32 and not rounded to TF32."""
     rounds = policy.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
     return compute_dtype(policy) == torch.float32 and not rounds
 
 
 class PaddedDecoder(Decoder):
-    """transformers' own cache, prompts padded to one width and repeated for every row: knows every family."""
+    """Decoder with transformers' own cache, for every family; prompts are left-padded and copied for every row."""
 
     may_grow = False
 
@@ -189,10 +189,10 @@ class PaddedDecoder(Decoder):
         super().__init__(policy)
         known = inspect.signature(policy.backbone.forward).parameters
         self._recurrent = "cache_params" in known
-        """All that it keeps are states (Mamba): they go by another name, and no mask says what they hold."""
+        """True if the whole cache is recurrent state (Mamba), which is passed by another name and takes no mask."""
 
     def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
-        """See :meth:`Decoder.add`; starts anew."""
+        """See :meth:`Decoder.add`; replaces all earlier rows."""
         device = self.policy.device
         width = max(len(context) for context in contexts)
         ids = torch.zeros(len(contexts), width, dtype=torch.int64)
@@ -215,7 +215,7 @@ class PaddedDecoder(Decoder):
         return _for_rows(self.policy.head(hidden), rows)
 
     def new_cache(self) -> DynamicCache:
-        """An empty one, whose layers are of the kinds that the model is made of."""
+        """Return an empty cache with the model's kinds of layers."""
         return growing_cache(self.policy.model.config)
 
     def keep(self, rows: Tensor) -> None:
@@ -225,7 +225,7 @@ class PaddedDecoder(Decoder):
         self.mask = self.mask[there]
 
     def _select(self, rows: Tensor) -> None:
-        """Keys and values, convolution windows and recurrent states of these rows: layers of every kind know this."""
+        """Select these rows of the cache: keys and values, convolution windows, recurrent states."""
         self.cache.reorder_cache(rows)
 
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -244,6 +244,6 @@ class PaddedDecoder(Decoder):
 
 
 def _for_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
-    """[P, ...] to [sum(rows), ...]: every entry once for each of its rows."""
+    """Repeat entries of [P, ...] to [sum(rows), ...], each once for each of its rows."""
     order = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows))  # here: the device would make the host wait
     return x.index_select(0, order.to(x.device, non_blocking=True))

@@ -1,4 +1,4 @@
-"""transformers' cache with room to grow: tokens are written into place, where ``torch.cat`` copies what was there."""
+"""transformers' cache with preallocated room: tokens are written in place, not appended by ``torch.cat``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 __all__ = ["Growing", "growing_cache"]
 
 FIRST = 32
-"""Tokens more than are held that a new place has room for; an eighth of them, if that is more: it may stay empty."""
+"""Minimum spare tokens of a new allocation; it takes an eighth of the held tokens if that is more."""
 
 
 class Growing:
-    """A tensor [..., n, d] that grows along its tokens n, in place while there is room."""
+    """Tensor [..., n, d] that grows along its tokens n, in place while there is room."""
 
     def __init__(self) -> None:
         self._store: Tensor | None = None
@@ -25,12 +25,12 @@ class Growing:
         self._end = 0
 
     def extended(self, held: Tensor, new: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
-        """Everything, and what is to be held; the same values as from ``torch.cat``.
+        """Append ``new``; return all tokens, and those to hold. The values equal those of ``torch.cat``.
 
         Args:
-            held: what the last call returned as such; anything else is copied first.
+            held: the held tokens that the last call returned; any other tensor is copied first.
             new: [..., m, d].
-            window: tokens that the next one sees, itself included; None is all.
+            window: tokens that the next token sees, itself included; None is all.
         """
         count, more = (held.shape[-2] if held.numel() else 0), new.shape[-2]
         if count and held.dtype != new.dtype:
@@ -50,14 +50,14 @@ class Growing:
 
 
 class _Layer:
-    """Before one of transformers' layers: what they do by ``torch.cat`` is done in place."""
+    """Mixin for transformers' cache layers that replaces ``torch.cat`` by in-place writes."""
 
     keys: Tensor
     values: Tensor
     is_initialized: bool
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Keys and values [R, K, m, d] behind those that are there; returns all that the new tokens see."""
+        """Append keys and values [R, K, m, d]; return all that the new tokens see."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)  # type: ignore[attr-defined]
         window = None
@@ -72,7 +72,7 @@ class _Layer:
 
 
 def _kinds() -> dict[type, Any]:
-    """Each kind of transformers' layers that grows by ``torch.cat``, and the same in place."""
+    """Return a growing version of each kind of transformers' layers that uses ``torch.cat``."""
     names = (
         "DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "LinearAttentionAndFullAttentionLayer",
         "LinearAttentionAndSlidingWindowAttentionLayer",
@@ -85,7 +85,7 @@ KINDS: Mapping[Any, Any] = _kinds()
 
 
 def growing_cache(config: PretrainedConfig) -> DynamicCache:
-    """The cache that transformers makes for a model; layers of a kind that is not known stay as they are."""
+    """Return the cache that transformers makes for a model; layers of an unknown kind stay as they are."""
     cache = DynamicCache(config=config)
     for i, layer in enumerate(cache.layers):
         if type(layer) in KINDS and not getattr(layer, "record_past", False):

@@ -1,4 +1,4 @@
-"""How much memory rows may take while they are sampled, and how much they will take at most."""
+"""Memory budget of sampled rows, and upper bounds of their cost."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gspo_lightning.policy.precision import compute_dtype
 __all__ = ["LOGITS", "SHARES", "Costs", "budget", "free_memory"]
 
 SHARES = {"cuda": 0.85, "cpu": 0.7}
-"""Of the memory that is free, by the type of a device. The rest is for prefills, and for what others take meanwhile."""
+"""Share of free memory for rows, by device type. The rest is for prefills and for other users of the device."""
 LOGITS = 4
-"""Float32 numbers per row and token of the vocabulary while a token is drawn: logits, scores, probabilities, blocks."""
+"""Float32 numbers per row and vocabulary token during a draw: logits, scores, probabilities, blocks."""
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes of a device that nobody uses; None where that is not known."""
+    """Return the free bytes of a device; None if unknown."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + cached
@@ -33,7 +33,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def budget(device: torch.device) -> int | None:
-    """Bytes that rows may take on a device; ranks share the memory of a machine."""
+    """Return the bytes that rows may take on a device; ranks share the memory of a machine."""
     free = free_memory(device)
     ranks = rank_and_world()[1] if device.type == "cpu" else 1
     return None if free is None else int(free * SHARES[device.type] / ranks)
@@ -48,7 +48,7 @@ def _of_machine() -> int | None:
 
 
 def _of_container() -> int | None:
-    """What the limit of a control group leaves, pages of files that may be dropped not counted as used."""
+    """Return what the limit of a control group leaves; reclaimable pages of files do not count as used."""
     folder = Path("/sys/fs/cgroup")
     try:
         limit, used = ((folder / f"memory.{name}").read_text().strip() for name in ("max", "current"))
@@ -62,9 +62,9 @@ class Costs:
     """Bytes of a model's rows.
 
     Args:
-        config: of the model.
-        itemsize: bytes of a number that it computes with.
-        shares: whether rows share the keys and values of their prompt.
+        config: the model's config.
+        itemsize: bytes per number in the compute dtype.
+        shares: True if rows share the keys and values of their prompt.
         widest: tokens of the longest context; contexts that are not shared are padded to it.
     """
 
@@ -76,19 +76,19 @@ class Costs:
 
     @classmethod
     def of(cls, policy: Policy, shares: bool, widest: int) -> Self:
-        """Of a policy, in the dtype that it computes with now."""
+        """Return the costs of a policy in its current compute dtype."""
         return cls(policy.model.config, compute_dtype(policy).itemsize, shares, widest)
 
     @property
     def token(self) -> int:
-        """Keys and values of a token in all layers."""
+        """Bytes of a token's keys and values in all layers."""
         return self._row.token
 
     def context(self, tokens: int) -> int:
-        """What all rows of a context keep of it together."""
+        """Bytes of a context that its rows share."""
         return self._token * tokens if self._shares else 0
 
     def row(self, tokens: int) -> int:
-        """One row that may still get so many tokens."""
+        """Bytes of one row that may still get ``tokens`` tokens."""
         own = self._token * room(tokens) if self._shares else self._row.row(self._widest + tokens + tokens // 8)
         return own + self._logits

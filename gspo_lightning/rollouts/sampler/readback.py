@@ -1,8 +1,8 @@
-"""A number that a device has counted, read by the host some steps later: so the host never waits for the newest step.
+"""Delayed device-to-host counts: the host reads a number some steps later and never waits for the newest step.
 
-A host that asks a GPU after every token whether a row has ended stands still until that token is computed, and the GPU
-stands still until the next one is launched. What it needs to know may as well be a few tokens old: a row that has ended
-is dropped that much later, and what it computes until then is never read.
+A host that asks a GPU after every token whether a row has ended waits until that token is computed, and the GPU
+idles until the next one is launched. The answer may be a few tokens old: a finished row is dropped that much later, and
+what it computes until then is never read.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ LAG = 2
 
 
 class Carrier(Protocol):
-    """A scalar on its way to the host."""
+    """Scalar in transfer to the host."""
 
     def __init__(self, value: Tensor) -> None: ...
 
     def read(self) -> int:
-        """What it was when it set out."""
+        """Return the value at the start of the transfer."""
 
 
 class _Pinned:
-    """By an asynchronous copy into pinned memory; read when the work before it is done, whatever came after it."""
+    """Asynchronous copy into pinned memory; a read waits for earlier work only."""
 
     def __init__(self, value: Tensor) -> None:
         self._host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
@@ -43,14 +43,14 @@ class _Pinned:
 
 
 CARRIERS: dict[str, type[Carrier]] = {"cuda": _Pinned}
-"""By the type of a device; on others, a CPU above all, a number is read at once."""
+"""Carriers by device type; on other devices, such as a CPU, a number is read at once."""
 
 
 class Readback:
-    """How many rows live, step by step.
+    """Number of living rows, step by step.
 
     Args:
-        device: of the rows.
+        device: device of the rows.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -59,16 +59,16 @@ class Readback:
 
     @property
     def late(self) -> bool:
-        """Whether numbers are old when they arrive."""
+        """True if counts arrive late."""
         return self._carrier is not None
 
     def count(self, alive: Tensor) -> int | None:
-        """Of bool [rows] the number that is set, now or :data:`LAG` calls ago; None where there were fewer calls."""
+        """Count a bool [rows] tensor, now or :data:`LAG` calls ago; None if there were fewer calls."""
         if self._carrier is None:
             return int(alive.sum())
         self._waiting.append(self._carrier(alive.sum()))
         return self._waiting.popleft().read() if len(self._waiting) > LAG else None
 
     def forget(self) -> None:
-        """Other rows are asked about from now on."""
+        """Drop pending counts, because the rows have changed."""
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""The experts that a mixture of experts sends tokens to while they are sampled, for Routing Replay (R3)."""
+"""Expert routes of a mixture of experts during sampling, for Routing Replay (R3)."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["RecordingDecoder", "RouteBook"]
 
 
 class RouteBook:
-    """The routes of contexts and responses of one call of a sampler.
+    """Routes of contexts and responses in one call of a sampler.
 
     Args:
-        context_of: N numbers: the context of each response. Those of the same have the same experts for it.
-        tokens: T of a response at most.
-        routing: of the policy.
-        device: of the responses' routes.
+        context_of: N numbers: the context of each response. Responses with the same context share its routes.
+        tokens: maximum T of a response.
+        routing: the policy's routing.
+        device: device of the responses' routes.
     """
 
     def __init__(self, context_of: Sequence[int], tokens: int, routing: Routing, device: torch.device) -> None:
         self.context_of = context_of
         self.contexts: dict[int, Tensor] = {}
-        """[c, L, k] of each context, by its number."""
+        """Routes [c, L, k] of each context, by its number."""
         shape = (len(context_of), tokens, routing.layers, routing.top_k)
         self.responses = torch.zeros(shape, dtype=index_dtype(routing.experts), device=device)
 
     def note(self, blocks: Sequence[Block], chosen: Sequence[Tensor]) -> None:
-        """The experts [c, L, k] of what rows that join have read: a context, or a context and a part of a response."""
+        """Record the experts [c, L, k] of joining rows: for a context, or for a context and a part of a response."""
         for block, experts in zip(blocks, chosen, strict=True):
             routes = experts.to(self.responses.dtype)
             if block.step:
@@ -45,7 +45,7 @@ class RouteBook:
                 self.contexts[self.context_of[block.slots[0]]] = routes
 
     def fill(self, rollouts: Mapping[int, Rollout]) -> None:
-        """Set the routes of responses; the last token of a response was never forwarded. One without a token has none.
+        """Set the routes of responses; the last token of a response was never forwarded. An empty response gets none.
 
         One copy brings all of them to the host.
 
@@ -65,15 +65,15 @@ class RouteBook:
 
 
 class RecordingDecoder(Decoder):
-    """A decoder whose forward passes are written into a book; the sampler says which rows they were for."""
+    """Decoder that records the routes of its forward passes in a book; the sampler sets the rows before each pass."""
 
     def __init__(self, inner: Decoder, book: RouteBook, policy: Policy) -> None:
         super().__init__(policy)
         self.inner, self.book, self.may_grow = inner, book, inner.may_grow
         self.slots = self.steps = torch.empty(0, dtype=torch.int64)
-        """[R] of the next :meth:`step`: the response of each row, and the number of the token that is fed."""
+        """For the next :meth:`step`, each [R]: the response of each row, and the number of the token that is fed."""
         self.joining: Sequence[Block] = ()
-        """Rows of the next :meth:`add`."""
+        """Blocks of the next :meth:`add`."""
 
     def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
         """See :meth:`Decoder.add`."""

@@ -1,4 +1,4 @@
-"""What the sampler knows of the rows it is decoding, and what all responses have come to."""
+"""State of the rows being decoded, and the buffer of all responses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ResponseBuffer", "Rows"]
 
 @dataclass(slots=True)
 class Rows:
-    """State of the rows in the batch, each field [rows]."""
+    """State of the rows in the batch; every field is a tensor [rows]."""
 
     slot: Tensor  # number of the beginning
     prompt_id: Tensor
@@ -35,7 +35,7 @@ class Rows:
     def of(
         cls, beginnings: Sequence[Beginning], slots: Sequence[int], steps: Sequence[int], device: torch.device
     ) -> Rows:
-        """One row for each of some beginnings, with so many tokens in the buffer already."""
+        """Return one row per beginning, with ``steps`` tokens in the buffer already."""
         known = [
             (slot, b.prompt.id, b.sample, b.drawn, b.room, len(b.context) + step + shift(b.prompt.media), step)
             for slot, step in zip(slots, steps, strict=True)
@@ -62,7 +62,7 @@ class Rows:
 class ResponseBuffer:
     """Tokens and log-probabilities [N, T + 1] of N responses, their ``lengths`` [N] and ``ended`` and ``stopped`` [N].
 
-    Beyond the length of a response stands anything.
+    Values beyond the length of a response are undefined.
     """
 
     def __init__(self, beginnings: Sequence[Beginning], device: torch.device) -> None:
@@ -74,23 +74,23 @@ class ResponseBuffer:
         self.ended, self.stopped = (torch.zeros(rows, dtype=torch.bool, device=device) for _ in range(2))
 
     def note(self, rows: Rows, tokens: Tensor, logprobs: Tensor) -> None:
-        """One more token [rows] for every living row; what the others drew is never read."""
+        """Append one token [rows] to every living row; what the other rows drew is never read."""
         self.tokens[rows.slot, rows.step] = tokens
         self.logprobs[rows.slot, rows.step] = logprobs
         rows.step = rows.step + rows.alive
 
     @staticmethod
     def end(rows: Rows, stopped: Tensor) -> None:
-        """Rows that the policy has ended (bool [rows]), or that have no room left, are no longer alive."""
+        """Mark rows as finished that the policy has ended (bool [rows]) or that have no room left."""
         rows.stopped = rows.stopped | (stopped & rows.alive)
         rows.alive = rows.alive & ~(stopped | (rows.step >= rows.room))
 
     def record(self, rows: Rows) -> None:
-        """How far these rows have come; needed before they leave the batch."""
+        """Record the length and end of these rows; needed before they leave the batch."""
         self.lengths[rows.slot], self.ended[rows.slot], self.stopped[rows.slot] = rows.step, ~rows.alive, rows.stopped
 
     def newest(self, rows: Rows, which: Sequence[int], count: int | None) -> list[list[int]]:
-        """The last ``count`` tokens (None: all) of the messages of some rows, by their places in the batch."""
+        """Return the last ``count`` tokens (None: all) of the messages of some rows, by their places in the batch."""
         places = torch.tensor(which, dtype=torch.int64, device=rows.slot.device)
         slots, steps = rows.slot[places], rows.step[places]
         width = int(steps.max()) if count is None else count
@@ -104,7 +104,7 @@ class ResponseBuffer:
         return found
 
     def rollouts(self, which: Sequence[int], version: int, policy: Policy) -> list[Rollout]:
-        """Some responses on the CPU, by the numbers of their beginnings; the host waits twice for all of them."""
+        """Return some responses on the CPU, by the numbers of their beginnings, with two host waits in all."""
         if not which:
             return []
         tokens, logprobs, numbers = self._on_host(which)
@@ -119,7 +119,7 @@ class ResponseBuffer:
         ]  # fmt: skip
 
     def _on_host(self, which: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens and log-probabilities [n, T + 1], and lengths, ended and stopped [3, n], of some responses."""
+        """Copy tokens and log-probabilities [n, T + 1], and lengths, ended and stopped [3, n], to the host."""
         index = torch.tensor(which).to(self.tokens.device, non_blocking=True)
         numbers = torch.stack([x.index_select(0, index).long() for x in (self.lengths, self.ended, self.stopped)])
         tokens = torch.cat([self.tokens.index_select(0, index), numbers.T], dim=1).cpu()

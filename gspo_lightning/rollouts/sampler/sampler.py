@@ -1,7 +1,8 @@
-"""The in-process grouped sampler: the default rollout source.
+"""In-process grouped sampler: the default rollout source.
 
-Each prompt is prefilled once and its keys and values serve all G responses; rows that have finished leave the batch and
-waiting prompts take their place; log-probabilities are caught while sampling. Works on unmodified transformers models.
+Each prompt is prefilled once and all G responses share its keys and values; finished rows leave the batch and
+waiting prompts take their place; log-probabilities are recorded while sampling. Works on unmodified transformers
+models.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ log = logging.getLogger(__name__)
 
 
 class GroupedSampler(RolloutSource):
-    """Samples in the trainer's own process, from the live weights.
+    """Sample in the trainer's own process, from the live weights.
 
     Args:
-        max_rows: responses decoded at the same time; more prompts wait. Fewer where free memory has no room for the
+        max_rows: responses decoded at the same time; more prompts wait. Fewer if free memory cannot hold the
             keys and values of so many at their full length.
         compact_at: share of finished rows at which the batch is compacted, in (0, 1].
-        decode: how tokens go through the model: ``model`` takes its own modules; ``auto`` does without them where a
+        decode: how tokens go through the model: ``model`` calls its own modules; ``auto`` bypasses them if a
             comparison with them allows it, which on a CPU halves the time of a small model's step.
     """
 
@@ -85,7 +86,7 @@ class GroupedSampler(RolloutSource):
         groups: dict[int, list[Rollout]] = {}
 
         def left(entered: int, busy: set[int]) -> bool:
-            """Hand out the groups of which no row is left in the batch."""
+            """Return the groups whose rows have all left the batch; never ends the call."""
             working = {slot // group_size for slot in busy}
             over = [p for p in range(entered // group_size) if p not in working and p not in groups]
             rollouts = buffer.rollouts([p * group_size + k for p in over for k in range(group_size)], version, policy)
@@ -116,7 +117,7 @@ class GroupedSampler(RolloutSource):
     ) -> list[Rollout]:
         """See :meth:`RolloutSource.extend`; neighbours with the same context and pictures share its keys and values.
 
-        Experts are written down for Routing Replay R3 only.
+        Experts are recorded for Routing Replay R3 only.
         """
         if policy.decoding.way == "generate":
             return self._slow(len(beginnings)).extend(
@@ -144,7 +145,7 @@ class GroupedSampler(RolloutSource):
         return self
 
     def use_less_memory(self) -> int:
-        """See :meth:`RolloutSource.use_less_memory`. For ``generate``; all else decodes fewer rows by itself."""
+        """See :meth:`RolloutSource.use_less_memory`; only for ``generate``, as other decoders reduce rows themselves."""
         most, self._busiest = self._busiest, 0
         if most <= 1 or 0 < self._too_many <= most:
             return 0
@@ -152,7 +153,7 @@ class GroupedSampler(RolloutSource):
         return self.max_rows
 
     def _slow(self, rows: int) -> TransformersGenerate:
-        """What decodes where nothing else is right."""
+        """Return the fallback source, used if no faster decoder is correct."""
         self._busiest = max(self._busiest, min(rows, self.max_rows))
         return TransformersGenerate(self.max_rows)
 
@@ -167,17 +168,17 @@ class GroupedSampler(RolloutSource):
         left: Callable[[int, set[int]], bool],
         book: RouteBook | None = None,
     ) -> None:
-        """Write all responses. Where memory runs out, rows keep their tokens and go on from them, fewer at a time.
+        """Decode all responses. After an out-of-memory error, rows keep their tokens and continue, fewer at a time.
 
         Args:
-            policy: the weights, in the dtype that they are computed with.
-            buffer: is filled in.
-            blocks: neighbours in ``buffer.beginnings`` that share a context.
+            policy: the weights, in the compute dtype.
+            buffer: receives the responses.
+            blocks: sizes of runs of neighbours in ``buffer.beginnings`` that share a context.
             sampling: temperature and stops.
             draws: the randomness.
-            left: called whenever rows have left the batch with the number of rows that ever entered and the slots of
-                those that are not complete; True ends the call.
-            book: where the experts of a mixture are written down.
+            left: called after rows have left the batch, with the number of rows that ever entered and the slots of
+                incomplete ones; True ends the call.
+            book: records the experts of a mixture.
         """
         queue, ran_out = Queue(buffer.beginnings, blocks, self.max_rows, self.compact_at), False
         while len(queue):
@@ -201,10 +202,10 @@ class GroupedSampler(RolloutSource):
             self._relax(len(buffer.beginnings))
 
     def _fit(self, rows: int, why: str) -> None:
-        """Decode half as many rows from now on.
+        """Halve the number of rows decoded at the same time.
 
         Raises:
-            torch.OutOfMemoryError: there was but one.
+            torch.OutOfMemoryError: only one row was left.
         """
         if rows == 1:
             raise torch.OutOfMemoryError(why)
@@ -217,9 +218,9 @@ class GroupedSampler(RolloutSource):
             torch.cuda.empty_cache()
 
     def _relax(self, rows: int) -> None:
-        """Decode an eighth more rows at a time after a call that the limit has bound, until memory runs out again.
+        """Decode an eighth more rows at a time after a call that reached the limit, until memory runs out again.
 
-        What has filled memory may be gone, and running out costs a forward pass over the tokens that are there.
+        The other use of memory may be gone. Running out costs a forward pass over the existing tokens.
         """
         if self._fitting is not None and rows > self._fitting:
             more = self._fitting + max(1, self._fitting // 8)
@@ -227,7 +228,7 @@ class GroupedSampler(RolloutSource):
 
     @staticmethod
     def _run(wave: Wave, queue: Queue, costs: Costs, left: Callable[[int, set[int]], bool]) -> tuple[bool, str]:
-        """Decode until all rows are complete, ``left`` ends it or memory runs out; whether it is over, or why not."""
+        """Decode until all rows are complete, ``left`` ends it or memory runs out; return (over, error message)."""
         bytes_left, may_join = budget(wave.policy.device), True
         while may_join or len(wave):
             try:

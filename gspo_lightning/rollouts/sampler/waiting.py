@@ -1,4 +1,4 @@
-"""Rows that wait to be decoded, and which of them may join now: as many as fit into memory at their full length."""
+"""Admission queue of rows: as many join as fit into memory at their full length."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Block:
 
     Args:
         slots: numbers of their beginnings.
-        context: all that the policy reads before the next token.
-        media: the pictures in it.
-        step: tokens of these responses that are there already; they end the context.
+        context: all tokens that the policy reads before the next one.
+        media: pictures in the context.
+        step: number of tokens of these responses at the end of the context, from an earlier batch.
     """
 
     slots: tuple[int, ...]
@@ -31,21 +31,21 @@ class Block:
 
 
 class Queue:
-    """Blocks in the order in which they may join.
+    """Queue of blocks in the order in which they may join.
 
     Args:
-        beginnings: of all responses.
-        blocks: numbers of neighbours that share a context.
+        beginnings: beginnings of all responses.
+        blocks: sizes of runs of neighbours that share a context.
         most: rows at the same time. Rows of a block are decoded together even if they are more.
-        join_at: share of ``most`` that must be free for others to join: a few are not worth a forward pass.
+        join_at: share of ``most`` that must be free before others join: a few rows are not worth a forward pass.
     """
 
     def __init__(self, beginnings: Sequence[Beginning], blocks: Iterable[int], most: int, join_at: float) -> None:
         self.beginnings, self.most, self.join_at = beginnings, most, join_at
         self.entered = 0
-        """Rows that have ever joined, the first ones of all."""
+        """Number of rows that have ever joined; they are the first ones of all."""
         self.fitting: int | None = None
-        """Rows that memory has room for, where it has run out; then blocks are taken apart, too."""
+        """Rows that fit into memory, known after it has run out; blocks are then split, too."""
         self._waiting: list[Block] = []
         self._inside: dict[int, Block] = {}
         first = 0
@@ -55,26 +55,26 @@ class Queue:
             first += count
 
     def __len__(self) -> int:
-        """Blocks that wait."""
+        """Number of waiting blocks."""
         return len(self._waiting)
 
     @property
     def widest(self) -> int:
-        """Tokens of the longest context that waits."""
+        """Tokens of the longest waiting context."""
         return max((len(block.context) for block in self._waiting), default=0)
 
     @property
     def put_back(self) -> set[int]:
-        """Rows that wait though they have been decoded for a while."""
+        """Waiting rows that have been decoded before."""
         return {slot for block in self._waiting for slot in block.slots if slot < self.entered}
 
     def admit(self, living: Sequence[int], may_grow: bool, costs: Costs, budget: int | None) -> list[Block]:
-        """Take the blocks out that may join now.
+        """Remove and return the blocks that may join now.
 
         Args:
             living: rows that are being decoded.
             may_grow: whether others may join them.
-            costs: of rows.
+            costs: memory costs of rows.
             budget: bytes for all rows; None: no bound.
         """
         most = self.most if self.fitting is None else min(self.most, self.fitting)
@@ -102,7 +102,7 @@ class Queue:
         return found
 
     def back(self, rows: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Let rows wait again, before all others: (slot, tokens that are there) of each."""
+        """Return rows to the front of the queue: (slot, tokens so far) of each."""
         blocks = []
         for tokens, some in groupby(sorted(rows), key=lambda row: (self._inside[row[0]], tuple(row[1]))):
             block, written = tokens
@@ -112,14 +112,14 @@ class Queue:
         self._waiting[:0] = blocks
 
     def _head(self, rows: int) -> Block:
-        """The first block, or as many rows of it; the others stay."""
+        """Return the first block, cut to at most ``rows`` rows; the others form the next block."""
         block = self._waiting[0]
         if rows < len(block.slots):
             self._waiting[:1] = [replace(block, slots=block.slots[:rows]), replace(block, slots=block.slots[rows:])]
         return self._waiting[0]
 
     def _fits(self, block: Block, costs: Costs, free: int | None) -> int:
-        """Rows of a block that fit into so many bytes."""
+        """Number of rows of a block that fit into ``free`` bytes."""
         if free is None:
             return len(block.slots)
         left = free - costs.context(len(block.context))
@@ -136,7 +136,7 @@ class Queue:
         return costs.context(len(block.context)) + self._sums(block, costs)[-1]
 
     def _held(self, living: Sequence[int], costs: Costs) -> int:
-        """Bytes that rows inside may come to."""
+        """Upper bound of the bytes of the rows being decoded."""
         inside = [(slot, self._inside[slot]) for slot in living]
         contexts = {id(block): costs.context(len(block.context)) for _, block in inside}
         return sum(contexts.values()) + sum(

@@ -1,4 +1,4 @@
-"""Rows that are decoded together: each step draws a token for all of them, some end, and others join."""
+"""Decode batch: each step draws a token for all rows, some rows end, and others join."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from gspo_lightning.types import SamplingParams
 __all__ = ["Wave"]
 
 AHEAD = 16
-"""Tokens for which random numbers are drawn at a time."""
+"""Tokens per row for which random numbers are drawn at a time."""
 
 
 class Wave:
-    """Rows in a decoder. What it has drawn is in the buffer, whenever an error ends it.
+    """Rows in a decoder. Drawn tokens are in the buffer even if an error ends the batch.
 
     Args:
-        decoder: holds nothing yet.
-        buffer: of all responses.
+        decoder: an empty decoder.
+        buffer: receives all responses.
         sampling: temperature and stops.
         draws: the randomness.
-        compact_at: share of ended rows at which they leave.
+        compact_at: share of finished rows at which they leave the batch.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Wave:
         return len(self.slots)
 
     def step(self) -> None:
-        """Feed the tokens that were drawn last."""
+        """Feed the tokens drawn last."""
         if not len(self):
             return
         if isinstance(self.decoder, RecordingDecoder):
@@ -60,7 +60,7 @@ class Wave:
         self.rows.position = self.rows.position + moved
 
     def join(self, blocks: Sequence[Block]) -> None:
-        """Read the contexts of new rows."""
+        """Prefill the contexts of new rows."""
         if not blocks:
             return
         self._joining = list(blocks)
@@ -80,7 +80,7 @@ class Wave:
 
     @torch.inference_mode()
     def sample(self) -> None:
-        """Draw the next token of every row; it counts once its end is known."""
+        """Draw the next token of every row; it counts once the end of the row is known."""
         rows = dataclasses.replace(self.rows)
         chosen, logprobs = sample_tokens(self._logits, self._uniform.next(rows), self.sampling)
         self.buffer.note(rows, chosen, logprobs)
@@ -89,7 +89,7 @@ class Wave:
         self._chosen, self.rows = chosen, rows
 
     def close_up(self) -> bool:
-        """Let rows that have ended leave if they are many; says whether they have."""
+        """Remove finished rows if they are many; return True if they were removed."""
         remaining = self._living.count(self.rows.alive)
         if remaining is None or len(self) - remaining < self.compact_at * len(self):
             return False
@@ -104,7 +104,7 @@ class Wave:
         return True
 
     def unfinished(self) -> list[tuple[int, list[int]]]:
-        """Slots and tokens of the rows that have not ended, after an error; the host waits."""
+        """Return slots and tokens of unfinished rows, after an error; the host waits."""
         self.buffer.record(self.rows)
         steps = self.rows.step.tolist()
         inside = zip(self.rows.slot.tolist(), steps, self.rows.alive.tolist(), strict=True)
@@ -115,7 +115,7 @@ class Wave:
 
 
 class _Ahead:
-    """The uniform numbers [rows] of the next tokens, ``AHEAD`` tokens at a time: that takes two dozen operators."""
+    """Prefetched uniform numbers [rows], ``AHEAD`` tokens at a time: drawing them takes two dozen operators."""
 
     def __init__(self, draws: Draws) -> None:
         self.draws = draws
@@ -123,7 +123,7 @@ class _Ahead:
 
     @torch.inference_mode()
     def next(self, rows: Rows) -> Tensor:
-        """Of the next token of these rows."""
+        """Return the numbers for the next token of these rows."""
         if not self.block:
             positions = (rows.drawn + rows.step).unsqueeze(1) + torch.arange(AHEAD, device=rows.step.device)
             block = self.draws.uniform(rows.prompt_id.unsqueeze(1), rows.sample.unsqueeze(1), positions)
@@ -131,9 +131,9 @@ class _Ahead:
         return self.block.pop()
 
     def keep(self, rows: Tensor) -> None:
-        """Only these rows go on."""
+        """Keep the numbers of these rows only."""
         self.block = list(torch.stack(self.block)[:, rows].unbind()) if self.block else []
 
     def forget(self) -> None:
-        """Other rows have come."""
+        """Drop all numbers, because rows have joined."""
         self.block = []

@@ -1,7 +1,7 @@
-"""A decode step without modules: the same numbers with fewer small operations.
+"""Decode step without modules: the same numbers with fewer small operations.
 
-The rest of the package knows two things of it: ``lean_stack`` (a decode step, or None where a policy is none that it is
-for), and the bytes of weights up to which they are copied on a CPU, for whoever plans memory.
+The rest of the package uses two names: ``lean_stack`` (a decode step, or None for an unsupported policy), and
+``LARGEST_COPY``, the limit in bytes of weights copied on a CPU, for memory planning.
 """
 
 from __future__ import annotations
@@ -14,5 +14,5 @@ __all__ = ["LARGEST_COPY", "DirectStack", "LeanStack", "lean_stack"]
 
 
 def lean_stack(policy: Policy) -> LeanStack | DirectStack | None:
-    """A decode step for a policy as it is now, on its device."""
+    """Return a decode step for the policy's current weights, on its device, or None."""
     return LeanStack.of(policy) or DirectStack.of(policy)

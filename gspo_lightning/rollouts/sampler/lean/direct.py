@@ -1,8 +1,8 @@
-"""One token per row through a decoder of the Llama family on an accelerator: the policy's own weights, fewer kernels.
+"""Decode step of Llama-family models on an accelerator: the policy's own weights, fewer kernels.
 
-There a step of few rows is bounded by the number of its kernels. Nothing is copied, unlike on a CPU
+A step of few rows is bounded by its number of kernels there. Nothing is copied, unlike on a CPU
 (:mod:`gspo_lightning.rollouts.sampler.lean.stack`): norms are one kernel each, queries and keys are normed and rotated
-together, and no mask is made. What it computes is what the modules compute, up to rounding, and is compared with them.
+together, and there is no mask. The result equals that of the modules up to rounding, and is compared with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["DirectStack"]
 
 @dataclass(slots=True)
 class _Norm:
-    """A root mean square norm: its module's scale and epsilon."""
+    """Root mean square norm: its module's scale and epsilon."""
 
     weight: Tensor
     eps: float
@@ -38,7 +38,7 @@ class _Norm:
 
 @dataclass(slots=True)
 class _Layer:
-    """One layer; ``scale`` [H + K, d] of the norms of queries and keys, where it has them."""
+    """One layer; ``scale`` [H + K, d] is that of the query and key norms, if it has them."""
 
     attention: Any
     heads: tuple[int, int]
@@ -49,10 +49,10 @@ class _Layer:
 
 
 class DirectStack:
-    """The layers and the head of a policy, read where they are.
+    """Layers and head of a policy, used in place.
 
     Args:
-        policy: one that :meth:`of` takes.
+        policy: one that :meth:`of` supports.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -63,7 +63,7 @@ class DirectStack:
 
     @classmethod
     def of(cls, policy: Policy) -> DirectStack | None:
-        """None where a policy has to be asked itself: on a CPU, another family, adapters, hooks."""
+        """Return a decode step, or None on a CPU, for another family, sharded weights, adapters or hooks."""
         layers = getattr(policy.backbone, "layers", ())
         known = len(layers) > 0 and all(type(layer).__name__ in FAMILIES for layer in layers)
         if policy.device.type == "cpu" or not known or policy.in_lockstep or windows(policy.backbone):
@@ -75,7 +75,7 @@ class DirectStack:
         return cls(policy) if plain else None
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: GroupCache) -> Tensor:
-        """Logits [R, V] after one token [R] per row at positions [R]; see :meth:`GroupCache.write`."""
+        """Return logits [R, V] after one token [R] per row at positions [R]; see :meth:`GroupCache.write`."""
         x: Tensor = self.backbone.embed_tokens(tokens)
         cos, sin = (table.squeeze(0).unsqueeze(1) for table in self.backbone.rotary_emb(x, positions.unsqueeze(0)))
         half = sin.shape[-1] // 2

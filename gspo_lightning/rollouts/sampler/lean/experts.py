@@ -1,4 +1,4 @@
-"""The experts of a Qwen3 mixture on a few tokens: those of an expert side by side, two products per expert."""
+"""Qwen3 mixture of experts for a few tokens: rows grouped by expert, two matrix products per expert."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK = "Qwen3MoeSparseMoeBlock"
 
 
 class LeanExperts:
-    """Weights are copies, transposed; the router is the model's own module, because others listen to it.
+    """Experts with transposed copies of the weights; the router is the model's own module, for hooks on it.
 
     Args:
         block: a ``Qwen3MoeSparseMoeBlock`` of transformers.
@@ -27,11 +27,11 @@ class LeanExperts:
 
     @staticmethod
     def fit(block: nn.Module) -> bool:
-        """Whether this is a block they are for."""
+        """True if the block is supported."""
         return type(block).__name__ == BLOCK
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[R, D] to [R, D]."""
+        """Map [R, D] to [R, D]."""
         _, weights, chosen = self.router(x)
         experts, order = chosen.flatten().sort(stable=True)
         counts = torch.bincount(experts, minlength=len(self.gate_up)).tolist()

@@ -1,10 +1,10 @@
-"""One token per row through a decoder of the Llama family, in as few operators as its mathematics has.
+"""Decode step of Llama-family models on a CPU, in as few operators as possible.
 
-On a CPU a step of a small model is bounded by the number of its operators and by products of few rows with weights that
-lie the wrong way round. Here the weights are copied once for a rollout, transposed, with the scale of the norm in front
-of them multiplied in and with those that read the same input side by side; a norm is four operators and a rotation
-three. What it computes is what the model's own modules compute, up to rounding; the decoder compares the two on a few
-tokens before it relies on it (:mod:`gspo_lightning.rollouts.sampler.decoding`).
+On a CPU a step of a small model is bounded by its number of operators and by products of few rows with weights in the
+wrong memory layout. Here the weights are copied once for a rollout: transposed, multiplied by the scale of the
+preceding norm, and concatenated if they read the same input. A norm is four operators and a rotation three. The result
+equals that of the model's own modules up to rounding; the decoder compares the two on a few tokens before it relies on
+it (:mod:`gspo_lightning.rollouts.sampler.decoding`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from gspo_lightning.rollouts.sampler.lean.experts import LeanExperts
 __all__ = ["FAMILIES", "LARGEST_COPY", "LeanStack", "linears", "passed_over"]
 
 LARGEST_COPY = 256 << 20
-"""Bytes of weights that are copied at most: larger models spend their time in products, and memory is short."""
+"""Limit in bytes of copied weights: larger models spend their time in products, and memory is short."""
 BLOCKED, BLOCK = 1 << 18, 256
-"""Products of a few rows with more weights than that are faster in blocks of so many columns."""
+"""Number of weights above which a product of few rows is faster in blocks, and columns of a block."""
 FAMILIES = {f"{family}DecoderLayer" for family in ("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe")}
 
 
 @dataclass(slots=True)
 class _Product:
-    """``x @ weight + bias`` for ``weight`` [in, out], or [blocks, in, BLOCK] where it is large."""
+    """``x @ weight + bias`` for ``weight`` [in, out], or [blocks, in, BLOCK] if it is large."""
 
     weight: Tensor
     bias: Tensor | None
@@ -45,7 +45,7 @@ class _Product:
         return out if self.bias is None else out.add_(self.bias)
 
     def onto(self, residual: Tensor, x: Tensor) -> Tensor:
-        """``residual`` plus the product."""
+        """Return ``residual`` plus the product."""
         if self.weight.dim() == 3:
             return self(x).add_(residual)
         out = torch.addmm(residual, x, self.weight)
@@ -54,33 +54,33 @@ class _Product:
 
 @dataclass(slots=True)
 class _Dense:
-    """A gated MLP."""
+    """Gated MLP."""
 
     gate_up: _Product
     down: _Product
     act: nn.Module
 
     def onto(self, residual: Tensor, x: Tensor) -> Tensor:
-        """``residual`` plus what it makes of ``x``."""
+        """Return ``residual`` plus the MLP of ``x``."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down.onto(residual, self.act(gate).mul_(up))
 
 
 @dataclass(slots=True)
 class _Other:
-    """An MLP that is computed from its true input, by ``run``; ``scale`` is that of the norm in front of it."""
+    """MLP computed by ``run`` from its normed input; ``scale`` is that of the preceding norm."""
 
     run: Callable[[Tensor], Tensor]
     scale: Tensor
 
     def onto(self, residual: Tensor, x: Tensor) -> Tensor:
-        """``residual`` plus what it makes of ``x``."""
+        """Return ``residual`` plus the MLP of ``x``."""
         return residual + self.run(x * self.scale)
 
 
 @dataclass(slots=True)
 class _Layer:
-    """One layer; ``scale`` [H + K, d] of the norms of queries and keys, with the scaling of attention."""
+    """One layer; ``scale`` [H + K, d] of the query and key norms includes the scaling of attention."""
 
     index: int
     qkv: _Product
@@ -93,7 +93,7 @@ class _Layer:
 
 
 class LeanStack:
-    """The layers and the head of a policy as they are now; the weights are copies."""
+    """Layers and head of a policy, with copies of its current weights."""
 
     def __init__(self, policy: Policy) -> None:
         backbone: Any = policy.backbone
@@ -104,11 +104,11 @@ class LeanStack:
 
     @classmethod
     def of(cls, policy: Policy) -> LeanStack | None:
-        """None where a policy has to be asked itself: another family, device, precision or size, adapters, hooks."""
+        """Return a decode step, or None for another family, device, precision or size, adapters or hooks."""
         return cls(policy) if _known(policy) and _plain(policy) else None
 
     def __call__(self, tokens: Tensor, positions: Tensor, cache: GroupCache) -> Tensor:
-        """Logits [R, V] after one token [R] per row at positions [R]; see :meth:`GroupCache.write`."""
+        """Return logits [R, V] after one token [R] per row at positions [R]; see :meth:`GroupCache.write`."""
         x: Tensor = self.backbone.embed_tokens(tokens)
         cos, sin = (table.squeeze(0).unsqueeze(1) for table in self.backbone.rotary_emb(x, positions.unsqueeze(0)))
         half = sin.shape[-1] // 2
@@ -136,7 +136,7 @@ def _known(policy: Policy) -> bool:
 
 
 def _plain(policy: Policy) -> bool:
-    """Whether every module that is passed over is an ordinary one, that nobody listens to or has changed."""
+    """True if every bypassed module is plain float32 without hooks or patches, ``LARGEST_COPY`` bytes in all."""
     if any(type(linear) is not nn.Linear for linear in linears(policy)):
         return False
     size = 0
@@ -151,7 +151,7 @@ def _plain(policy: Policy) -> bool:
 
 
 def linears(policy: Policy) -> Iterator[nn.Module]:
-    """The products of a decoder of a known family."""
+    """Yield the linear layers of a decoder of a supported family."""
     backbone: Any = policy.backbone
     yield policy.model.get_output_embeddings()
     for layer in backbone.layers:
@@ -161,7 +161,7 @@ def linears(policy: Policy) -> Iterator[nn.Module]:
 
 
 def passed_over(policy: Policy) -> Iterator[nn.Module]:
-    """The modules that are not called."""
+    """Yield the modules that the decode step bypasses."""
     backbone: Any = policy.backbone
     yield from (backbone, backbone.norm, policy.model.get_output_embeddings())
     for layer in backbone.layers:
@@ -174,7 +174,7 @@ def passed_over(policy: Policy) -> Iterator[nn.Module]:
 
 
 def _normed(x: Tensor, eps: Tensor) -> Tensor:
-    """``x`` over the root of its mean square, without a scale."""
+    """Divide ``x`` by its root mean square, without a scale."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x * torch.addcmul(eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
 
@@ -206,7 +206,7 @@ def _mlp(mlp: Any, scale: Tensor) -> _Dense | _Other:
 
 
 def _product(linears: list[Any], scale: Tensor | None = None) -> _Product:
-    """Linear layers of the same input side by side, that input multiplied by ``scale`` first."""
+    """Concatenate linear layers of the same input, with ``scale`` of that input multiplied in."""
     weight = torch.cat([linear.weight for linear in linears]).t()
     if weight.numel() > BLOCKED and weight.shape[1] % BLOCK == 0:
         weight = weight.unflatten(1, (-1, BLOCK)).transpose(0, 1)
