@@ -1,4 +1,4 @@
-"""Stop strings: whether a text has come to hold one with its newest token, from the end of the text alone.
+"""Stop strings: check the end of a text for one that the newest token completes.
 
 Decoding the whole text of every row at every token grows with the square of the length.
 """
@@ -13,14 +13,17 @@ from transformers import PreTrainedTokenizerBase
 __all__ = ["Newest", "texts_ended"]
 
 Newest = Callable[[Sequence[int], int | None], list[list[int]]]
-"""Called with numbers of rows and a count: their last so many tokens, all where there are fewer or None is given."""
+"""Called with row numbers and a count: returns the last ``count`` tokens of each row, all if fewer or if None."""
 
 EDGE = 16
-"""Characters by which a piece of a text may read otherwise than in the whole: bytes of a character that was cut in two,
-a space that a tokenizer takes from the first word or puts before the last one, spaces that are cleaned up."""
+"""Characters at the edge of a decoded piece that may differ from the whole text.
+
+Causes: bytes of a character that was cut in two, a space that a tokenizer takes from the first word or puts before the
+last one, cleaned-up spaces.
+"""
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
-"""What bytes read that are no text: some tokenizers (Llama 2's) read all of a run of bytes so if one is missing."""
+"""Decoding of invalid bytes: some tokenizers (Llama 2's) decode a whole run of bytes so if one is missing."""
 
 _SIZES: WeakKeyDictionary[PreTrainedTokenizerBase, dict[int, int]] = WeakKeyDictionary()
 
@@ -28,17 +31,17 @@ _SIZES: WeakKeyDictionary[PreTrainedTokenizerBase, dict[int, int]] = WeakKeyDict
 def texts_ended(
     tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], last: Sequence[int], newest: Newest
 ) -> list[bool]:
-    """Whether the text of each row contains a stop string; without its newest token it did not.
+    """Return True for each row whose text contains a stop string; without its newest token it did not.
 
     A stop string that a row has just completed lies within the characters of the newest token and as many before as
-    the longest stop string has. So much of the text is decoded, more tokens where some write nothing; what is found
-    there is looked for in the whole text once more.
+    the longest stop string has. Only that part is decoded, with more tokens if some decode to nothing; a match is
+    confirmed in the whole text.
 
     Args:
-        tokenizer: decodes; special tokens write nothing.
+        tokenizer: decodes, without special tokens.
         stops: at least one text.
         last: [rows] the newest tokens.
-        newest: gives the tokens of rows.
+        newest: returns the tokens of rows.
     """
     longest = max(map(len, stops))
     ended = [False] * len(last)
@@ -64,7 +67,7 @@ def _decode(tokenizer: PreTrainedTokenizerBase, rows: Sequence[Sequence[int]]) -
 
 
 def _size(tokenizer: PreTrainedTokenizerBase, token: int) -> int:
-    """Characters of a token."""
+    """Return the number of characters of a token."""
     sizes = _SIZES.setdefault(tokenizer, {})
     if token not in sizes:
         sizes[token] = len(_decode(tokenizer, [[token]])[0])

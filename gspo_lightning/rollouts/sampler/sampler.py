@@ -145,7 +145,7 @@ class GroupedSampler(RolloutSource):
         return self
 
     def use_less_memory(self) -> int:
-        """See :meth:`RolloutSource.use_less_memory`; only for ``generate``, as other decoders reduce rows themselves."""
+        """See :meth:`RolloutSource.use_less_memory`; for ``generate`` only, as other decoders fit rows themselves."""
         most, self._busiest = self._busiest, 0
         if most <= 1 or 0 < self._too_many <= most:
             return 0

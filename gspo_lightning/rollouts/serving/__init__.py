@@ -1,1 +1,1 @@
-"""What every server of rollouts needs: connections, a pool, weights on disk, a process that dies with its parent."""
+"""Shared parts of server rollouts: connections, a pool, weights on disk, a process that dies with its parent."""

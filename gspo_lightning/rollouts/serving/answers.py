@@ -1,4 +1,4 @@
-"""What a server answers, checked before anything is trained on it."""
+"""Checks of server answers before training on them."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ __all__ = ["Answer", "BadReplyError", "checked", "complete", "shown"]
 
 
 class BadReplyError(Exception):
-    """A server answered, but not what was asked."""
+    """A server's answer does not match the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One response as it came: token ids and the log-probability of each (nats)."""
+    """One response as received: token ids and the log-probability of each (nats)."""
 
     token_ids: list[int]
     logprobs: list[float]
     routes: Tensor | None = None
-    """[prompt + response - 1, L, k], the experts that it was sampled with, where a server tells."""
+    """Experts it was sampled with, [prompt + response - 1, L, k], if the server reports them."""
     cut: bool = False
-    """It was ended before it was complete."""
+    """True if the response was ended before it was complete."""
     versions: list[int] | None = None
-    """Which weights each token was sampled from, optimizer steps, where they may have changed in between."""
+    """Weights that sampled each token, in optimizer steps, if they may have changed in between."""
 
 
 def checked(answer: Answer, reason: str, asked: Mapping[str, Any], vocabulary: int) -> Answer:
-    """The answer, if its tokens are the policy's, its log-probabilities are some, and it ends where it should.
+    """Return the answer after checking its token ids, its log-probabilities and its end.
 
     Raises:
-        BadReplyError: it is not what was asked for.
+        BadReplyError: the answer does not match the request.
     """
     ids, logprobs = answer.token_ids, answer.logprobs
     if not all(0 <= i < vocabulary for i in ids):
@@ -64,7 +64,7 @@ def _check_end(ids: Sequence[int], reason: str, asked: Mapping[str, Any]) -> Non
 
 
 def complete(ids: Sequence[int], before: Sequence[int], sampling: SamplingParams, policy: Policy) -> int | None:
-    """After how many tokens a response has ended, by the rule that all sources share; None: it has not."""
+    """Return the length at which a response ended, by the rule that all sources share; None if it has not ended."""
 
     def has_stop(count: int) -> bool:
         text = policy.tokenizer.decode([*before, *ids[:count]], skip_special_tokens=True)
@@ -80,6 +80,6 @@ def complete(ids: Sequence[int], before: Sequence[int], sampling: SamplingParams
 
 
 def shown(value: Any) -> str:
-    """As it is written, cut where it is long."""
+    """Return the value's repr, cut to 100 characters."""
     text = repr(value)
     return f"{text[:97]}..." if len(text) > 100 else text

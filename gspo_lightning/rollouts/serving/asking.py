@@ -1,4 +1,4 @@
-"""A conversation asked of a server: by its chat route, or as a completion where the model cannot chat."""
+"""Chat requests to a server, or completions if the model cannot chat."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ class Spoken:
 
 
 class Asker:
-    """Asks the chat route; a model without a chat template is asked to complete the prompt as it is.
+    """Send messages to the chat route; a model without a chat template completes the prompt as it is.
 
     Args:
-        client: of the server.
-        model: the name that it serves.
+        client: connection to the server.
+        model: name under which the server serves it.
     """
 
     def __init__(self, client: Client, model: str) -> None:
         self.client, self.model = client, model
         self.chat = True
-        """Whether the model can chat, as far as it is known."""
+        """True while the model is believed to support chat."""
 
     async def ask(
         self, messages: Sequence[Mapping[str, str]], body: Mapping[str, Any]
     ) -> tuple[list[Spoken], dict[str, Any]]:
-        """The answers (one, unless ``body`` asks for more), and the server's count of tokens (``usage``).
+        """Return the answers (one, unless ``body`` asks for more), and the server's token counts (``usage``).
 
         Raises:
-            ServerError: the server does not answer, or not with an answer.
+            ServerError: the server does not answer, or its reply holds no answer.
             UnsupportedError: it refuses the request.
         """
         reply = await self._reply(messages, {"model": self.model, **body})

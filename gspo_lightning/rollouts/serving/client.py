@@ -1,4 +1,4 @@
-"""One inference server over HTTP: what it is asked, and what counts as its failure."""
+"""HTTP client of one inference server: its requests, and the classification of failures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 
 
 class ServerError(Exception):
-    """A server does not answer, or answers with an error of its own: another one may do better."""
+    """A server does not answer, or answers with an error of its own; another server may succeed."""
 
 
 class UnsupportedError(Exception):
@@ -34,7 +34,7 @@ class Client:
     """Calls to one server, each with a deadline.
 
     Args:
-        endpoint: where it is, and its key.
+        endpoint: address and key of the server.
         timeout_s: seconds that a call may take.
         health_timeout_s: seconds that a health check may take.
         per_token: see :func:`~gspo_lightning.bodies.reply_limit`.
@@ -51,7 +51,7 @@ class Client:
         self._headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
         self._session: aiohttp.ClientSession | None = None
         self.halted = False
-        """It was paused, and has not said since that it goes on."""
+        """True if the server was paused and has not confirmed that it resumed."""
 
     async def close(self) -> None:
         """Close the connections."""
@@ -60,11 +60,11 @@ class Client:
             self._session = None
 
     async def healthy(self) -> bool:
-        """Whether it answers a health check in time."""
+        """Return True if the server answers a health check in time."""
         return not await self.ailment()
 
     async def ailment(self) -> str:
-        """Why it does not answer a health check in time; '' where it does."""
+        """Return the reason why the server fails a health check; '' if it is healthy."""
         try:
             await self._call("GET", "/health", timeout_s=self.health_timeout_s)
         except (ServerError, UnsupportedError) as error:
@@ -72,7 +72,7 @@ class Client:
         return ""
 
     async def model(self) -> str:
-        """The name under which the model is served."""
+        """Return the name under which the model is served."""
         reply = await self._call("GET", "/v1/models", timeout_s=self.health_timeout_s)
         models = reply.get("data") if isinstance(reply, dict) else None
         if not (isinstance(models, list) and models and isinstance(models[0], dict) and "id" in models[0]):
@@ -80,36 +80,36 @@ class Client:
         return str(models[0]["id"])
 
     async def complete(self, body: dict[str, Any], *, patiently: bool = False, name: str | None = None) -> Any:
-        """``POST /v1/completions``.
+        """Send ``POST /v1/completions``.
 
         Args:
-            body: of the request.
-            patiently: without a deadline, where somebody watches over the server.
-            name: under which :meth:`abort` can end it.
+            body: body of the request.
+            patiently: no deadline, for callers that watch the server themselves.
+            name: name of the request for :meth:`abort`.
         """
         timeout_s = math.inf if patiently else None
         return await self._call("POST", "/v1/completions", body, timeout_s=timeout_s, name=name)
 
     async def generate(self, body: dict[str, Any], *, patiently: bool = False, name: str | None = None) -> Any:
-        """``POST /inference/v1/generate``: token ids with pictures in, token ids out.
+        """Send ``POST /inference/v1/generate``: token ids with pictures in, token ids out.
 
         Args:
-            body: of the request.
+            body: body of the request.
             patiently: see :meth:`complete`.
             name: see :meth:`complete`.
 
         Raises:
-            UnsupportedError: it has no such route (vLLM has it with ``--enable-scale-out``).
+            UnsupportedError: the server has no such route (vLLM has it with ``--enable-scale-out``).
             ServerError: it failed.
         """
         timeout_s = math.inf if patiently else None
         return await self._call("POST", "/inference/v1/generate", body, timeout_s=timeout_s, name=name)
 
     async def abort(self, names: Sequence[str]) -> None:
-        """End completions where they are: they are answered with the tokens that there are.
+        """Abort requests: they are answered with the tokens generated so far.
 
         Raises:
-            UnsupportedError: it has no such route (vLLM has it with VLLM_SERVER_DEV_MODE=1).
+            UnsupportedError: the server has no such route (vLLM has it with VLLM_SERVER_DEV_MODE=1).
             ServerError: it failed.
         """
         ids = [f"cmpl-{name}-0" for name in names]  # as vLLM calls the first prompt of a request
@@ -117,7 +117,7 @@ class Client:
         await self._text("POST", "/abort_requests", {"request_ids": ids}, timeout_s=self.health_timeout_s)
 
     async def progress(self) -> float | None:
-        """Tokens that it has read and written since it started; None where it does not tell."""
+        """Return the number of tokens read and written since the server started; None if it does not report them."""
         try:
             text = await self._text("GET", "/metrics", timeout_s=self.health_timeout_s)
         except (ServerError, UnsupportedError):
@@ -129,19 +129,19 @@ class Client:
         return sum(counts) if counts else None
 
     async def chat(self, body: dict[str, Any]) -> Any:
-        """``POST /v1/chat/completions``."""
+        """Send ``POST /v1/chat/completions``."""
         return await self._call("POST", "/v1/chat/completions", body)
 
     async def load(self, folder: str, tag: str, *, pictures: bool = False) -> None:
-        """Take the weights of a folder, forget what was computed with other ones, and remember their tag.
+        """Load the weights of a folder, drop caches computed with earlier ones, and set the weights' tag.
 
         Args:
-            folder: with the weights.
-            tag: of the weights.
-            pictures: whether it keeps features of pictures, which have to be forgotten, too.
+            folder: folder with the weights.
+            tag: tag of the weights.
+            pictures: True if the server caches features of pictures, which must be dropped, too.
 
         Raises:
-            UnsupportedError: it has no such routes (vLLM has them with VLLM_SERVER_DEV_MODE=1).
+            UnsupportedError: the server has no such routes (vLLM has them with VLLM_SERVER_DEV_MODE=1).
             ServerError: it failed.
         """
         await self._call(
@@ -154,12 +154,12 @@ class Client:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """It computes nothing in this block. Requests in flight wait and go on after it.
+        """Pause the server in this block. Requests in flight wait and continue afterwards.
 
-        Their prompts and the tokens that they have are read again then, by the weights that the server has by then.
+        Their prompts and tokens are then prefilled again, with the weights that the server has by then.
 
         Raises:
-            UnsupportedError: it has no such routes (vLLM has them with VLLM_SERVER_DEV_MODE=1).
+            UnsupportedError: the server has no such routes (vLLM has them with VLLM_SERVER_DEV_MODE=1).
             ServerError: it failed.
         """
         self.halted = True
@@ -173,24 +173,24 @@ class Client:
         await self.resume()
 
     async def resume(self) -> None:
-        """Have it go on after a pause.
+        """Resume the server after a pause.
 
         Raises:
-            UnsupportedError: it has no such route (vLLM has it with VLLM_SERVER_DEV_MODE=1).
+            UnsupportedError: the server has no such route (vLLM has it with VLLM_SERVER_DEV_MODE=1).
             ServerError: it failed.
         """
         await self._text("POST", "/resume", {}, timeout_s=self.health_timeout_s, needed_for_sync=True)
         self.halted = False
 
     async def take(self, tag: str, *, pictures: bool = False) -> None:
-        """Forget what was computed with other weights, and remember the tag of those that it has now.
+        """Drop caches computed with earlier weights, and set the tag of the current ones.
 
         Args:
-            tag: of the weights.
+            tag: tag of the weights.
             pictures: see :meth:`load`.
 
         Raises:
-            UnsupportedError: it has no such routes (vLLM has them with VLLM_SERVER_DEV_MODE=1).
+            UnsupportedError: the server has no such routes (vLLM has them with VLLM_SERVER_DEV_MODE=1).
             ServerError: it failed.
         """
         reply = await self._call("POST", "/reset_prefix_cache?reset_running_requests=true", {}, needed_for_sync=True)
@@ -201,20 +201,20 @@ class Client:
         await self.name_weights(tag)
 
     async def name_weights(self, tag: str) -> None:
-        """Remember this tag of the weights that it has now.
+        """Set the tag of the server's current weights.
 
         Raises:
-            UnsupportedError: it has no such route (vLLM has it with VLLM_SERVER_DEV_MODE=1).
+            UnsupportedError: the server has no such route (vLLM has it with VLLM_SERVER_DEV_MODE=1).
             ServerError: it failed.
         """
         await self._call("POST", "/update_weight_version", {"new_version": tag}, needed_for_sync=True)
 
     async def post(self, path: str, body: dict[str, Any]) -> None:
-        """One of the routes by which vLLM takes weights from GPU to GPU."""
+        """Send ``POST`` to one of vLLM's routes for weight transfer between GPUs."""
         await self._text("POST", path, body, needed_for_sync=True)
 
     async def world_size(self) -> int:
-        """Its workers, one per GPU."""
+        """Return the number of the server's workers, one per GPU."""
         reply = await self._call("GET", "/get_world_size", needed_for_sync=True)
         try:
             return int(reply["world_size"])
@@ -224,7 +224,7 @@ class Client:
             ) from error
 
     async def backend(self) -> str | None:
-        """Of its ``--weight-transfer-config``; None: it has none, or does not tell."""
+        """Return the backend of its ``--weight-transfer-config``; None if it has none or does not report it."""
         try:
             reply = await self._call("GET", "/server_info?config_format=json")
             return str(reply["vllm_config"]["weight_transfer_config"]["backend"])
@@ -235,14 +235,14 @@ class Client:
         """Serve these adapters, in PEFT format, under a name.
 
         Raises:
-            UnsupportedError: it refuses: no adapters at all, or not these.
+            UnsupportedError: the server refuses adapters in general, or these.
             ServerError: it does not answer.
         """
         body = {"lora_name": name, "lora_path": folder}
         await self._text("POST", "/v1/load_lora_adapter", body, refusals=True)
 
     async def unload_adapters(self, prefix: str, keep: str) -> None:
-        """Forget adapters whose names begin with ``prefix``, all but ``keep``."""
+        """Unload adapters whose names begin with ``prefix``, all but ``keep``."""
         reply = await self._call("GET", "/v1/models", timeout_s=self.health_timeout_s)
         models = reply.get("data") if isinstance(reply, dict) else None
         for name in (str(model.get("id")) for model in models or () if isinstance(model, dict)):
@@ -250,7 +250,7 @@ class Client:
                 await self._text("POST", "/v1/unload_lora_adapter", {"lora_name": name}, refusals=True)
 
     async def weights(self) -> str:
-        """The tag of the weights it has."""
+        """Return the tag of the server's current weights."""
         reply = await self._call("GET", "/weight_info", timeout_s=self.health_timeout_s, needed_for_sync=True)
         return str(reply.get("weight_version")) if isinstance(reply, dict) else ""
 

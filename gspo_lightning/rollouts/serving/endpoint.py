@@ -1,4 +1,4 @@
-"""Where a server is, and the key that it asks for."""
+"""Server endpoints: an address and the key of the server."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ __all__ = ["KEY", "Endpoint", "PrivateFolder", "check_host", "given", "on_port",
 KEY = "VLLM_API_KEY"
 """Environment variable with the key of servers that are given by their URLs; vLLM itself reads the same."""
 LONGEST = 100
-"""Bytes that the path of a socket may have: 107 on Linux, 103 on macOS."""
+"""Limit for the path of a socket, in bytes: the system allows 107 on Linux, 103 on macOS."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One server.
-
+    """Address and key of one server.
     Args:
         url: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
-        key: that every request carries, or None; never shown.
+        key: sent with every request, or None; never shown.
     """
 
     url: str
@@ -36,15 +35,15 @@ class Endpoint:
 
 
 def given(urls: Sequence[str], plain_http: bool, field: str = "data.rollouts.urls") -> list[Endpoint]:
-    """Servers that run already, with the key of the environment.
+    """Return the endpoints of running servers, with the key from the environment.
 
     Args:
-        urls: of the servers.
-        plain_http: whether a key may go to another host unencrypted.
+        urls: URLs of the servers.
+        plain_http: True if a key may go to another host unencrypted.
         field: the setting that names them, for messages.
 
     Raises:
-        UserError: one is not a URL, holds a secret, or would get the key over a network that others may read.
+        UserError: a URL is malformed, holds a secret, or would get the key over a network that others may read.
     """
     key = os.environ.get(KEY) or None
     for url in urls:
@@ -53,7 +52,7 @@ def given(urls: Sequence[str], plain_http: bool, field: str = "data.rollouts.url
 
 
 def check_host(host: str, plain_http: bool) -> None:
-    """Servers of our own may listen on that address.
+    """Refuse an address on which started servers must not listen.
 
     Raises:
         UserError: their keys would go over a network that others may read.
@@ -67,7 +66,7 @@ def check_host(host: str, plain_http: bool) -> None:
 
 
 def on_port(host: str) -> Endpoint:
-    """A new key, and a port of ``host``, on this machine, that nobody listens on at this moment."""
+    """Return an endpoint with a new key and a free port of ``host`` on this machine."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
         listener.bind((host, 0))
         port = int(listener.getsockname()[1])
@@ -75,18 +74,18 @@ def on_port(host: str) -> Endpoint:
 
 
 def on_socket(folder: Path, number: int) -> Endpoint:
-    """A new key, and the socket file of the server with that number."""
+    """Return an endpoint with a new key and the socket file of server ``number``."""
     return Endpoint(f"{UNIX}{folder / f'{number}.sock'}", secrets.token_urlsafe(32))
 
 
 class PrivateFolder:
-    """A folder that only this user may enter, for the sockets of servers; made once, removed by :meth:`close`."""
+    """Folder that only this user may enter, for the sockets of servers; made once, removed by :meth:`close`."""
 
     def __init__(self) -> None:
         self.root: Path | None = None
 
     def make(self) -> Path:
-        """The folder, with mode 700."""
+        """Create the folder on the first call, with mode 700, and return it."""
         if self.root is None:
             place = tempfile.gettempdir()
             if len(os.fsencode(place)) > LONGEST - 64:  # a socket of vLLM's own has 36 letters
@@ -95,7 +94,7 @@ class PrivateFolder:
         return self.root
 
     def close(self) -> None:
-        """Remove it and what is in it."""
+        """Remove the folder and its contents."""
         if self.root is not None:
             shutil.rmtree(self.root, ignore_errors=True)
         self.root = None

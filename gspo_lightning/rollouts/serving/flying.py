@@ -1,4 +1,4 @@
-"""Requests that servers are working on, ended where they are once there is enough."""
+"""Requests in flight, aborted on their servers once enough responses are complete."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from gspo_lightning.rollouts.serving.client import Client, UnsupportedError
 __all__ = ["Flying"]
 
 AGAIN_S = 0.1
-"""Seconds until servers are told again: a request may have been on its way the first time."""
+"""Seconds between repeated aborts: a request may not have arrived before the first one."""
 
 
 class Flying:
-    """The requests of one call, by names that servers know them by."""
+    """Requests of one call, by the names that servers know them by."""
 
     def __init__(self) -> None:
         self.over = False
-        """No further request is sent."""
+        """True once no further request may be sent."""
         self._requests: dict[str, tuple[Client, asyncio.Task[Any] | None]] = {}
 
     @contextmanager
     def named(self, client: Client) -> Iterator[str]:
-        """A name for the request that is sent inside."""
+        """Register the request sent inside under a new name."""
         name = secrets.token_hex(8)
         self._requests[name] = client, asyncio.current_task()
         try:
@@ -37,7 +37,7 @@ class Flying:
             del self._requests[name]
 
     async def end(self, patience_s: float) -> None:
-        """Have servers answer with what there is; requests are dropped where that takes longer, or is not possible."""
+        """Have servers answer with the tokens so far; cancel requests if that takes longer or is unsupported."""
         deadline = time.monotonic() + patience_s
         while self._requests and time.monotonic() < deadline:
             names: dict[Client, list[str]] = defaultdict(list)

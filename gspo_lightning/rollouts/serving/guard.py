@@ -1,7 +1,7 @@
-"""Runs a server and ends it, with all its children, when the process that started this one is gone: however it went.
+"""Watchdog of a server: end it with all its children when the owner process is gone, for whatever reason.
 
-``python guard.py FOLDER ... -- COMMAND ...``, with a pipe as standard input whose other end the owner holds. Nothing
-but the standard library is imported: it stays small beside the server.
+``python guard.py FOLDER ... -- COMMAND ...``, with a pipe as standard input whose other end the owner holds. Only
+the standard library is imported, which keeps the process small.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import time
 from collections.abc import Sequence
 
 END = "--"
-"""Between the folders and the command."""
+"""Separator between the folders and the command."""
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 5.0
-"""Seconds between asking and killing."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 
 def main(folders: Sequence[str], command: Sequence[str]) -> int:
-    """Run the command until it ends, standard input is closed, the owner is gone, or SIGTERM.
+    """Run the command until it ends, standard input is closed, the owner is gone, or a signal to end arrives.
 
-    The folders are removed where the owner cannot do it any more.
+    The folders are removed if the owner is gone.
     """
     owner = os.getppid()
     # orphans of the server become children of this process, so that none is lost from sight
@@ -52,7 +52,7 @@ def main(folders: Sequence[str], command: Sequence[str]) -> int:
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL, to the server and everything that descends from it, until nothing is left."""
+    """Send SIGTERM, then SIGKILL, to the server and all its descendants, until none is left."""
     if server.poll() is None:
         os.killpg(server.pid, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers that may have one running already (a notebook)."""
+"""Event loop in a thread of its own, for callers that may have one running already (a notebook)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines; the thread is there from the first one until :meth:`close`.
+    """Run coroutines in a thread that lives from the first one until :meth:`close`.
 
     Args:
-        name: of the thread.
+        name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -26,7 +26,7 @@ class LoopThread:
         self._thread: threading.Thread | None = None
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Begin with it; cancelling the future cancels it."""
+        """Start a coroutine; cancelling the future cancels it."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name=self.name, daemon=True)
@@ -34,10 +34,10 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Its result; an interrupt while waiting for it cancels it.
+        """Run a coroutine and return its result; an interrupt while waiting cancels it.
 
         Raises:
-            Exception: what it has raised.
+            Exception: raised by the coroutine.
         """
         future = self.submit(work)
         try:
@@ -47,7 +47,7 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """End the thread; a later coroutine begins another one."""
+        """End the thread; a later coroutine starts another one."""
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()

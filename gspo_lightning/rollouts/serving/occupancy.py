@@ -1,4 +1,4 @@
-"""How long a server had something to do."""
+"""Busy time of a server."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Occupancy"]
 
 
 class Occupancy:
-    """Counts the wall time in which requests were in flight. Safe to call from several threads.
+    """Wall time with requests in flight. Safe to call from several threads.
 
     Args:
-        clock: seconds.
+        clock: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -22,24 +22,24 @@ class Occupancy:
         self._requests = 0
         self._busy_s = 0.0
         self._counted = 0.0
-        """Until when ``_busy_s`` is right."""
+        """Time up to which ``_busy_s`` is counted."""
         self._start: float | None = None
-        """Of the time that is measured; None before the first request."""
+        """Start of the measured time; None before the first request."""
 
     def begin(self) -> None:
-        """A request was sent."""
+        """Count a request as sent."""
         with self._lock:
             self._count()
             self._requests += 1
 
     def end(self) -> None:
-        """It was answered, or given up."""
+        """Count a request as answered or given up."""
         with self._lock:
             self._count()
             self._requests -= 1
 
     def idle_share(self) -> float:
-        """Share of the time since the last call without any request; the first time, since the first request."""
+        """Return the share of time without any request, since the last call; at first, since the first request."""
         with self._lock:
             if self._start is None:
                 return 1.0

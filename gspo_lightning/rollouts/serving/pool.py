@@ -1,4 +1,4 @@
-"""Several servers as one: load spread over those that answer, failures asked again elsewhere, servers brought back."""
+"""Server pool: balance load over healthy servers, retry failures elsewhere, bring failed servers back."""
 
 from __future__ import annotations
 
@@ -23,50 +23,50 @@ __all__ = ["UNFINISHED", "Deliver", "Faults", "Pool", "Server", "Weights", "deli
 log = logging.getLogger(__name__)
 
 UNFINISHED = "unfinished"
-"""The tag of weights that are being replaced: should that fail half way, nobody takes them for what they were."""
+"""Tag of weights during an update: after a failure half way, they are taken for no known weights."""
 Refusal = (ServerError, UnsupportedError, BadReplyError)
 
 
 @dataclass(frozen=True)
 class Faults:
-    """How much is put up with."""
+    """Limits on failures and waiting."""
 
     retries: int
     """Attempts after the first for each group."""
     backoff_s: float
-    """Seconds before the first of them; twice as long before each further one."""
+    """Seconds before the first retry; twice as long before each further one."""
     health_every_s: float
-    """Seconds between two health checks of a server that is working."""
+    """Seconds between two health checks of a server with requests."""
     start_timeout_s: float
-    """Seconds until a server that was started has to answer."""
+    """Seconds until a started server must answer."""
     silence_s: float = math.inf
-    """Seconds that a server may be silent while it has requests: none is completed, and no token is counted."""
+    """Seconds that a server with requests may be silent: it completes none, and counts no token."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What every server must have before it is asked."""
+    """Weights that every server must have before it gets requests."""
 
     folder: Path
-    """A model in transformers format, from which a server of our own starts."""
+    """Folder of a model in transformers format, from which a server of our own starts."""
     tag: str
     base: str = ""
-    """Tag of the weights that ``adapter`` belongs to; '' where whole weights are sent."""
+    """Tag of the weights that ``adapter`` belongs to; '' if whole weights are sent."""
     adapter: Path | None = None
     """Adapters in PEFT format; None: whole weights are sent."""
     in_files: bool = True
-    """Whether ``folder`` holds the weights themselves, so that any rank can have a server read them."""
+    """True if ``folder`` holds the weights themselves, so that any rank can have a server read them."""
     pictures: bool = False
-    """Whether the model reads pictures."""
+    """True if the model reads pictures."""
 
     @property
     def model(self) -> str:
-        """The name by which servers are asked for these adapters; '' asks for the model that they serve."""
+        """Model name in requests for these adapters; '' stands for the model that the server serves."""
         return "" if self.adapter is None else self.tag
 
 
 Deliver = Callable[["Server", Weights], Awaitable[None]]
-"""Gives a server that answers, but lacks them, its weights."""
+"""Gives a healthy server the weights it lacks."""
 
 
 async def deliver_files(server: Server, weights: Weights) -> None:
@@ -77,43 +77,43 @@ async def deliver_files(server: Server, weights: Weights) -> None:
 
 @dataclass(eq=False)
 class Server:
-    """A server, and what is known about it."""
+    """Server and its state."""
 
     client: Client
     start: Callable[[Path], LocalServer] | None = None
-    """Starts it with the model of a folder, for a server of our own."""
+    """Start function of a server of our own; takes the folder of the model."""
     process: LocalServer | None = None
     base: str = ""
-    """The name of the model that it serves."""
+    """Name of the model that the server serves."""
     model: str = ""
-    """The name by which it is asked: of that model, or of the adapters."""
+    """Model name in requests: that model, or the adapters."""
     ready: bool = False
-    """It answered last time, and it has the weights."""
+    """True if the last request succeeded and the server has the weights."""
     calls: set[asyncio.Future[Any]] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     heard: float = 0.0
-    """When it last gave a sign of work, by the monotonic clock."""
+    """Time of the last sign of work, by the monotonic clock."""
     progress: float | None = None
-    """Its tokens at that time."""
+    """Token count of the server at that time."""
     ailment: str = ""
     occupancy: Occupancy = field(default_factory=Occupancy)
 
     def lost(self, why: str) -> None:
-        """Not to be asked again before it is looked at; whoever waits for it is told."""
+        """Mark the server as not ready until its next health check, and cancel its calls."""
         self.ready, self.ailment = False, why
         for call in self.calls:
             call.cancel()
 
 
 class Pool:
-    """Everything here runs in one event loop.
+    """Pool of servers. All methods run in one event loop.
 
     Args:
         servers: one or more.
-        faults: how much is put up with.
-        deliver: gives a server its weights; None: another rank does, whenever it has others.
-        in_flight: weights may be replaced by newer ones of the same run while requests are in flight, and answers say
-            by which they were sampled.
+        faults: limits on failures and waiting.
+        deliver: gives a server its weights; None: another rank does so after every change.
+        in_flight: weights may be replaced by newer ones of the same run while requests are in flight, and answers
+            report the weights that sampled them.
     """
 
     def __init__(
@@ -128,10 +128,10 @@ class Pool:
         self.weights: Weights | None = None
 
     async def sync(self, weights: Weights) -> list[Server]:
-        """Put new weights on every server; those that failed are brought back when they are needed.
+        """Put new weights on every server; a server that fails is brought back when it is needed.
 
         Raises:
-            InfrastructureError: not one took them.
+            InfrastructureError: no server took them.
             UnsupportedError: a server cannot take weights at all.
         """
         self.weights = weights
@@ -148,10 +148,10 @@ class Pool:
         return [s for s in self.servers if s.ready]
 
     async def ask(self, call: Callable[[Server], Any]) -> Any:
-        """The result of ``call`` on some server.
+        """Return the result of ``call`` on some server.
 
         Raises:
-            InfrastructureError: it failed on every attempt.
+            InfrastructureError: every attempt failed.
         """
         tried: list[Server] = []
         for attempt in range(self.faults.retries + 1):
@@ -169,7 +169,7 @@ class Pool:
         raise InfrastructureError(f"{len(self.servers)} server(s) failed {self.faults.retries + 1} times, last: {why}")
 
     async def watch(self) -> None:
-        """Check the health of working servers until cancelled: who hangs is left."""
+        """Check the health of working servers until cancelled; calls to hanging servers are cancelled."""
         while True:
             await asyncio.sleep(self.faults.health_every_s)
             await asyncio.gather(*(self._look_after(s) for s in self.servers if s.calls))
@@ -185,7 +185,7 @@ class Pool:
             server.lost(f"it has completed no request, and counted no token, for {limit:g} s")
 
     async def check_weights(self) -> None:
-        """Every server that was used still has the weights, where answers do not say it themselves.
+        """Check that every server that was used still has the weights, unless answers report their weights themselves.
 
         Raises:
             InfrastructureError: one has others: it was restarted, or somebody else uses it, too.
@@ -204,10 +204,10 @@ class Pool:
                 raise InfrastructureError(f"{server.client.url} lost its weights in the middle of a rollout")
 
     async def reach(self) -> None:
-        """See that a server answers.
+        """Check that a server answers.
 
         Raises:
-            UserError: not one does.
+            UserError: no server answers.
         """
         reasons = await asyncio.gather(*(server.client.ailment() for server in self.servers))
         if all(reasons):
@@ -219,7 +219,7 @@ class Pool:
             )
 
     def idle_share(self) -> float:
-        """Mean over servers of the share of the time since the last call in which they had no request."""
+        """Return the share of time without requests since the last call, averaged over servers."""
         shares = [server.occupancy.idle_share() for server in self.servers]
         return sum(shares) / len(shares)
 
@@ -231,7 +231,7 @@ class Pool:
         await asyncio.gather(*(asyncio.to_thread(s.process.discard) for s in self.servers if s.process is not None))
 
     async def _pick(self, tried: Sequence[Server]) -> tuple[Server | None, str]:
-        """The server with least to do, those before others that this group was not sent to yet."""
+        """Return the least busy server, preferring those that this group has not tried."""
         why = ""
         for server in sorted(self.servers, key=lambda s: (tried.count(s), not s.ready, len(s.calls))):
             try:
@@ -265,7 +265,7 @@ class Pool:
             server.occupancy.end()
 
     async def _bring_up(self, server: Server) -> None:
-        """It runs, answers, and has the weights."""
+        """Ensure that the server runs, answers, and has the weights."""
         async with server.lock:
             weights = self.weights
             assert weights is not None
@@ -285,7 +285,7 @@ class Pool:
             server.ready = True
 
     async def _give(self, server: Server, weights: Weights) -> None:
-        """Have it get what it lacks."""
+        """Deliver the weights that the server lacks."""
         if self.deliver is not None:
             async with server.client.paused():
                 await self.deliver(server, weights)
@@ -299,13 +299,13 @@ class Pool:
             raise ServerError("it does not have the weights, and only the first rank gives them while others sample")
 
     async def _has(self, server: Server) -> bool:
-        """Whether it has the weights that it should have."""
+        """Return True if the server has the wanted weights, or newer ones with weights in flight."""
         tag = await server.client.weights()
         wanted = "" if self.weights is None else self.weights.tag
         return tag == wanted or (self.in_flight and is_newer(tag, wanted))
 
     async def _run(self, server: Server, weights: Weights) -> None:
-        """Start a server of our own, or start it anew where it does not answer."""
+        """Start a server of our own, or restart it if it does not answer."""
         assert server.start is not None
         if server.process is not None:
             if server.process.running and await server.client.healthy():

@@ -1,4 +1,4 @@
-"""A server of our own: a process on this machine that ends with the trainer, however that ends."""
+"""Server process on this machine that ends with the trainer, however the trainer ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gspo_lightning.rollouts.serving import guard
 __all__ = ["LocalServer"]
 
 TAIL = 1500
-"""Characters of a server's log that are shown when it ends by itself."""
+"""Characters of a server's log shown when it ends by itself."""
 
 
 class LocalServer:
@@ -24,8 +24,8 @@ class LocalServer:
 
     Args:
         line: the command; anybody on the machine can read it.
-        environment: variables next to this process's; only this user can read them.
-        remove: folders that the guard removes when this process is gone without having ended the server.
+        environment: variables in addition to this process's; only this user can read them.
+        remove: folders that the guard removes if this process is gone without having ended the server.
     """
 
     def __init__(self, line: list[str], environment: Mapping[str, str], remove: Sequence[Path] = ()) -> None:
@@ -44,16 +44,16 @@ class LocalServer:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """True if the server has not ended yet."""
         return self.process.poll() is None
 
     def tail(self) -> str:
-        """The end of its log."""
+        """Return the end of the server's log."""
         text = self.log.read_text(errors="replace")
         return text[-TAIL:].strip() or "(nothing)"
 
     def close(self) -> None:
-        """End it and all its children; returns when they are gone."""
+        """End the server and all its children, and wait until they are gone."""
         if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
@@ -65,6 +65,6 @@ class LocalServer:
             self.process.wait()
 
     def discard(self) -> None:
-        """End it, and remove its log: nothing went wrong that it could explain."""
+        """End the server and delete its log, which is not needed after a normal end."""
         self.close()
         self.log.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""A server that leaves requests unanswered: said after a minute, long before their deadline."""
+"""Warn after a minute about a server that leaves requests unanswered, long before their deadline."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ log = logging.getLogger(__name__)
 
 
 class Silence:
-    """Watches requests to a server.
+    """Watchdog of requests to a server.
 
     Args:
-        client: of the server.
+        client: connection to the server.
     """
 
     QUIET_S = 60.0
-    """Without an answer to any request, before that is said, again and again."""
+    """Seconds without an answer to any request before each warning."""
     DEAF = 5
-    """Times in a row that the server does not even name its model, before it is given up."""
+    """Consecutive failures of the server to name its model before it is given up."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -33,7 +33,7 @@ class Silence:
 
     @contextlib.contextmanager
     def asked(self) -> Iterator[None]:
-        """A request is on its way."""
+        """Count a request as in flight inside the block."""
         if not self._waiting:
             self._last = time.monotonic()
         self._waiting += 1
@@ -44,10 +44,10 @@ class Silence:
             self._last = time.monotonic()
 
     async def watch(self) -> None:
-        """Say it of a server that does not answer; for ever, unless cancelled.
+        """Warn about a server that does not answer; runs until cancelled.
 
         Raises:
-            ServerError: it answers nothing at all any more.
+            ServerError: the server answers nothing at all any more.
         """
         deaf = 0
         while True:

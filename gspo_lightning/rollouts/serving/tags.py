@@ -1,4 +1,4 @@
-"""Names of weights that a server has: by which run, of which optimizer step, and how many that run has given before."""
+"""Weight tags on a server: the run, the optimizer step, and the number of updates that the run has sent."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ __all__ = ["is_newer", "run_of", "tag_of", "version_in"]
 
 
 def tag_of(run: str, version: int, count: int) -> str:
-    """The tag of the ``count``-th weights of a run.
+    """Return the tag of the ``count``-th weights of a run.
 
     Args:
         run: without a dash.
         version: optimizer steps.
-        count: of hand-overs: two of one version need not be of the same weights.
+        count: number of weight updates: two updates of one version need not have the same weights.
     """
     return f"{run}-{version}-{count}"
 
 
 def run_of(tag: str) -> str:
-    """The run that gave these weights."""
+    """Return the run that sent these weights."""
     return tag.partition("-")[0]
 
 
 def version_in(tag: str, run: str) -> int | None:
-    """Optimizer steps of these weights; None where the tag is not one of this run.
+    """Return the optimizer steps of these weights; None if the tag is not one of this run.
 
     >>> version_in("a1b2-12-3", "a1b2"), version_in("default", "a1b2")
     (12, None)
@@ -32,7 +32,7 @@ def version_in(tag: str, run: str) -> int | None:
 
 
 def is_newer(tag: str, than: str) -> bool:
-    """Whether both are of one run, and the first was given later.
+    """Return True if both tags are of one run, and the first was sent later.
 
     >>> is_newer("a1b2-12-3", "a1b2-8-2"), is_newer("a1b2-8-2", "a1b2-12-3"), is_newer("c3d4-12-3", "a1b2-8-2")
     (True, False, False)

@@ -1,4 +1,4 @@
-"""A teacher behind a server: the log-probabilities that it gives the tokens of a prompt."""
+"""Teacher on a server: its log-probabilities of prompt tokens."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ log = logging.getLogger(__name__)
 FIELD = "model.teacher"
 _FIX = "use a server that echoes token ids with their log-probabilities, such as vLLM, or a model in this process"
 _AT_ONCE = 64
-"""Requests on their way; a server batches them as it can."""
+"""Maximum number of requests in flight; the server batches them."""
 _TIMEOUT_S, _HEALTH_S = 600.0, 30.0
 _PROBED = 32
-"""Tokens whose text is compared with the policy's tokenizer."""
+"""Number of tokens whose text is compared with the policy's tokenizer."""
 
 
 class ServedTeacher(Teacher):
-    """Asks ``POST /v1/completions`` to echo each row with log-probabilities and to generate nothing.
+    """Echo each row through ``POST /v1/completions`` with log-probabilities, without generating.
 
     Rows are sent as the trainer's own token ids. Servers give log-probabilities at temperature 1 for a prompt, whatever
-    the request says, so rollouts have to be sampled at 1.
+    the request says, so rollouts must be sampled at 1.
 
     Args:
         endpoint: the server with its key.
         retries: attempts after the first for each row.
-        backoff_s: seconds before the first of them; doubled before each further one.
+        backoff_s: seconds before the first retry; doubled before each further one.
     """
 
     def __init__(self, endpoint: Endpoint, *, retries: int = 4, backoff_s: float = 1.0) -> None:
@@ -54,13 +54,13 @@ class ServedTeacher(Teacher):
         self._model = ""
 
     def meet(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Ask it about a row of tokens: it can do what is needed, and its tokens are the policy's.
+        """Send a test row: check that the server supports the requests and shares the policy's tokens.
 
         Args:
-            tokenizer: of the policy.
+            tokenizer: the policy's tokenizer.
 
         Raises:
-            UserError: it does not answer, cannot do it, has another vocabulary, or would have to see pictures.
+            UserError: the server does not answer, lacks support, has another vocabulary, or would have to see pictures.
         """
         if sight_of(tokenizer) is not None:
             what = "is a server, which is not shown the pictures of prompts"
@@ -131,7 +131,7 @@ class ServedTeacher(Teacher):
                 task.cancel()
 
     async def _one(self, ids: list[int]) -> list[float]:
-        """One per token, [0] of a token that nothing stands before."""
+        """Return one log-probability per token of a row, with retries; 0.0 for the first token."""
         for attempt in range(self.retries + 1):
             try:
                 if not self._model:
@@ -158,10 +158,10 @@ def _request(model: str, ids: list[int]) -> dict[str, Any]:
 
 
 def _logprobs(reply: Any, ids: Sequence[int]) -> list[float]:
-    """The log-probability of each token of a row, 0.0 for the first, which nothing stands before.
+    """Return the log-probability of each token of a row, 0.0 for the first, which has no context.
 
     Raises:
-        BadReplyError: what is there is not what was asked for.
+        BadReplyError: the reply does not match the request.
     """
     choices = reply.get("choices") if isinstance(reply, dict) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
@@ -180,7 +180,7 @@ def _logprobs(reply: Any, ids: Sequence[int]) -> list[float]:
 
 
 def _readable(tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[int, str]]:
-    """Tokens from all over the vocabulary with their text, where it is plain: others may be shown in several ways."""
+    """Yield tokens from all over the vocabulary with plain text; other tokens may be shown in several ways."""
     size, found = len(tokenizer), 0
     for token in range(0, size, max(1, size // (8 * _PROBED))):
         text = str(tokenizer.decode([token]))
@@ -197,7 +197,7 @@ def _rows(part: MicroBatch) -> list[list[int]]:
 
 
 def _filled(part: MicroBatch, found: Iterator[list[float]]) -> MicroBatch:
-    """With the log-probabilities of its rows, which come next."""
+    """Return the micro-batch with the log-probabilities of its rows, taken from the iterator."""
     values = torch.zeros(part.response_mask.shape, dtype=torch.float32)
     lengths = zip(part.prompt_lengths.tolist(), part.response_lengths.tolist(), strict=True)
     for i, (prompt, count) in enumerate(lengths):

@@ -1,4 +1,4 @@
-"""A policy's weights as an inference engine reads them: in memory, or on disk where servers find them."""
+"""Policy weights for inference engines: in memory, or in folders that servers read."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gspo_lightning.unfinished import share
 __all__ = ["WeightFolders", "in_checkpoint_format", "needs_own_head", "own_head", "save_without_weights", "untie"]
 
 MEMORY = Path("/dev/shm")
-"""Files that never reach a disk, on Linux."""
+"""Shared-memory folder on Linux, whose files never reach a disk."""
 
 
 def in_checkpoint_format(policy: Policy, *, adapters: bool = True) -> dict[str, Tensor]:
-    """The weights by the names and in the shapes that ``save_pretrained`` writes, as views where that is possible.
+    """Return the weights by the names and in the shapes that ``save_pretrained`` writes, as views if possible.
 
     Transformers keeps the experts of a layer in one tensor, checkpoints have one each.
 
@@ -42,7 +42,7 @@ def in_checkpoint_format(policy: Policy, *, adapters: bool = True) -> dict[str, 
 
 
 def save_without_weights(policy: Policy, folder: str | Path) -> None:
-    """Config, tokenizer and image processor: what an engine needs to start whose weights come in another way."""
+    """Save config, tokenizer and image processor, for an engine that gets its weights in another way."""
     config = copy.deepcopy(policy.model.config)
     config.architectures = [type(policy.model).__name__]  # what a model writes that is saved whole
     config.save_pretrained(folder)
@@ -55,22 +55,22 @@ HEAD, WHOLE = "lm_head.weight", "model.safetensors"
 
 
 def needs_own_head(policy: Policy) -> bool:
-    """Whether vLLM must be told that the output head is not the embedding (:func:`untie`), though it is.
+    """Return True if vLLM must load the tied output head as a separate tensor (:func:`untie`).
 
-    On a CPU it packs the head anew only where the head itself is read: a tied one keeps its first weights (0.32). On
-    GPUs nothing is packed. Models that read pictures are left: their settings have other names.
+    On a CPU it packs the head anew only when the head itself is loaded: a tied one keeps its first weights (0.32). On
+    GPUs nothing is packed. Models that read pictures are excluded: their settings have other names.
     """
     return policy.device.type == "cpu" and policy.sight is None and bool(policy.model.config.tie_word_embeddings)
 
 
 def own_head(policy: Policy, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """The weights of the output head by the name that checkpoints give it."""
+    """Return the weights of the output head by the name that checkpoints give it."""
     weight = policy.model.get_output_embeddings().weight.detach()
     return {HEAD: weight.to(dtype or weight.dtype).contiguous().clone()}
 
 
 def untie(policy: Policy, folder: Path, dtype: torch.dtype | None) -> None:
-    """Give a saved model whose output head is its embedding a head of its own, with the same weights."""
+    """Give a saved model with tied embeddings a separate output head with the same weights."""
     config, index, whole = (folder / name for name in ("config.json", f"{WHOLE}.index.json", WHOLE))
     _change(config, {"tie_word_embeddings": False})
     if index.exists():  # the weights are in several files
@@ -88,12 +88,12 @@ def _change(file: Path, words: dict[str, Any]) -> None:
 
 
 class WeightFolders:
-    """Folders of a few synchronisations, those that are still needed.
+    """Weight folders of recent synchronisations; folders that are no longer needed are removed.
 
     Args:
-        root: where they are made, on a file system that the servers see under the same path; None takes a temporary
+        root: parent folder, on a file system that the servers see under the same path; None takes a temporary
             folder.
-        in_memory: whether a temporary folder may be in shared memory, if there is room for the weights three times.
+        in_memory: True if a temporary folder may be in shared memory, if there is room for the weights three times.
     """
 
     def __init__(self, root: str | None, in_memory: bool) -> None:
@@ -104,15 +104,15 @@ class WeightFolders:
 
     @torch.no_grad()
     def write(self, policy: Policy, dtype: torch.dtype | None = None, *, adapters: bool = True) -> Path:
-        """Model, tokenizer and generation config in transformers format; returns the folder.
+        """Write model, tokenizer and generation config in transformers format; return the folder.
 
         Args:
             policy: gathered on this rank.
-            dtype: of the weights in the files; None keeps each one's own.
+            dtype: dtype of the weights in the files; None keeps each one's own.
             adapters: merged into the weights; False leaves them out.
 
         Raises:
-            OSError: no room.
+            OSError: there is no room.
         """
         folder = self._next(policy, "weights")
         shown = transformers_logging.is_progress_bar_enabled()
@@ -127,13 +127,13 @@ class WeightFolders:
         return folder
 
     def write_without_weights(self, policy: Policy) -> Path:
-        """Config and tokenizer alone; returns the folder."""
+        """Write config and tokenizer alone; return the folder."""
         folder = self._next(policy, "model")
         save_without_weights(policy, folder)
         return folder
 
     def write_adapters(self, policy: Policy, dtype: torch.dtype | None = None) -> Path:
-        """The adapters alone, in PEFT's format; returns the folder."""
+        """Write the adapters alone, in PEFT's format; return the folder."""
         folder = self._next(policy, "adapters")
         save_adapters(policy.model, folder, dtype)
         return folder
