@@ -1,7 +1,7 @@
-"""Whether what samples computes what is trained: a few tokens are decoded at the start and compared.
+"""Startup check of decoding: compare log-probabilities of sampled tokens with those of the training forward.
 
-Nothing about a model's name is asked. A cache that is ignored, a state that padding enters or a window that is off by
-one gives other log-probabilities for the tokens that were drawn than the model has when it reads the whole row.
+The check does not depend on a model's name. An ignored cache, a state polluted by padding or a window off by
+one gives the drawn tokens other log-probabilities than a forward pass over the whole row.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ __all__ = ["verify_decoding"]
 log = logging.getLogger(__name__)
 
 PROMPTS = (3, 8)
-"""Tokens of the prompts, shorter and longer than what most convolutions see."""
+"""Prompt lengths in tokens, below and above the width of most convolutions."""
 ROOM = (3, 8)
-"""Tokens of the responses to each: some rows leave the batch while others go on."""
+"""Response lengths in tokens: some rows leave the batch while others continue."""
 LARGEST = 1e-3
-"""Nats that a token's log-probability may be off by in float32; seen in 60 families: 5e-5."""
+"""Limit in nats per token in float32; the largest difference in 60 families is 5e-5."""
 BEFORE = 24
-"""Tokens at the end of a prompt that the training forward is compared on, too."""
+"""Tokens at the end of a prompt on which the training forward is compared, too."""
 MEAN = 0.1
-"""Nats, on average over the tokens, in half precision, where single tokens say little."""
+"""Limit in nats, averaged over tokens, in half precision, where single tokens say little."""
 OPERATIONS = {True: 1e12, False: 1e15}
-"""Multiplications and additions that reaching beyond a horizon may cost on a CPU, and elsewhere: seconds."""
+"""Multiply-adds allowed for rows beyond a context threshold, on a CPU and elsewhere; about seconds."""
 SQUARE = 8192
-"""Tokens of the longest row that is looked at: some families keep a square of them in memory."""
+"""Limit of the row length in tokens: some families keep a quadratic matrix in memory."""
 
 Way = Literal["shared", "padded", "generate"]
 SAID: dict[Way | None, str] = {
@@ -57,7 +57,7 @@ SAID: dict[Way | None, str] = {
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """Between two sets of log-probabilities of the same tokens, in nats."""
+    """Difference between two sets of log-probabilities of the same tokens, in nats."""
 
     largest: float
     mean: float
@@ -68,7 +68,7 @@ class _Gap:
         return cls(float(off.max()), float(off.mean()))
 
     def within(self, exact: bool) -> bool:
-        """Whether it is rounding; not a number is none."""
+        """Return True if rounding explains the difference; NaN gives False."""
         return self.largest <= LARGEST if exact else self.mean <= MEAN
 
     def said(self, exact: bool) -> str:
@@ -83,18 +83,18 @@ def verify_decoding(
     longest: int,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> None:
-    """Have a source decode a few tokens, and compare their log-probabilities with those of whole rows.
+    """Decode a few tokens with a source, and compare their log-probabilities with those of whole rows.
 
-    Once for a kind of source and a policy. Sets ``policy.decoding.way`` to the first way that gives the same, with a
-    message where that is not the fast one. Every rank runs as many forward passes, and nothing collective.
+    Runs once per kind of source and policy. Sets ``policy.decoding.way`` to the first decoder with equal results, and
+    warns if that is not the fast one. Every rank runs the same number of forward passes, and no collectives.
 
     Args:
         policy: the weights, gathered on this rank.
-        source: nothing happens for one that decodes elsewhere (:meth:`RolloutSource.local`).
-        temperature: of training rollouts.
+        source: rollout source; one that decodes elsewhere is skipped (:meth:`RolloutSource.local`).
+        temperature: temperature of training rollouts.
         longest: tokens of the longest row, prompt and response, that the run may see; lengths beyond the model's
-            windows are looked at where rows reach them.
-        context: of rollouts. Where it rounds (autocast), decoding is looked at once more under it.
+            windows are checked if rows reach them.
+        context: context manager of rollouts. If it rounds (autocast), decoding is checked once more under it.
 
     Raises:
         UserError: rows of several lengths, or decoding, give other log-probabilities than single whole rows.
@@ -153,10 +153,10 @@ def _choose(
 
 
 def _why_not(policy: Policy, source: RolloutSource, rows: Sequence[Beginning], temperature: float) -> str | None:
-    """What is wrong with what the source samples.
+    """Return the difference or error of the source's samples, or None if they are correct.
 
     Raises:
-        UserError: the training forward itself is.
+        UserError: the training forward itself is wrong.
     """
     exact = _is_exact(policy)
     try:
@@ -190,7 +190,7 @@ def _why_not(policy: Policy, source: RolloutSource, rows: Sequence[Beginning], t
 
 
 def _with_prompt(rollout: Rollout) -> Rollout:
-    """The same row, of which the last tokens of the prompt count as a response."""
+    """Return the same row with the last tokens of the prompt counted as response."""
     ids = rollout.prompt.token_ids
     cut = max(1, len(ids) - BEFORE)
     tokens = torch.cat([torch.tensor(ids[cut:], dtype=torch.int64), rollout.token_ids])
@@ -203,7 +203,7 @@ def _with_prompt(rollout: Rollout) -> Rollout:
 
 @torch.no_grad()
 def _alone(policy: Policy, rollout: Rollout, temperature: float) -> Tensor:
-    """[n] of the tokens of a response, the whole row read at once and nothing beside it."""
+    """Return log-probabilities [n] of the response tokens, from one forward pass over the whole row alone."""
     prompt = len(rollout.prompt.token_ids)
     ids = torch.cat([torch.tensor(rollout.prompt.token_ids), rollout.token_ids]).to(policy.device)
     hidden = policy.backbone(input_ids=ids[:-1].unsqueeze(0), use_cache=False).last_hidden_state[0, prompt - 1 :]
@@ -213,13 +213,13 @@ def _alone(policy: Policy, rollout: Rollout, temperature: float) -> Tensor:
 
 @torch.no_grad()
 def _together(policy: Policy, rollouts: Sequence[Rollout], temperature: float) -> list[Tensor]:
-    """The same by the forward that training uses, short rows beside long ones."""
+    """Return the same log-probabilities from the forward used in training, short rows beside long ones."""
     logprobs, _ = policy(make_micro_batch(rollouts).to(policy.device), temperature)
     return [row[: r.length].float().cpu() for row, r in zip(logprobs, rollouts, strict=True)]
 
 
 def _rows(policy: Policy, longest: int) -> list[Beginning]:
-    """Two prompts of different lengths with two responses each; as many more around every horizon that rows reach."""
+    """Return two prompts of different lengths with two responses each, and more around every reachable threshold."""
     config = policy.model.config.get_text_config()
     names = ("max_position_embeddings", "n_positions", "n_ctx")
     limits = [limit for name in names if isinstance(limit := getattr(config, name, None), int) and limit > 0]
@@ -249,7 +249,7 @@ def _affordable(policy: Policy, width: int) -> bool:
 
 @contextmanager
 def _quiet(policy: Policy) -> Iterator[None]:
-    """In eval mode, and nobody writes routes down."""
+    """Switch to eval mode without route recording, and restore both afterwards."""
     training, routing = policy.training, policy.routing
     policy.eval()
     policy.routing = None

@@ -23,7 +23,7 @@ __all__ = ["UNFINISHED", "Deliver", "Faults", "Pool", "Server", "Weights", "deli
 log = logging.getLogger(__name__)
 
 UNFINISHED = "unfinished"
-"""Tag of weights during an update: after a failure half way, they are taken for no known weights."""
+"""Tag of weights during an update; after a failure half way, it matches no weights."""
 Refusal = (ServerError, UnsupportedError, BadReplyError)
 
 

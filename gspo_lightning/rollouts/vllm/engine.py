@@ -1,4 +1,4 @@
-"""vLLM in the trainer's own process: weights go from model to model."""
+"""vLLM engine in the trainer's own process; weights are copied in memory."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ __all__ = ["VLLMEngine"]
 
 
 class VLLMEngine(RolloutSource):
-    """Samples with vLLM in the trainer's own process, on its device, and copies the weights in memory.
+    """Sample with vLLM in the trainer's own process, on its device, and copy the weights in memory.
 
-    The engine starts at the first rollout and has its own weights and key-value cache next to the trainer's. On a GPU
-    it sleeps while the policy is trained, and gives that memory back. On several ranks each has an engine of its own,
+    The engine starts at the first rollout and has its own weights and KV cache next to the trainer's. On a GPU
+    it sleeps while the policy is trained, and releases that memory. With several ranks, each has an engine of its own,
     on its device, for its own prompts.
 
     Args:
-        dtype: of the engine's weights; None is the one that training computes in: bfloat16 with bf16-mixed.
+        dtype: dtype of the engine's weights; None is the compute dtype of training: bfloat16 with bf16-mixed.
         gpu_memory_utilization: share of a GPU's memory that the engine may fill, its weights and cache together.
         options: further arguments of ``vllm.LLM`` (``{max_num_seqs: 64}``). ``enable_sleep_mode: false`` keeps the
-            engine awake; ``enable_lora: true`` gives it adapters alone; ``tensor_parallel_size`` spreads it over
+            engine awake; ``enable_lora: true`` sends it adapters alone; ``tensor_parallel_size`` shards it over
             several GPUs, in a run of one rank.
         tolerance: nats by which log-probabilities of a probe may differ from the trainer's, on average, after weights
             were copied; None is 1e-3 in float32, else 0.1.
@@ -73,7 +73,7 @@ class VLLMEngine(RolloutSource):
         self._synced: tuple[weakref.ref[Policy], int] | None = None
 
     def open(self, longest: int) -> None:
-        """Look whether vLLM is there.
+        """Check that vLLM is installed.
 
         Raises:
             UserError: it is not.
@@ -88,13 +88,13 @@ class VLLMEngine(RolloutSource):
             )
 
     def close(self) -> None:
-        """End the engine and give its memory back."""
+        """Shut down the engine and release its memory."""
         if self._engine is not None:
             self._engine.close()
         self._engine = self._synced = None
 
     def sync_weights(self, policy: Policy, version: int) -> None:
-        """Copy the weights into the engine; a probe shows that they arrived.
+        """Copy the weights into the engine; a probe verifies that they arrived.
 
         Raises:
             InfrastructureError: they did not.
@@ -151,7 +151,7 @@ class VLLMEngine(RolloutSource):
         """See :meth:`RolloutSource.generate`; the weights are those of the last :meth:`sync_weights`.
 
         Raises:
-            InfrastructureError: the engine returned something else than requested.
+            InfrastructureError: the engine's output does not match the request.
         """
         rows = Beginning.groups(prompts, group_size, sampling.max_response_tokens)
         groups: list[dict[int, Rollout]] = [{} for _ in prompts]
@@ -177,7 +177,7 @@ class VLLMEngine(RolloutSource):
         """See :meth:`RolloutSource.extend`; draws differ between a whole response and its pieces.
 
         Raises:
-            InfrastructureError: the engine returned something else than requested.
+            InfrastructureError: the engine's output does not match the request.
         """
         ended: set[int] = set()
         found: dict[int, Rollout] = {}
@@ -197,7 +197,7 @@ class VLLMEngine(RolloutSource):
         version: int,
         enough: Callable[[], bool] | None = None,
     ) -> Iterator[tuple[int, Rollout]]:
-        """(index of the row, its rollout), as they end."""
+        """Yield (index of the row, its rollout) in the order in which rows end."""
         if self._engine is None or self._synced is None or self._synced[1] != version:
             raise RuntimeError(f"version {version} was not copied by sync_weights()")
         seeds = [seed_of(draws, row) if self.exact_seeds else None for row in rows]
@@ -219,7 +219,7 @@ class VLLMEngine(RolloutSource):
 
 
 def _seed_of_call(draws: Draws, rows: Sequence[Beginning]) -> int:
-    """The same again for the same responses, in the same order, of the same iteration."""
+    """Return a seed, equal for the same responses in the same order of the same iteration."""
     return stream(draws.base, *(key for row in rows for key in (row.prompt.id, row.sample, row.drawn))) % (1 << 32)
 
 

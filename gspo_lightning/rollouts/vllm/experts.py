@@ -1,4 +1,4 @@
-"""Which experts a server sampled with: what ``--enable-return-routed-experts`` adds to an answer, checked."""
+"""Expert routes in server answers: parse and check the output of ``--enable-return-routed-experts``."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["routes_of"]
 
 
 def routes_of(choice: dict[str, Any], tokens: int, routing: Routing) -> Tensor:
-    """[tokens - 1, L, k] of a prompt and its response; the last token was never forwarded.
+    """Return routes [tokens - 1, L, k] of a prompt and its response; the last token was never forwarded.
 
     Args:
-        choice: of a reply of ``/v1/completions``.
-        tokens: of prompt and response.
-        routing: of the policy that is trained.
+        choice: one choice of a reply of ``/v1/completions``.
+        tokens: number of tokens of prompt and response.
+        routing: routing of the trained policy.
 
     Raises:
-        BadReplyError: it has none, or those of another model or of other tokens.
+        BadReplyError: the choice has no routes, or those of another model or of other tokens.
     """
     text = choice.get("routed_experts")
     if not isinstance(text, str):

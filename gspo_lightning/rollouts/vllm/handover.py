@@ -1,4 +1,4 @@
-"""What the first rank gives to servers before a rollout: whole weights, or adapters alone, and by which way."""
+"""Weight sync from the first rank to servers: whole weights or adapters alone, by one of several transports."""
 
 from __future__ import annotations
 
@@ -37,40 +37,40 @@ class NoAdaptersError(UnsupportedError):
 
 
 class HandOver:
-    """Writes or sends weights, on the first rank; others have servers read the files.
+    """Write or send weights, on the first rank; other ranks have servers read the files.
 
     Args:
-        folders: where files are written.
-        run: begins every tag.
-        timeout_s: seconds that a server may take for weights that come from GPU to GPU.
-        in_flight: servers are given weights while requests are in flight. Adapters are merged then: a request keeps
-            those that it began with.
+        folders: folders for weight files.
+        run: prefix of every tag.
+        timeout_s: seconds that a server may take for weights sent from GPU to GPU.
+        in_flight: servers get weights while requests are in flight. Adapters are merged then: a request keeps
+            the adapters that it began with.
     """
 
     def __init__(self, folders: WeightFolders, run: str, timeout_s: float, *, in_flight: bool = False) -> None:
         self.folders, self.run, self.timeout_s, self.in_flight = folders, run, timeout_s, in_flight
         self.way: Way | None = None
-        """By which whole weights reach servers; None: not decided yet."""
+        """Transport of whole weights; None: not decided yet."""
         self.adapters = not in_flight
-        """Whether servers are given adapters as such."""
+        """True if servers get adapters as such."""
         self._sender: Sender | None = None
         self._prepared: tuple[str, weakref.ref[Policy]] | None = None
-        """The tag of whole weights, and the policy that has them."""
+        """Tag of whole weights, and the policy that has them."""
         self._dtype = torch.float32
         self._count = 0
         self._base: tuple[float, Path, str] | None = None
         """Norm of the frozen weights, their folder, and their tag."""
 
     def prepare(self, policy: Policy, dtype: torch.dtype, version: int) -> Weights:
-        """What every server must have before it is asked; valid as long as the policy has these weights.
+        """Prepare the weights that every server must have; valid until the policy's weights change.
 
         Args:
             policy: gathered on this rank.
-            dtype: of the weights on their way.
-            version: of the weights.
+            dtype: dtype of the weights in transfer.
+            version: version of the weights.
 
         Raises:
-            OSError: no room.
+            OSError: there is no room.
         """
         self._dtype = dtype
         self._count += 1
@@ -92,17 +92,17 @@ class HandOver:
         return self.way in (None, "files")
 
     def merged(self, policy: Policy, dtype: torch.dtype, version: int, why: str) -> Weights:
-        """:meth:`prepare` once a server has refused adapters: from now on they are merged into whole weights."""
+        """Call :meth:`prepare` after a server refused adapters: from now on they are merged into whole weights."""
         log.warning("adapters are merged, and whole weights sent: %s; %s", why, ENABLE)
         self.adapters = False
         return self.prepare(policy, dtype, version)
 
     def options(self, policy: Policy, given: Mapping[str, Any]) -> Defaults:
-        """Of servers that are started here.
+        """Return options and environment of servers that are started here.
 
         Args:
-            policy: that they will sample from.
-            given: options of the user; ``enable_lora`` has them take adapters as such.
+            policy: policy that they will sample from.
+            given: options of the user; ``enable_lora`` lets them take adapters as such.
         """
         options, environment = options_for(self.way or "files")
         if shown_to(policy) is not None or self.in_flight:
@@ -132,7 +132,7 @@ class HandOver:
         self.folders.keep(weights.folder, weights.adapter)
 
     async def deliver(self, server: Server, weights: Weights) -> None:
-        """Give a server what it lacks.
+        """Give a server the weights that it lacks.
 
         Raises:
             NoAdaptersError: it does not take adapters.
@@ -162,10 +162,10 @@ class HandOver:
 
 
 async def deliver_elsewhere(server: Server, weights: Weights) -> None:
-    """As :meth:`HandOver.deliver` on ranks that have no weights: from the files, where there are any.
+    """Replace :meth:`HandOver.deliver` on ranks without weights: deliver from files, if there are any.
 
     Raises:
-        ServerError: there are none; the first rank sends them.
+        ServerError: there are no files; the first rank sends the weights.
     """
     if not weights.in_files:
         raise ServerError("it does not have the weights, and only the first rank can send them")
@@ -179,13 +179,13 @@ async def deliver_elsewhere(server: Server, weights: Weights) -> None:
 
 
 async def give_adapters(server: Server, weights: Weights) -> None:
-    """Have a server that has their base read adapters, under a new name.
+    """Have a server that has the base weights load adapters, under a new name.
 
-    A name that is loaded again (``load_inplace``) would be read again for every batch of requests, and requests for
-    adapters that a server does not have are refused.
+    A reloaded name (``load_inplace``) would be loaded again for every batch of requests. Requests for adapters that a
+    server does not have are refused.
 
     Raises:
-        NoAdaptersError: it refuses.
+        NoAdaptersError: the server refuses.
     """
     try:
         await server.client.load_adapter(weights.tag, str(weights.adapter))

@@ -1,4 +1,4 @@
-"""An engine of vLLM in this process: its start, its weights, its steps."""
+"""In-process vLLM engine: startup, weight loading, engine steps."""
 
 from __future__ import annotations
 
@@ -58,23 +58,23 @@ PICTURES: dict[str, Any] = {
 
 @dataclass
 class Piece:
-    """What there is of a response."""
+    """Response so far."""
 
     answer: Answer = field(default_factory=lambda: Answer([], []))
     reason: str = ""
-    """Why it has ended; empty: it has not."""
+    """Finish reason; empty while the response is not complete."""
     read: list[int] = field(default_factory=list)
-    """The tokens of its prompt."""
+    """Tokens of its prompt, as vLLM read them."""
 
 
 class InProcessEngine:
-    """One engine; on several ranks each has its own, and all start together.
+    """One engine; with several ranks, each has its own, and all start together.
 
     Args:
-        policy: says which model and tokenizer; the weights come by :meth:`load`.
-        arguments: of ``vllm.LLM``, next to those that this module needs. With a ``tensor_parallel_size`` above 1 its
-            workers are processes of their own, and weights reach them as files. With ``enable_lora`` it is given
-            adapters as such. With ``enable_sleep_mode`` it can :meth:`sleep`.
+        policy: determines model and tokenizer; the weights come by :meth:`load`.
+        arguments: arguments of ``vllm.LLM``, in addition to those that this module needs. With a
+            ``tensor_parallel_size`` above 1 its workers are processes of their own, and weights reach them as files.
+            With ``enable_lora`` it gets adapters as such. With ``enable_sleep_mode`` it can :meth:`sleep`.
     """
 
     def __init__(self, policy: Policy, arguments: Mapping[str, Any]) -> None:
@@ -84,10 +84,10 @@ class InProcessEngine:
         self._asleep = False
         self._adapter: Any = None
         self._base: float | None = None
-        """Norm of the frozen weights that it has, where it is given adapters as such."""
+        """Norm of the engine's frozen weights, if it gets adapters as such."""
         self._folders = WeightFolders(None, in_memory=True)
         self._own_precision = partial(without_autocast, policy.device)
-        """Entered where the engine computes: the trainer's autocast is not for its models."""
+        """Context of the engine's computations: the trainer's autocast must not apply to its models."""
         own: dict[str, Any] = {}
         if self._lora:
             own["max_lora_rank"] = lora_rank(policy)
@@ -119,20 +119,20 @@ class InProcessEngine:
         self._numbers = itertools.count()
         known = "flat_logprobs" in getattr(self._vllm.SamplingParams, "__struct_fields__", ())
         self._flat = {"flat_logprobs": True} if known else {}
-        """Log-probabilities of a response in a few lists, not as an object for each token."""
+        """Log-probabilities of a response in a few lists, without an object for each token."""
 
     def close(self) -> None:
-        """End it and give its memory back."""
+        """Shut the engine down and release its memory."""
         with nullcontext() if self._owns_group else others_groups_kept():
             self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         self._clean_up()
 
     def sleep(self) -> bool:
-        """Give its memory back until :meth:`load`; False where it was not started with ``enable_sleep_mode``.
+        """Release the engine's memory until :meth:`load`; False if it was not started with ``enable_sleep_mode``.
 
-        Weights are discarded (level 2), because they will be copied again; those that adapters belong to will not, and
-        go to main memory (level 1).
+        Weights are discarded (level 2), because they will be copied again. Base weights of adapters are not copied
+        again and move to main memory (level 1).
         """
         if self._sleeps and not self._asleep:
             self._llm.sleep(level=1 if self._lora else 2)
@@ -141,7 +141,7 @@ class InProcessEngine:
 
     @torch.no_grad()
     def load(self, policy: Policy) -> None:
-        """Copy the weights, and forget what was computed with other ones; wakes it up.
+        """Copy the weights, and drop caches computed with earlier ones; wakes the engine up.
 
         Raises:
             InfrastructureError: the cache was in use.
@@ -191,13 +191,13 @@ class InProcessEngine:
         *,
         seed: int = 0,
     ) -> Iterator[tuple[int, Piece]]:
-        """(index, response) as they end; once ``enough`` says so, what there is of all others.
+        """Yield (index, response) as responses end; once ``enough`` returns True, all other responses as they are.
 
         Args:
             asked: requests as :func:`~gspo_lightning.rollouts.vllm.protocol.request` makes them, one response each.
             media: the pictures of their prompts.
-            enough: asked when a response has ended.
-            seed: of the draws of requests without one; below 2^32.
+            enough: checked after every engine step.
+            seed: seed of requests without one; below 2^32.
         """
         random_state = RandomState(seed)
         engine = self._llm.llm_engine
@@ -248,7 +248,7 @@ def _take(piece: Piece, new: Any) -> None:
 
 
 def _sampled(logprobs: Any, tokens: Sequence[int]) -> list[float]:
-    """Of the tokens that were sampled; vLLM puts them before others of their positions."""
+    """Return the log-probabilities of the sampled tokens; vLLM lists them first at each position."""
     if not hasattr(logprobs, "start_indices"):
         return [position[token].logprob for position, token in zip(logprobs, tokens, strict=True)]
     if [logprobs.token_ids[i] for i in logprobs.start_indices] != list(tokens):

@@ -1,4 +1,4 @@
-"""vLLM servers of our own: with which options one is started on this machine."""
+"""Start vLLM servers on this machine: options, environment, command line."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ ENVIRONMENT = {
     "PYTORCH_CUDA_ALLOC_CONF": "",  # the trainer's, which a server that sleeps would refuse
 }
 GENERATE: dict[str, Any] = {"enable_scale_out": True}
-"""The route that takes token ids with pictures, and says which weights sampled a token."""
+"""Option for the route that takes token ids with pictures, and reports the weights that sampled a token."""
 CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 GUARD = f"{RequireKey.__module__.rpartition('.')[2]}.{RequireKey.__name__}"
-"""The middleware, by its name in the server's process."""
+"""Middleware, by its name in the server's process."""
 Defaults = tuple[Mapping[str, Any], Mapping[str, str]]
-"""Options and environment variables of a server, where the user has set no others."""
+"""Default options and environment variables of a server; the user's own take precedence."""
 TAKEN = ("host", "port", "uds", "api_key")
-"""Options of vLLM that say where it listens and who is let in: decided here."""
+"""Options of vLLM for its address and its key: set by this package."""
 
 
 @dataclass(frozen=True)
 class LocalVLLM:
-    """How servers are started here; the fields are arguments of :class:`~gspo_lightning.rollouts.VLLMServer`."""
+    """Start settings of servers; the fields are arguments of :class:`~gspo_lightning.rollouts.VLLMServer`."""
 
     python: str
     gpus: Sequence[str] | None
@@ -84,17 +84,17 @@ class LocalVLLM:
         also: Defaults = ({}, {}),
         remove: Sequence[Path] = (),
     ) -> LocalServer:
-        """Start one; it does not answer yet.
+        """Start one server; it does not answer yet.
 
         Args:
             folder: the model, in transformers format.
-            endpoint: where it listens, and the key without which it answers nothing.
-            private: a folder that only this user may enter, for sockets between its own processes.
-            number: of the server, from 0: picks its device.
+            endpoint: the server's address, and the key that it requires.
+            private: a folder that only this user may enter, for sockets between the server's own processes.
+            number: number of the server, from 0: selects its device.
             device: ``cpu`` or ``cuda``, the trainer's.
-            dtype: of its weights, where no option says another one.
+            dtype: dtype of its weights, unless an option sets another.
             longest: tokens of a prompt and its response, at most; 0: as long as the model allows.
-            also: what it needs for the way by which weights reach it.
+            also: options and environment for the transport of weights.
             remove: see :class:`LocalServer`.
         """
         options = {**DEFAULTS, "dtype": self.dtype or dtype, "seed": number, **also[0]}
@@ -112,7 +112,7 @@ class LocalVLLM:
 
 
 def command(python: str, model: str | Path, url: str, options: Mapping[str, Any]) -> list[str]:
-    """How a server is started; an option that is False is left out, one that is True has no value."""
+    """Return the command line of a server; an option that is False is left out, one that is True has no value."""
     line = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     parts = urlsplit(url)
     if url.startswith(UNIX):
@@ -127,12 +127,12 @@ def command(python: str, model: str | Path, url: str, options: Mapping[str, Any]
 
 
 def guarded(endpoint: Endpoint, private: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables with which a server lets nobody in but who has the key.
+    """Return environment variables that make a server require its key.
 
     Args:
-        endpoint: where it listens; a socket that was left there is removed.
+        endpoint: its address; a leftover socket file there is removed.
         private: a folder that only this user may enter.
-        environment: what the server gets besides, where a ``PYTHONPATH`` may be.
+        environment: the server's other variables, which may include ``PYTHONPATH``.
     """
     assert endpoint.key
     before = environment.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
@@ -146,7 +146,7 @@ def guarded(endpoint: Endpoint, private: Path, environment: Mapping[str, str]) -
 
 
 def parallelism(options: Mapping[str, Any]) -> int:
-    """GPUs that an engine with these options takes."""
+    """Return the number of GPUs that an engine with these options takes."""
     size = 1
     for name, value in options.items():
         if name.strip("-").replace("-", "_") in _PARALLEL:
@@ -155,20 +155,20 @@ def parallelism(options: Mapping[str, Any]) -> int:
 
 
 def lora_rank(policy: Policy) -> int:
-    """``--max-lora-rank`` for the adapters of a policy."""
+    """Return ``--max-lora-rank`` for the adapters of a policy."""
     return next((size for size in _RANKS if size >= adapter_rank(policy.model)), _RANKS[-1])
 
 
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as ``--max-lora-rank``."""
+"""Values that vLLM accepts as ``--max-lora-rank``."""
 
 
 def check_options(options: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-    """Nothing in them says who is let in.
+    """Refuse options and variables that would change the address or the key of a server.
 
     Raises:
-        UserError: something does.
+        UserError: one of them is set.
     """
     for name in options:
         if (plain := name.strip("-").replace("-", "_")) in TAKEN:
@@ -183,7 +183,7 @@ def check_options(options: Mapping[str, Any], environment: Mapping[str, str]) ->
 
 
 def check_installed(python: str) -> None:
-    """vLLM can be imported by that interpreter.
+    """Check that an interpreter can import vLLM.
 
     Raises:
         UserError: it cannot.

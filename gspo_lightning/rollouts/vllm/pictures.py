@@ -1,8 +1,8 @@
-"""Pictures in requests to vLLM: token ids with one placeholder a picture go in, and what vLLM read comes back.
+"""Pictures in requests to vLLM: send token ids with one placeholder per picture, and check the tokens that vLLM read.
 
-vLLM widens a placeholder to the tokens of its picture with an image processor of its own. Pictures are therefore sent
-as RGB at the size that the trainer's tokens stand for, so that nothing is left to scale, and without loss; and the
-prompt that vLLM has read is compared with the trainer's, token by token.
+vLLM expands a placeholder to the tokens of its picture with an image processor of its own. Pictures are therefore sent
+lossless, as RGB at the size that matches the trainer's tokens, which leaves nothing to scale. The prompt that vLLM has
+read is compared with the trainer's, token by token.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 __all__ = ["NOT_SAMPLING", "check_read", "completed", "engine_prompt", "shown_to", "unsaid_of"]
 
 NOT_SAMPLING = ("model", "prompt", "return_token_ids")
-"""Words of a request to ``/v1/completions`` that are no sampling parameters."""
+"""Keys of a request to ``/v1/completions`` that are no sampling parameters."""
 _KEPT = 64
-"""Encoded pictures: the responses to a prompt may be asked for one by one."""
+"""Number of cached encoded pictures: the responses to a prompt may be requested one by one."""
 
 
 def unsaid_of(policy: Policy) -> tuple[int, ...]:
-    """Tokens that no response of a policy may hold."""
+    """Return the tokens that no response of a policy may hold."""
     return () if policy.sight is None else policy.sight.unsaid
 
 
 def shown_to(policy: Policy) -> QwenSight | None:
-    """How pictures of a policy are sent to vLLM; None: it reads text only, or is of a family whose pictures are not."""
+    """Return the adapter of pictures sent to vLLM; None for text-only policies and unsupported families."""
     return policy.sight if isinstance(policy.sight, QwenSight) else None
 
 
@@ -52,23 +52,23 @@ async def completed(
     patiently: bool = False,
     name: str | None = None,
 ) -> Any:
-    """The reply to a request for completions, asked of the route that takes pictures where the policy reads them.
+    """Send a request for completions, through the route that takes pictures if the policy reads them; return the reply.
 
-    ``POST /inference/v1/generate`` is the only one that takes token ids and pictures together and says which tokens it
-    read, and the only one that says which weights sampled a token.
+    Only ``POST /inference/v1/generate`` takes token ids and pictures together and reports the tokens it
+    read, and only it reports which weights sampled a token.
 
     Args:
-        client: of the server.
-        body: of ``POST /v1/completions``, as :func:`~gspo_lightning.rollouts.vllm.protocol.request` makes it.
+        client: connection to the server.
+        body: body of ``POST /v1/completions``, as :func:`~gspo_lightning.rollouts.vllm.protocol.request` makes it.
         media: the pictures of its prompt.
         sight: by :func:`shown_to`.
-        versions: the reply must say which weights sampled each token.
+        versions: True if the reply must report which weights sampled each token.
         patiently: see :meth:`Client.complete`.
         name: see :meth:`Client.complete`.
 
     Raises:
         UserError: the server made other tokens of the pictures than the trainer did.
-        BadReplyError: the reply is not one.
+        BadReplyError: the reply does not match the request.
     """
     if sight is None:
         _refuse(media)
@@ -87,7 +87,7 @@ async def completed(
 
 
 def engine_prompt(body: Mapping[str, Any], media: Media, sight: QwenSight | None) -> dict[str, Any]:
-    """The same prompt as an engine in this process takes it."""
+    """Return the same prompt in the form of an engine in this process."""
     if sight is None:
         _refuse(media)
     if sight is None or not media:
@@ -97,18 +97,18 @@ def engine_prompt(body: Mapping[str, Any], media: Media, sight: QwenSight | None
 
 
 def check_read(who: str, read: Any, sent: Sequence[int], media: Media, sight: QwenSight) -> None:
-    """The prompt that vLLM has read is the trainer's.
+    """Check that the prompt vLLM has read is the trainer's.
 
     Args:
-        who: read it.
-        read: its token ids, pictures widened.
-        sent: the trainer's.
+        who: name of the reader, for messages.
+        read: its token ids, pictures expanded.
+        sent: the trainer's token ids.
         media: the pictures of the prompt.
-        sight: of the policy.
+        sight: the policy's picture adapter.
 
     Raises:
         UserError: it made other tokens of the pictures.
-        BadReplyError: it does not say what it read, or read other text.
+        BadReplyError: it does not report what it read, or read other text.
     """
     if not isinstance(read, list | tuple):
         raise BadReplyError(f"it does not say which tokens it read (prompt_token_ids: {shown(read)})")
@@ -141,7 +141,7 @@ def _refuse(media: Media) -> None:
 
 
 def _seeing(body: Mapping[str, Any], media: Media, sight: QwenSight | None) -> dict[str, Any]:
-    """The body of ``POST /inference/v1/generate`` that asks for the same."""
+    """Return the equivalent body of ``POST /inference/v1/generate``."""
     parts = [] if sight is None else [{"type": "image_url", "url": _address(picture, sight)} for picture in media]
     return {
         "model": body["model"],
@@ -153,7 +153,7 @@ def _seeing(body: Mapping[str, Any], media: Media, sight: QwenSight | None) -> d
 
 
 def _narrowed(ids: Sequence[int], media: Media) -> list[int]:
-    """Token ids in which every picture is one placeholder."""
+    """Return token ids with one placeholder per picture."""
     found: list[int] = []
     end = 0
     for picture in media:
@@ -164,23 +164,23 @@ def _narrowed(ids: Sequence[int], media: Media) -> list[int]:
 
 @lru_cache(maxsize=8)
 def _image(picture: Picture, sight: QwenSight) -> Image:
-    """Of one prompt after another: a picture is decoded once for its responses."""
+    """Decode and scale a picture; the small cache serves the responses of one prompt after another."""
     return sight.scaled(picture)
 
 
 @lru_cache(maxsize=_KEPT)
 def _address(picture: Picture, sight: QwenSight) -> str:
-    """As a data address, without loss."""
+    """Return a picture as a data URL, lossless."""
     with io.BytesIO() as file:
         sight.scaled(picture).save(file, "PNG", compress_level=1)
         return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _check_places(places: Any, media: Media) -> None:
-    """Pictures side by side have the same tokens however they are divided; vLLM says where each of them is.
+    """Check the position of each picture: adjacent pictures have the same tokens however they are divided.
 
     Raises:
-        BadReplyError: they are elsewhere.
+        BadReplyError: vLLM placed them elsewhere.
     """
     found = places.get("image", []) if isinstance(places, dict) else []
     if found != [{"offset": picture.start, "length": picture.tokens} for picture in media]:
@@ -188,7 +188,7 @@ def _check_places(places: Any, media: Media) -> None:
 
 
 def _completion(choice: Any) -> Any:
-    """A response in the form of ``/v1/completions``; what is not one is left for the checks of those."""
+    """Convert a response to the form of ``/v1/completions``; malformed ones are left to the checks of that form."""
     found = choice.get("logprobs") if isinstance(choice, dict) else None
     content = found.get("content") if isinstance(found, dict) else None
     if not isinstance(content, list) or not all(isinstance(token, dict) for token in content):

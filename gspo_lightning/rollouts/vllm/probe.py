@@ -1,4 +1,4 @@
-"""A few sampled tokens whose log-probabilities the trainer computes, too: the whole path from weights to answer."""
+"""End-to-end check of weight sync: compare log-probabilities of a few sampled tokens with the trainer's."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ __all__ = ["LENGTH", "Probe"]
 
 TOKENS = 8
 LENGTH = 2 * TOKENS
-"""Of prompt and response, without pictures."""
+"""Tokens of prompt and response, without pictures."""
 TEMPERATURE = 1.5
-"""Another one than 1, so that a server that leaves the temperature out of its log-probabilities is found out."""
+"""Temperature other than 1, to detect a server that leaves it out of its log-probabilities."""
 
 
 class Probe:
-    """Asks a server for a response to a fixed prompt and compares log-probabilities with the policy's.
+    """Request a response to a fixed prompt and compare log-probabilities with the policy's.
 
     Args:
         policy: with the weights that servers should have, gathered on this rank.
         tolerance: nats, mean absolute difference; None: 1e-3 in float32, else 0.1.
-        dtype: of the servers' weights, if another one than the policy's.
+        dtype: dtype of the servers' weights, if another one than the policy's.
     """
 
     def __init__(self, policy: Policy, tolerance: float | None, dtype: str | None) -> None:
@@ -42,26 +42,26 @@ class Probe:
         self._vocabulary = int(policy.model.config.get_text_config().vocab_size)
         prompt = _prompt(self._vocabulary, shown_to(policy), unsaid_of(policy))
         self.row = Beginning(prompt, 0, prompt.token_ids, drawn=0, room=TOKENS)
-        """What is asked."""
+        """Beginning that is sent."""
         self.sampling = SamplingParams(TOKENS, temperature=TEMPERATURE)
         exact = compute_dtype(policy) == torch.float32 and dtype in (None, "float32")
         self.tolerance = tolerance if tolerance is not None else 1e-3 if exact else 0.1
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and response."""
+        """Number of tokens of prompt and response."""
         return len(self.row.context) + TOKENS
 
     @property
     def request(self) -> dict[str, Any]:
-        """The request for one response, without the model's name."""
+        """Request for one response, without the model's name."""
         return request("", self.row, 1, self.sampling, seed=1, unsaid=unsaid_of(self.policy))
 
     async def ask(self, server: Server, run: str | None = None) -> Answer:
-        """One response.
+        """Return a server's response to the probe.
 
         Args:
-            server: asked.
+            server: the server.
             run: see :func:`~gspo_lightning.rollouts.vllm.protocol.parse`.
 
         Raises:
@@ -75,7 +75,7 @@ class Probe:
 
     @torch.no_grad()
     def check(self, urls: Sequence[str], answers: Sequence[Answer]) -> float:
-        """The largest of the mean absolute differences, nats; ``urls`` say who gave the answers.
+        """Return the largest of the mean absolute differences, in nats; ``urls`` name the sources of the answers.
 
         Raises:
             UserError: it is above the tolerance.
@@ -104,7 +104,7 @@ class Probe:
 
 
 def _prompt(vocabulary: int, sight: QwenSight | None, unsaid: Sequence[int]) -> Prompt:
-    """Tokens from everywhere in the vocabulary, behind a picture where the policy reads them."""
+    """Return a prompt of tokens from the whole vocabulary, preceded by a picture if the policy reads them."""
     step = max(1, vocabulary // TOKENS)
     ids = tuple(i % vocabulary for i in range(step // 2, step * TOKENS, step))
     if sight is None:

@@ -1,7 +1,7 @@
-"""What is asked of a completions endpoint, and what counts as an answer: token ids and log-probabilities, checked.
+"""Requests to a completions endpoint and their checked answers: token ids and log-probabilities.
 
-Everything a server sends is checked against what was asked for, because a short group, a foreign vocabulary or a
-response that was cut too early would otherwise train silently.
+Every reply is checked against its request: a short group, a foreign vocabulary or a
+response that was cut too early would otherwise enter training unnoticed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from gspo_lightning.types import FinishReason, Rollout, SamplingParams
 __all__ = ["parse", "request", "seed_of", "to_rollouts"]
 
 ABORTED = "abort"
-"""Why a response ended that somebody cut (``POST /abort_requests``)."""
+"""Finish reason of an aborted response (``POST /abort_requests``)."""
 
 
 def seed_of(draws: Draws, row: Beginning) -> int:
-    """A seed for what is drawn next: the same again in a repeated call, whatever the server."""
+    """Return a seed for the next draws: the same in a repeated call, whatever the server."""
     uniform = draws.uniform(torch.tensor([row.prompt.id]), torch.tensor([row.sample]), row.drawn)
     return int(float(uniform[0]) * 2**53)
 
@@ -36,18 +36,18 @@ def seed_of(draws: Draws, row: Beginning) -> int:
 def request(
     model: str, row: Beginning, count: int, sampling: SamplingParams, seed: int | None, unsaid: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """The body of ``POST /v1/completions`` for ``count`` responses that begin alike.
+    """Return the body of ``POST /v1/completions`` for ``count`` responses to one context.
 
-    Every default that a server could take from the model's own generation config is said explicitly. Greedy responses
-    are all the same, so one is asked for.
+    Every default that a server could take from the model's own generation config is set explicitly. Greedy responses
+    are all the same, so one is requested.
 
     Args:
-        model: the name under which it is served.
-        row: what the responses continue.
-        count: responses.
+        model: name under which the model is served.
+        row: beginning that the responses continue.
+        count: number of responses.
         sampling: temperature, limits and stops.
-        seed: of these responses; None leaves the draws to the random numbers of the engine, which then samples all its
-            requests in one call instead of one by one.
+        seed: seed of these responses; None leaves the draws to the random numbers of the engine, which then samples all
+            its requests in one call instead of one by one.
         unsaid: tokens that no response may hold; their logits become what they are in training.
     """
     body: dict[str, Any] = {
@@ -79,17 +79,17 @@ def request(
 def parse(
     reply: Any, asked: Mapping[str, Any], vocabulary: int, routing: Routing | None = None, run: str | None = None
 ) -> list[Answer]:
-    """The answers of a reply, in order.
+    """Return the answers of a reply, in order.
 
     Args:
-        reply: as it came.
+        reply: the reply as received.
         asked: the body of the request.
-        vocabulary: of the policy.
-        routing: of the policy, where the answers must say which experts they were sampled with.
-        run: begins the tags of its weights, where the answers must say by which of them each token was sampled.
+        vocabulary: size of the policy's vocabulary.
+        routing: the policy's routing, if the answers must report the experts they were sampled with.
+        run: prefix of the run's weight tags, if the answers must report which weights sampled each token.
 
     Raises:
-        BadReplyError: what is there is not what was asked for.
+        BadReplyError: the reply does not match the request.
     """
     choices = reply.get("choices") if isinstance(reply, dict) else None
     if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
@@ -120,10 +120,10 @@ def _answer(
 
 
 def _versions(spans: Any, count: int, run: str) -> list[int]:
-    """The optimizer steps of the weights that sampled each of ``count`` tokens.
+    """Return the version, in optimizer steps, of the weights that sampled each of ``count`` tokens.
 
     Raises:
-        BadReplyError: it does not say so of all of them, or they were sampled from weights of somebody else.
+        BadReplyError: the spans do not cover all tokens, or name weights that this run did not send.
     """
     found: list[int] = []
     for span in spans if isinstance(spans, list) else []:
@@ -147,13 +147,13 @@ def to_rollouts(
     version: int,
     policy: Policy,
 ) -> list[Rollout]:
-    """Rollouts with these sample numbers from the answers to one request.
+    """Return rollouts with these sample numbers from the answers to one request.
 
-    Log-probabilities of top-p and top-k are those of the truncated distribution, so they are left out. ``version`` is
-    that of all tokens where an answer does not say it.
+    With top-p or top-k, log-probabilities are those of the truncated distribution and are left out. ``version``
+    applies to all tokens if an answer does not report its own.
 
     Raises:
-        BadReplyError: the server saw a stop string where there is none.
+        BadReplyError: the server stopped at a stop string that is not in the response.
     """
     same = answers if len(answers) == len(samples) else list(answers) * len(samples)
     return [_rollout(answer, row, k, sampling, version, policy) for k, answer in zip(samples, same, strict=True)]

@@ -1,4 +1,4 @@
-"""The random numbers of an engine in this process, apart from those of everybody else."""
+"""Random state of an in-process engine, isolated from all other users of the global generators."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["RandomState"]
 
 
 class RandomState:
-    """A state of the global generators (torch, its current CUDA device, NumPy, Python) that is only there while used.
+    """State of the global generators (torch, its current CUDA device, NumPy, Python), installed only while in use.
 
     Args:
-        seed: of all of them, below 2^32.
+        seed: seed of all of them, below 2^32.
     """
 
     def __init__(self, seed: int) -> None:
@@ -30,7 +30,7 @@ class RandomState:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """What draws in here goes on where it stopped the last time; all others find their own state afterwards."""
+        """Install the state inside the block, continued from its last use, and restore the others' state afterwards."""
         before = _read()
         _write(self._state)
         try:

@@ -1,4 +1,4 @@
-"""Responses from vLLM servers, on this machine or elsewhere."""
+"""Rollouts from vLLM servers, on this machine or elsewhere."""
 
 from __future__ import annotations
 
@@ -49,51 +49,51 @@ class _OtherWeightsError(InfrastructureError):
 
 
 class VLLMServer(RolloutSource):
-    """Samples on vLLM servers over HTTP and sends them the new weights before every rollout.
+    """Sample on vLLM servers over HTTP and send them the new weights before every rollout.
 
     Servers are started here (one, on a socket file that only this user can access, with a random key) and end with the
     trainer, or are given by their URLs; the key of those is the environment variable ``VLLM_API_KEY``. Groups go to the
     least busy server; if one fails or hangs, its groups are requested elsewhere, and it is restarted
-    or brought back. Replies are checked: no group is short, no response foreign, no weights old.
+    or brought back. Replies are checked: no short groups, no responses to other prompts, no old weights.
 
     Args:
         urls: servers that are already running (``http://host:8000``, ``unix:/path``), started with
             ``VLLM_SERVER_DEV_MODE=1`` (routes that receive weights) and ``--logprobs-mode processed_logprobs``; None
             starts servers here.
         start: servers to start if no URLs are given.
-        gpus: for each server that is started its ``CUDA_VISIBLE_DEVICES``; None leaves it unchanged.
+        gpus: ``CUDA_VISIBLE_DEVICES`` of each started server; None leaves it unchanged.
         python: interpreter of the environment that has vLLM; None is the trainer's own.
         host: address that started servers listen on, for ranks on other machines; None is a socket file. Anyone with a
             server's key can run code on it.
         plain_http: whether a key may go to another host unencrypted, on a network that nobody else can read.
-        dtype: of the weights that are handed over, and on started servers; None is the one that training computes in:
+        dtype: dtype of the weights in transfer, and on started servers; None is the compute dtype of training:
             bfloat16 with bf16-mixed.
         options: further options of started servers (``{gpu_memory_utilization: 0.4}``).
         environment: further environment variables of started servers.
         weights_dir: folder through which weights are sent, under the same path on every server; None is a
             temporary one on this machine.
         concurrency: groups that a server works on at a time; more wait here.
-        timeout_s: seconds that a server may be silent while it has requests: it completes none, and its counter of
-            tokens (``GET /metrics``) stands still. A group may take as long as it needs. Also the seconds that taking
-            weights may take.
-        start_timeout_s: seconds until a server that was started has to answer.
+        timeout_s: seconds that a server with requests may be silent: it completes none, and its token counter
+            (``GET /metrics``) stands still. A group may take as long as it needs. Also the time limit for a weight
+            update.
+        start_timeout_s: seconds until a started server must answer.
         health_every_s: seconds between two health checks of working servers.
         health_timeout_s: seconds that a health check may take.
         retries: attempts after the first for each group, elsewhere if there is another server.
-        backoff_s: seconds before the first of them; doubled before each further one.
+        backoff_s: seconds before the first retry; doubled before each further one.
         tolerance: nats by which log-probabilities of a probe may differ from the trainer's, on average, after weights
             were sent; None is 1e-3 in float32, else 0.1.
         exact_seeds: send a seed with every group, so that a group that is requested again draws the same. On a CPU
             vLLM then draws for one response after another, in Python. False: servers draw from random numbers of their
             own.
         weights_in_flight: with ``data.max_staleness`` give servers the newest weights while they sample: requests in
-            flight are paused, and go on with the new weights, of which every token says which ones sampled it. What is
-            sampled then depends on timing.
+            flight are paused and continue with the new weights; each token reports the weights that sampled it. The
+            samples then depend on timing.
         transfer: how weights reach servers. ``files``: through ``weights_dir``. ``ipc``: by a handle of GPU memory, to
-            servers on the GPU of the only rank. ``nccl``: from GPU to GPU. ``auto``: the fastest that is possible for
-            servers that are started here; for others what their ``--weight-transfer-config`` says, else files.
-        routed_experts: whether answers say which experts of a mixture they were sampled with, for Routing Replay R3.
-            Servers that run already need ``--enable-return-routed-experts``, which vLLM has on GPUs only.
+            servers on the GPU of the only rank. ``nccl``: from GPU to GPU. ``auto``: the fastest possible one for
+            servers that are started here; for others the one of their ``--weight-transfer-config``, else files.
+        routed_experts: whether answers report the experts of a mixture that they were sampled with, for Routing Replay
+            R3. Running servers need ``--enable-return-routed-experts``, which vLLM has on GPUs only.
     """
 
     reads_pictures = True
@@ -151,10 +151,10 @@ class VLLMServer(RolloutSource):
     # life --------------------------------------------------------------------------------------------------------
 
     def open(self, longest: int) -> None:
-        """Look whether vLLM, or a server, is there.
+        """Check that vLLM is installed, or that a server answers.
 
         Raises:
-            UserError: it is not.
+            UserError: it is not, or none does.
         """
         self.servers.longest = max(self.servers.longest, longest)
         self.servers.look(self.hand_over.deliver)
@@ -173,7 +173,7 @@ class VLLMServer(RolloutSource):
         return WeightsOn.FIRST_RANK
 
     def sync_weights(self, policy: Policy, version: int) -> None:
-        """Rank 0 hands the weights to every server, and a probe shows that they arrived.
+        """Send rank 0's weights to every server; a probe verifies that they arrived.
 
         Raises:
             InfrastructureError: no server took them.
@@ -196,12 +196,12 @@ class VLLMServer(RolloutSource):
         self._synced = (weakref.ref(policy), version)
 
     def renew(self, policy: Policy, version: int) -> None:
-        """See :meth:`RolloutSource.renew`: servers pause, take the weights, and go on with the requests that they have.
+        """See :meth:`RolloutSource.renew`: servers pause, take the weights, and continue their requests.
 
-        Only the first rank has to do anything: the others learn from the answers what was sampled by which weights.
+        Only the first rank sends: the others learn from the answers which weights sampled which token.
 
         Raises:
-            InfrastructureError: a server goes on with other weights than those that it says it has.
+            InfrastructureError: a server continues with other weights than those that it reports.
         """
         if rank_and_world()[0] != 0 or not self.servers.met:
             return
@@ -214,7 +214,7 @@ class VLLMServer(RolloutSource):
             log.warning("weights %d were not given to requests in flight: %s", version, error)
 
     def _give(self, policy: Policy, version: int) -> tuple[list[Endpoint], Weights]:
-        """Weights on all servers, from the first rank; never older ones than those that requests in flight have got."""
+        """Send weights from the first rank to all servers; never older ones than requests in flight have."""
         with self._giving:
             if self._newest is not None and self._newest[1] > version:
                 policy, version = self._newest
@@ -266,11 +266,11 @@ class VLLMServer(RolloutSource):
         return weights
 
     def _dtype_of(self, policy: Policy) -> torch.dtype:
-        """Of the files, and of the weights on servers that are ours."""
+        """Return the dtype of the files, and of the weights on servers of our own."""
         return compute_dtype(policy) if self.dtype in (None, "auto") else getattr(torch, str(self.dtype))
 
     def measured(self) -> dict[str, float]:
-        """How much of the time servers waited for this rank: the smallest over ranks bounds their idle time."""
+        """Return the time that servers waited for this rank: the smallest share over ranks bounds their idle time."""
         return {"throughput/server_idle_share": self.servers.pool.idle_share() if self.servers.met else 1.0}
 
     # sampling ----------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class VLLMServer(RolloutSource):
         """See :meth:`RolloutSource.generate`; the weights are those of the last :meth:`sync_weights`.
 
         Raises:
-            InfrastructureError: servers failed more often than is put up with.
+            InfrastructureError: servers failed more often than ``retries`` allows.
             UserError: a server reads a picture as other tokens than the trainer.
         """
         rows = [Beginning(p, 0, p.token_ids, 0, p.room(sampling.max_response_tokens)) for p in prompts]
@@ -312,12 +312,12 @@ class VLLMServer(RolloutSource):
         version: int = 0,
         enough: Enough | None = None,
     ) -> list[Rollout]:
-        """See :meth:`RolloutSource.extend`; what servers draw differs between a whole response and its pieces.
+        """See :meth:`RolloutSource.extend`; draws of servers differ between a whole response and its pieces.
 
-        Responses that ``enough`` cuts keep the tokens that they have got, if their server answers in time.
+        Responses cut by ``enough`` keep their tokens, if their server answers in time.
 
         Raises:
-            InfrastructureError: servers failed more often than is put up with.
+            InfrastructureError: servers failed more often than ``retries`` allows.
         """
         found: dict[int, Rollout] = {}
         ended: set[int] = set()
@@ -341,7 +341,7 @@ class VLLMServer(RolloutSource):
         version: int,
         flying: Flying | None = None,
     ) -> Iterator[tuple[int, list[Rollout]]]:
-        """(index of the row, its rollouts), as they come; who stops listening cancels the rest."""
+        """Yield (index of the row, its rollouts) as they arrive; closing the iterator cancels the rest."""
         known = Flying() if flying is None else flying
         if self._synced is None or self._synced[1] != version:
             raise RuntimeError(f"version {version} was not copied by sync_weights()")

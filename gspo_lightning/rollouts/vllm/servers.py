@@ -1,4 +1,4 @@
-"""The servers of a source: those at its URLs, or those that are started here once it is known what they serve."""
+"""Servers of a source: running ones at its URLs, or ones started here once the policy is known."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = ["Servers"]
 
 
 class Servers:
-    """A pool, the loop it lives in, and what its servers are started with.
+    """Pool of servers, its event loop, and the start settings.
 
     Args:
-        urls: of servers that are running; None starts some.
-        count: that are started.
+        urls: URLs of running servers; None starts some.
+        count: number of servers to start.
         local: how they are started.
-        host: that those listen on; None is a socket file.
-        plain_http: whether a key may go to another host unencrypted.
-        faults: how much is put up with.
+        host: address that they listen on; None is a socket file.
+        plain_http: True if a key may go to another host unencrypted.
+        faults: limits on failures and waiting.
         health_timeout_s: seconds that a health check may take.
         in_flight: weights may be replaced while requests are in flight.
 
@@ -55,25 +55,25 @@ class Servers:
         self.timeout_s = faults.silence_s
         """Seconds that a call with a deadline may take."""
         self.longest = 0
-        """Tokens of the longest sequence that will be asked for; 0: unknown."""
+        """Tokens of the longest sequence that will be requested; 0: unknown."""
         self._pool: Pool | None = None
 
     @property
     def met(self) -> bool:
-        """Whether there is a pool."""
+        """True if the pool exists."""
         return self._pool is not None
 
     @property
     def pool(self) -> Pool:
-        """Of all servers."""
+        """Pool of all servers."""
         assert self._pool is not None
         return self._pool
 
     def look(self, deliver: Deliver) -> None:
-        """See that vLLM, or a server, is there.
+        """Check that vLLM is installed, or that a server answers.
 
         Raises:
-            UserError: it is not.
+            UserError: it is not, or none does.
         """
         if self.urls is None:
             check_installed(self.local.python)
@@ -82,17 +82,17 @@ class Servers:
             self.loop.run(self.pool.reach())
 
     def connect(self, endpoints: Sequence[Endpoint] | None, deliver: Deliver | None) -> None:
-        """Make the pool, of servers at these endpoints; None takes those at the URLs."""
+        """Create the pool of servers at these endpoints; None takes those at the URLs."""
         servers = [Server(self._client(endpoint)) for endpoint in (self._given if endpoints is None else endpoints)]
         self._pool = Pool(servers, self._faults, deliver, in_flight=self._in_flight)
 
     def add_own(self, policy: Policy, dtype: str, hand_over: HandOver) -> None:
-        """Those that are started here: they start when they are first needed.
+        """Add the servers of our own, which start when they are first needed.
 
         Args:
-            policy: that they will sample from.
-            dtype: of their weights.
-            hand_over: gives them weights.
+            policy: policy that they will sample from.
+            dtype: dtype of their weights.
+            hand_over: sends them weights.
         """
         if self.urls is not None:
             return
@@ -104,7 +104,7 @@ class Servers:
             self.pool.servers.append(Server(self._client(endpoint), start))
 
     def circumstances(self, policy: Policy) -> Circumstances:
-        """What decides which way weights take."""
+        """Return the inputs for choosing a weight transport."""
         cuda, ranks = policy.device.type == "cuda", rank_and_world()[1]
         if self.urls is None:
             trusted = self._host is None or is_loopback(self._host) or self._plain_http
@@ -114,7 +114,7 @@ class Servers:
         return Circumstances(cuda, ranks, self._plain_http or all(map(is_near, self.urls)), configured=backends)
 
     def close(self) -> None:
-        """End those that were started here."""
+        """End the servers that were started here."""
         if self._pool is not None:
             self.loop.run(self._pool.close())
         self.loop.close()

@@ -1,4 +1,4 @@
-"""What vLLM does to everybody in a process, undone."""
+"""Restore process-global state that vLLM changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["others_groups_kept", "undisturbed"]
 
 @contextmanager
 def others_groups_kept() -> Iterator[None]:
-    """An engine that ends destroys the process group of everybody; in here only its own ones."""
+    """Keep other process groups alive while an engine shuts down, which would destroy all of them."""
     destroy = torch.distributed.destroy_process_group
 
     def own(group: Any = None) -> None:
@@ -31,10 +31,10 @@ def others_groups_kept() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """What an engine does to everybody when it starts, undone.
+    """Restore process-global state that an engine changes at its start.
 
-    It seeds all random numbers, takes ``torch.set_num_threads`` away, and sets variables that child processes (reward
-    workers) would inherit, ``LD_PRELOAD`` among them; those of its own name stay.
+    An engine seeds all random numbers, replaces ``torch.set_num_threads``, and sets variables that child processes
+    (reward workers) would inherit, ``LD_PRELOAD`` among them; variables that begin with ``VLLM_`` stay.
     """
     set_threads, threads = torch.set_num_threads, torch.get_num_threads()
     environment = dict(os.environ)

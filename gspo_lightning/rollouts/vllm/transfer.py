@@ -1,4 +1,4 @@
-"""Weights from GPU to GPU, by vLLM's own transfer engines (``vllm.distributed.weight_transfer``)."""
+"""Weight transfer between GPUs, through vLLM's own transfer engines (``vllm.distributed.weight_transfer``)."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from gspo_lightning.rollouts.vllm.ways import Way, is_near
 __all__ = ["Calls", "CheckpointWeights", "Sender", "address_for"]
 
 LATER_S = 30.0
-"""Longer than a request may take by its own limit."""
+"""Seconds to wait for a request beyond its own timeout."""
 BUFFER = 2**30
-"""Bytes of a buffer that weights are packed into, where no single one is larger."""
+"""Bytes of a buffer that weights are packed into; larger if a single weight is."""
 
 
 class CheckpointWeights:
     """A ``WeightSource`` of vLLM: names, dtypes and shapes of a checkpoint, and the tensors in the same order.
 
-    One tensor at a time is converted; vLLM packs them into buffers.
+    Tensors are converted one at a time; vLLM packs them into buffers.
     """
 
     def __init__(self) -> None:
@@ -47,17 +47,17 @@ class CheckpointWeights:
         self._state, self._dtype = state, dtype
 
     def clear(self) -> None:
-        """Let go of them."""
+        """Release the weights."""
         self._state = {}
 
     @property
     def buffer(self) -> int:
-        """Bytes of a buffer that takes each of them: CUDA IPC refuses larger ones."""
+        """Bytes of a buffer that fits each of the weights: CUDA IPC refuses larger ones."""
         sizes = [value.numel() * self._kept(value).itemsize for value in self._state.values()]
         return max(*sizes, min(BUFFER, sum(sizes)))
 
     def metadata(self) -> list[Any]:
-        """Name, dtype and shape of each weight."""
+        """Return name, dtype and shape of each weight."""
         from vllm.distributed.weight_transfer import ParamMeta
 
         return [ParamMeta(name, self._kept(value), tuple(value.shape)) for name, value in self._state.items()]
@@ -71,35 +71,35 @@ class CheckpointWeights:
 
 
 class Calls:
-    """What a transfer engine of vLLM asks a server for, from threads of its own (``VLLMWeightSyncClient``).
+    """Server calls of a vLLM transfer engine, from threads of its own (``VLLMWeightSyncClient``).
 
     Args:
-        client: of the server.
-        loop: that the client lives in.
+        client: connection to the server.
+        loop: event loop of the client.
     """
 
     def __init__(self, client: Client, loop: asyncio.AbstractEventLoop) -> None:
         self._client, self._loop = client, loop
         self.failed: asyncio.Future[BaseException] = loop.create_future()
-        """The first call that failed: the trainer's side may be waiting for a peer that will never come."""
+        """First failed call: the trainer's side may be waiting for a peer that will never come."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Have its workers meet the trainer."""
+        """Connect the server's workers to the trainer."""
         self._post("/init_weight_transfer_engine", {"init_info": init_info})
 
     def start_weight_update(self) -> None:
-        """Have it expect weights."""
+        """Prepare the server to receive weights."""
         self._post("/start_weight_update", {})
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Have it receive some: returns when it has. Handles of GPU memory are no JSON and go as a pickle."""
+        """Receive weights on the server, and wait for them. Handles of GPU memory are no JSON: they are pickled."""
         plain = dict(update_info)
         if (handles := plain.pop("ipc_handles", None)) is not None:
             plain["ipc_handles_pickled"] = base64.b64encode(pickle.dumps(handles)).decode()
         self._post("/update_weights", {"update_info": {k: v for k, v in plain.items() if v is not None}})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Have it use them."""
+        """Activate the received weights."""
         self._post("/finish_weight_update", {} if weight_version is None else {"weight_version": weight_version})
 
     def _post(self, path: str, body: dict[str, Any]) -> None:
@@ -116,13 +116,13 @@ class Calls:
 
 
 Meeting = tuple[Any, CheckpointWeights, Calls]
-"""A transfer engine of vLLM, what it sends, and by what it calls its server."""
+"""A transfer engine of vLLM, the weights it sends, and its connection to the server."""
 
 
 class Sender:
-    """Sends weights to one server after the other; each has a transfer engine of its own.
+    """Send weights to one server after the other; each has a transfer engine of its own.
 
-    So a server that was restarted is met again without the others.
+    A restarted server is therefore connected again without the others.
 
     Args:
         way: ``ipc`` or ``nccl``.
@@ -135,14 +135,14 @@ class Sender:
         self._one_at_a_time = asyncio.Lock()
 
     async def send(self, server: Server, policy: Policy, dtype: torch.dtype, *, adapters: bool, known: bool) -> None:
-        """Give a server all weights of a policy.
+        """Send all weights of a policy to a server.
 
         Args:
-            server: answers.
+            server: a server that answers.
             policy: gathered on this rank.
-            dtype: of the weights on their way.
-            adapters: merged into them, or left out.
-            known: whether it is the server that was met before, not one that was started again.
+            dtype: dtype of the weights in transfer.
+            adapters: merged into the weights, or left out.
+            known: True if the server has not been restarted since its engine was connected.
 
         Raises:
             ServerError: it did not take them.
@@ -179,7 +179,7 @@ class Sender:
         return await self._wait(calls, functools.partial(_on, device, opening)), source, calls
 
     async def _wait(self, calls: Calls, work: Callable[[], Any]) -> Any:
-        """Its result, unless a call to the server fails first.
+        """Return the result of ``work``, unless a call to the server fails first.
 
         Raises:
             ServerError: it takes too long.
@@ -196,7 +196,7 @@ class Sender:
 
 
 def address_for(url: str) -> str:
-    """The address of this machine that a server reaches it by."""
+    """Return the address of this machine by which a server reaches it."""
     if is_near(url):
         return "127.0.0.1"
     host = str(urlsplit(url).hostname)
@@ -227,7 +227,7 @@ def _open(way: Way, calls: Calls, source: CheckpointWeights, address: str, worke
 
 
 def _on(device: torch.device, work: Callable[[], Any]) -> Any:
-    """In a thread of its own, which may run ahead of what others wrote."""
+    """Run in a thread on ``device``, after pending work of other streams is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     with torch.no_grad(), on_device(device):
@@ -235,7 +235,7 @@ def _on(device: torch.device, work: Callable[[], Any]) -> Any:
 
 
 def _in_thread(work: Callable[[], Any]) -> asyncio.Future[Any]:
-    """A thread that nobody waits for at the end: it may hang with a server that is gone."""
+    """Run in a daemon thread, which may hang with a server that is gone."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""Which way weights take to servers: files, CUDA IPC on one GPU, or NCCL between GPUs."""
+"""Weight transports to servers: files, CUDA IPC on one GPU, or NCCL between GPUs."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ FIELD = "data.rollouts.transfer"
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What decides it."""
+    """Inputs for choosing a weight transport."""
 
     cuda: bool
-    """The policy is on a CUDA device."""
+    """True if the policy is on a CUDA device."""
     ranks: int = 1
-    """Of the trainer."""
+    """Number of ranks of the trainer."""
     trusted: bool = True
-    """No server is on another host, or nobody else can use the network (``plain_http``)."""
+    """True if no server is on another host, or nobody else can use the network (``plain_http``)."""
     pictures: bool = False
-    """Servers that are started here read pictures: started without weights, their tower would keep random buffers."""
+    """True if servers started here read pictures: without weights at startup, their tower would keep random buffers."""
     own: str = ""
     """GPU of the first rank."""
     theirs: Sequence[Sequence[str]] = ()
     """GPUs of each server that is started here."""
     configured: Sequence[str | None] = ()
-    """``weight_transfer_config.backend`` of each server that runs already; None: it has none, or does not tell."""
+    """``weight_transfer_config.backend`` of each running server; None if it has none or does not report it."""
 
     @property
     def suited(self) -> Way:
-        """The fastest that these servers can take."""
+        """Fastest transport that these servers support."""
         if self.configured:
             known = set(self.configured)
             return "ipc" if known == {"ipc"} else "nccl" if known == {"nccl"} else "files"
@@ -56,10 +56,10 @@ class Circumstances:
 
 
 def choose(asked: WayOrAuto, found: Circumstances) -> Way:
-    """The way that is asked for; ``auto`` is the fastest that is possible.
+    """Return the requested transport; ``auto`` is the fastest possible one.
 
     Raises:
-        UserError: what is asked for is not possible.
+        UserError: the requested transport is not possible.
     """
     if asked == "files":
         return "files"
@@ -73,7 +73,7 @@ def choose(asked: WayOrAuto, found: Circumstances) -> Way:
 
 
 def options_for(way: Way) -> tuple[dict[str, Any], dict[str, str]]:
-    """Options and environment variables of a server that is started for it."""
+    """Return options and environment variables of a server started for this transport."""
     if way == "files":
         return {}, {}
     options = {"weight_transfer_config": json.dumps({"backend": way}), "load_format": "dummy"}
@@ -87,14 +87,14 @@ def devices(
     options: Mapping[str, Any],
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[str, list[list[str]]]:
-    """The policy's GPU, and those of each server that is started here; '' on a CPU.
+    """Return the policy's GPU, and those of each server that is started here; '' on a CPU.
 
     Args:
-        device: of the policy.
-        gpus: for each server its ``CUDA_VISIBLE_DEVICES``; None: this process's.
-        count: of servers.
-        options: of the servers, with their parallelism.
-        environment: of this process.
+        device: device of the policy.
+        gpus: ``CUDA_VISIBLE_DEVICES`` of each server; None: this process's.
+        count: number of servers.
+        options: options of the servers, with their parallelism.
+        environment: environment of this process.
     """
     if device.type != "cuda":
         return "", [[]] * count
@@ -106,7 +106,7 @@ def devices(
 
 
 def _obstacle(way: Way, found: Circumstances, asked: WayOrAuto) -> tuple[str, str] | None:
-    """Why it is not possible, and what to do."""
+    """Return why a transport is not possible, and the fix."""
     if not found.cuda:
         return "the policy is not on a CUDA device", "use transfer: files"
     if importlib.util.find_spec("vllm") is None:
@@ -132,7 +132,7 @@ def _obstacle(way: Way, found: Circumstances, asked: WayOrAuto) -> tuple[str, st
 
 
 def is_near(url: str) -> bool:
-    """A server is on this machine."""
+    """Return True if a server is on this machine."""
     return url.startswith(UNIX) or is_loopback(urlsplit(url).hostname or "")
 
 
@@ -141,5 +141,5 @@ def _listed(text: str) -> list[str]:
 
 
 def _alike(one: str, other: str) -> bool:
-    """Both are numbers, or neither is: then different names are different GPUs."""
+    """Return True if both are numbers, or neither is: only then different names mean different GPUs."""
     return one.isdigit() == other.isdigit()

@@ -1,1 +1,1 @@
-"""What runs in a server's process: standard library only, imported by name from this folder without the package."""
+"""Modules for the server's process: standard library only, imported by name from this folder without the package."""

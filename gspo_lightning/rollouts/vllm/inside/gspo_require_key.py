@@ -1,6 +1,6 @@
-"""Every route of a server asks for the key. vLLM's own guards ``/v1`` alone, and not the routes that take weights.
+"""Require the key on every route of a server. vLLM itself protects only ``/v1``, not the routes that take weights.
 
-vLLM finds it by ``--middleware gspo_require_key.RequireKey`` with this folder on ``PYTHONPATH``.
+vLLM loads it by ``--middleware gspo_require_key.RequireKey`` with this folder on ``PYTHONPATH``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class RequireKey:
-    """ASGI middleware: whoever does not send ``Authorization: Bearer KEY`` gets status 401, whatever they ask for.
+    """ASGI middleware: a request without ``Authorization: Bearer KEY`` gets status 401, whatever its route.
 
     Args:
-        app: what answers those who do.
+        app: the application behind it.
 
     Raises:
-        RuntimeError: the environment holds no key, so that anybody would be let in.
+        RuntimeError: the environment holds no key, which would let anybody in.
     """
 
     def __init__(self, app: App) -> None:
@@ -40,7 +40,7 @@ class RequireKey:
         self._wanted = _digest(b"Bearer " + key.encode())
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Hand the request on, or refuse it; what is no request (``lifespan``) comes from the server itself."""
+        """Forward the request or refuse it; a ``lifespan`` scope is no request and comes from the server itself."""
         if scope["type"] == "lifespan" or self._known(scope):
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
@@ -56,5 +56,5 @@ class RequireKey:
 
 
 def _digest(value: bytes) -> bytes:
-    """Of one length whatever the value: comparing takes as long for a guess that begins right."""
+    """Hash to a fixed length: comparing takes equally long for a guess with a correct prefix."""
     return hashlib.sha256(value).digest()
