@@ -21,7 +21,7 @@ async def result_of(method: Callable[..., Any], *arguments: Any) -> Any:
             return await method(*arguments)
         value = await _in_thread(method, arguments)
         return await value if inspect.isawaitable(value) else value
-    except (SystemExit, KeyboardInterrupt) as error:  # raised in a task they would end the event loop
+    except (SystemExit, KeyboardInterrupt) as error:  # raised in a task, they would end the event loop
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 

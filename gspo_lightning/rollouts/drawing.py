@@ -61,7 +61,7 @@ def sample_tokens(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> 
         tokens = _invert(blocks, ends, uniform.to(logits.device))
     else:
         tokens = _invert(*_blocks(_truncate(probabilities, sampling)), uniform.to(logits.device))
-    tokens = tokens.clamp(max=logits.shape[-1] - 1)  # NaN is found where it matters, in the loss
+    tokens = tokens.clamp(max=logits.shape[-1] - 1)  # NaN is reported by the loss
     chosen = probabilities.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).double()
     return tokens, (chosen / ends[:, -1]).log().float()  # float32 probabilities add up to 1 only within 1e-5
 
@@ -80,11 +80,11 @@ def _invert(blocks: Tensor, ends: Tensor, uniform: Tensor) -> Tensor:
     weight of rare tokens. A token of weight 0 is never drawn.
     """
     target = (uniform.clamp(max=BELOW_ONE) * ends[:, -1]).unsqueeze(-1)
-    block = torch.searchsorted(ends, target, right=True).clamp(max=ends.shape[1] - 1)  # beyond the end only by NaN
+    block = torch.searchsorted(ends, target, right=True).clamp(max=ends.shape[1] - 1)  # beyond the end only for NaN
     end = ends.gather(1, block)
     start = torch.where(block > 0, ends.gather(1, (block - 1).clamp(min=0)), 0.0)
     inside = blocks[torch.arange(len(blocks), device=blocks.device), block.squeeze(-1)].double().cumsum(-1)
-    share = ((target - start) / (end - start)).clamp(max=BELOW_ONE)  # its own sum may differ in the last digits
+    share = ((target - start) / (end - start)).clamp(max=BELOW_ONE)  # the block's own sum may differ in the last digits
     place = torch.searchsorted(inside, share * inside[:, -1:], right=True).clamp(max=BLOCK - 1)
     return (block * BLOCK + place).squeeze(-1)
 

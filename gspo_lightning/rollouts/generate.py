@@ -184,7 +184,7 @@ class _Stop(StoppingCriteria):
         self.stopped = torch.zeros(len(rows), dtype=torch.bool)
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
-        responses = input_ids[:, self.width :]  # the rule never looks at the prompt
+        responses = input_ids[:, self.width :]  # end conditions ignore the prompt
 
         def newest(which: Sequence[int], count: int | None) -> list[list[int]]:
             start = 0 if count is None else max(0, responses.shape[1] - count)

@@ -57,7 +57,7 @@ class RolloutPrefetcher(Generic[T]):
         try:
             result = self._jobs.pop(iteration).result()
         except Exception:
-            if self._group is not None:  # ranks that have not failed hand these in and wait for this one in them
+            if self._group is not None:  # other ranks submit these jobs, and wait for this rank in them
                 self._hand_in_after(iteration, end, make)
             raise
         self._hand_in_after(iteration, end, make)
@@ -102,11 +102,11 @@ class RolloutPrefetcher(Generic[T]):
             if before is not None:
                 before.join()  # in order, one at a time
             try:
-                if group is None:  # else another rank may be in a collective of this job already
+                if group is None:  # else another rank may already be in a collective of this job
                     self._check()
                 with through(group):
                     future.set_result(job(self._check))
-            except BaseException as error:  # reaches the one who waits for the result
+            except BaseException as error:  # re-raised by result()
                 future.set_exception(error)
 
         self._worker = threading.Thread(target=work, name=f"rollouts-{iteration}", daemon=True)

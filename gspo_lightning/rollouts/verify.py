@@ -133,7 +133,7 @@ def _choose(
     ways: tuple[Way | None, ...] = (None,)
     if isinstance(source, GroupedSampler):
         ways = ("shared", "padded", "generate") if policy.packed else ("padded", "generate")
-        if policy.decoding.way in ways:  # what came before it was ruled out
+        if policy.decoding.way in ways:  # the earlier ones are ruled out
             ways = ways[ways.index(policy.decoding.way) :]
     failed: list[str] = []
     for way in ways:
@@ -166,7 +166,7 @@ def _why_not(policy: Policy, source: RolloutSource, rows: Sequence[Beginning], t
             sampling=SamplingParams(max(ROOM), temperature),
             draws=Draws.of(0, Purpose.TRAIN_SAMPLING, 0),
         )
-    except Exception as error:  # of any kind: this is a model's own code, on a path that it may never have taken
+    except Exception as error:  # any kind: a model's own code, on a path that may be untested
         if isinstance(error, UserError) or is_out_of_memory(error):
             raise
         return f"{type(error).__name__}: {first_line(error)}"
@@ -228,9 +228,9 @@ def _rows(policy: Policy, longest: int) -> list[Beginning]:
     for horizon in horizons(policy):
         if horizon >= top:
             continue
-        beyond = min(top, 2 * horizon)  # far enough that most of what came before is out of sight
+        beyond = min(top, 2 * horizon)  # far enough that most earlier tokens are outside the window
         if _affordable(policy, beyond):
-            widths += [max(1, horizon - 2), beyond]  # crosses it while decoding, and before
+            widths += [max(1, horizon - 2), beyond]  # crosses it during decoding, and in the prompt
         else:
             log.info("%s: decoding beyond its %d tokens is not verified, it would take long", _name(policy), horizon)
     vocabulary = config.vocab_size
@@ -243,7 +243,7 @@ def _rows(policy: Policy, longest: int) -> list[Beginning]:
 
 def _affordable(policy: Policy, width: int) -> bool:
     size = sum(p.numel() for p in policy.parameters())
-    passes = 16  # prompts while sampling, and rows alone and together; short ones are padded to long ones
+    passes = 16  # prefills, rows alone and rows together; short rows are padded to long ones
     return width <= SQUARE and 2.0 * size * width * passes <= OPERATIONS[policy.device.type == "cpu"]
 
 

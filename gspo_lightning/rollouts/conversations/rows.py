@@ -147,7 +147,7 @@ class ConversationRows:
         together = [row for row, error in failed if not isinstance(error, BlockedError)]
         still = _failures(together, self.host.start([t.conversation.again for t in together]))
         for row, error in failed:
-            if isinstance(error, BlockedError):  # one of them blocks all others: each on its own
+            if isinstance(error, BlockedError):  # one of them blocks all others: retry each alone
                 still += _failures([row], self.host.start([row.conversation.again]))
                 self._check([t for t, _ in still], error)
         return still

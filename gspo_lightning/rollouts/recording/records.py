@@ -107,7 +107,7 @@ class RecordFile:
     def _parse(self, line: bytes, number: int) -> dict[str, Any]:
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one, too
+        except (ValueError, RecursionError) as error:  # includes UnicodeDecodeError
             raise UserError(f"{self.path}:{number}", f"is not JSON: {error}", fix="one object a line") from error
         if not isinstance(row, dict):
             raise UserError(f"{self.path}:{number}", f"is a JSON {type(row).__name__}, not an object")

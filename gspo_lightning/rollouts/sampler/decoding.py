@@ -146,7 +146,7 @@ def _stack(policy: Policy) -> LeanStack | DirectStack | None:
         if stack is not None and policy.decoding.lean is None:
             _check(policy, stack)
             policy.decoding.lean = True
-    except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # it only has the name of a known one
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:  # known by name only
         log.warning("decoding goes through the modules of %s: %s", type(policy.model).__name__, first_line(error))
         policy.decoding.lean = False
         return None
@@ -245,5 +245,5 @@ class PaddedDecoder(Decoder):
 
 def _for_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
     """Repeat entries of [P, ...] to [sum(rows), ...], each once for each of its rows."""
-    order = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows))  # here: the device would make the host wait
+    order = torch.arange(len(rows)).repeat_interleave(torch.tensor(rows))  # on the host: on the device it would sync
     return x.index_select(0, order.to(x.device, non_blocking=True))

@@ -71,7 +71,7 @@ class Costs:
     def __init__(self, config: PretrainedConfig, itemsize: int, shares: bool, widest: int) -> None:
         self._row = footprint(config, itemsize)
         self._shares, self._widest = shares, widest
-        self._token = self._row.token + self._row.largest_layer  # while a layer grows there are two of it
+        self._token = self._row.token + self._row.largest_layer  # two copies of a layer exist while it grows
         self._logits = 4 * LOGITS * int(config.get_text_config().vocab_size)
 
     @classmethod

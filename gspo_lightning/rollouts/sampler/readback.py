@@ -35,7 +35,7 @@ class _Pinned:
         self._host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
         self._host.copy_(value, non_blocking=True)
         self._arrived = torch.cuda.Event()
-        self._arrived.record(torch.cuda.current_stream(value.device))  # the copy's, on whatever device this thread is
+        self._arrived.record(torch.cuda.current_stream(value.device))  # the stream of the copy, on any current device
 
     def read(self) -> int:
         self._arrived.synchronize()

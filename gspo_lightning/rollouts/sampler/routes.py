@@ -81,9 +81,9 @@ class RecordingDecoder(Decoder):
             logits = self.inner.add(contexts, rows, media)
         assert tape is not None
         chosen, widths = tape.stacked(), [len(ids) for ids in contexts]
-        if chosen.shape[0] == sum(widths):  # one after another
+        if chosen.shape[0] == sum(widths):  # packed
             self.book.note(self.joining, chosen.split(widths))
-        else:  # side by side, padded on the left
+        else:  # left-padded
             padded = chosen.view(len(contexts), -1, *chosen.shape[1:])
             ends = [row[row.shape[0] - width :] for row, width in zip(padded, widths, strict=True)]
             self.book.note(self.joining, ends)

@@ -25,8 +25,8 @@ class Rows:
     prompt_id: Tensor
     sample: Tensor
     drawn: Tensor  # tokens drawn before this call
-    room: Tensor  # tokens that may be written in it
-    position: Tensor  # of the next token, as the model counts them: a picture takes fewer than it has tokens
+    room: Tensor  # maximum number of tokens
+    position: Tensor  # of the next token; a picture takes fewer positions than tokens
     step: Tensor  # tokens written
     alive: Tensor  # still being decoded
     stopped: Tensor  # ended by the policy

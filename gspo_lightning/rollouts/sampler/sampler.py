@@ -194,7 +194,7 @@ class GroupedSampler(RolloutSource):
                 break
             ran_out = True
             queue.back(unfinished := wave.unfinished())
-            del decoder, wave  # what they hold is free now
+            del decoder, wave  # releases their memory
             self._fit(len(unfinished), why)
             if left(queue.entered, queue.put_back):
                 break

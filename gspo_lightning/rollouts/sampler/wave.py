@@ -56,7 +56,7 @@ class Wave:
         if isinstance(self.decoder, RecordingDecoder):
             self.decoder.slots, self.decoder.steps = self.rows.slot, self.rows.step - 1
         self._logits = self.decoder.step(self._chosen, self.rows.position)
-        moved = self.rows.alive if self._living.late else 1  # where its end is not known yet, a row stays at its end
+        moved = self.rows.alive if self._living.late else 1  # a finished row still in the batch keeps its position
         self.rows.position = self.rows.position + moved
 
     def join(self, blocks: Sequence[Block]) -> None:

@@ -112,7 +112,7 @@ class Client:
             UnsupportedError: the server has no such route (vLLM has it with VLLM_SERVER_DEV_MODE=1).
             ServerError: it failed.
         """
-        ids = [f"cmpl-{name}-0" for name in names]  # as vLLM calls the first prompt of a request
+        ids = [f"cmpl-{name}-0" for name in names]  # vLLM's name of the first prompt of a request
         ids += [f"generate-tokens-{name}" for name in names]
         await self._text("POST", "/abort_requests", {"request_ids": ids}, timeout_s=self.health_timeout_s)
 
@@ -124,7 +124,7 @@ class Client:
             return None
         try:
             counts = [float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(COUNTERS)]
-        except ValueError:  # somebody else's lines of these names
+        except ValueError:  # metrics of another server with these names
             return None
         return sum(counts) if counts else None
 
@@ -167,7 +167,7 @@ class Client:
             await self._text("POST", "/pause?mode=keep&clear_cache=false", {}, needed_for_sync=True)
             yield
         except BaseException:
-            with suppress(ServerError, UnsupportedError):  # what went wrong first says more
+            with suppress(ServerError, UnsupportedError):  # the first error says more
                 await self.resume()
             raise
         await self.resume()
@@ -196,7 +196,7 @@ class Client:
         reply = await self._call("POST", "/reset_prefix_cache?reset_running_requests=true", {}, needed_for_sync=True)
         if not isinstance(reply, dict) or not reply.get("success"):
             raise ServerError(f"it could not forget what it had computed with other weights: {reply!r}")
-        if pictures:  # vLLM empties their cache itself, but not the list of what is in it
+        if pictures:  # vLLM empties the cache itself, but not its list of entries
             await self._call("POST", "/reset_encoder_cache", {}, needed_for_sync=True)
         await self.name_weights(tag)
 

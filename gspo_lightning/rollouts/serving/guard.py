@@ -30,7 +30,7 @@ def main(folders: Sequence[str], command: Sequence[str]) -> int:
     The folders are removed if the owner is gone.
     """
     owner = os.getppid()
-    # orphans of the server become children of this process, so that none is lost from sight
+    # orphans of the server become children of this process, which can then find them
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     asked: list[int] = []
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -72,7 +72,7 @@ def _descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            with contextlib.suppress(OSError):  # it ended in this moment
+            with contextlib.suppress(OSError):  # the process ended meanwhile
                 with open(f"/proc/{entry}/stat") as file:
                     fields = file.read().rpartition(")")[2].split()
                 children.setdefault(int(fields[1]), []).append(int(entry))

@@ -193,10 +193,10 @@ class Pool:
         if self.in_flight:
             return
         for server in (s for s in self.servers if s.ready):
-            async with server.lock:  # it may be getting others
+            async with server.lock:  # the server may be getting new weights
                 try:
                     same = await self._has(server)
-                except Refusal:  # it is gone; what it answered before is whole
+                except Refusal:  # the server is gone; its earlier answers are complete
                     server.ready = False
                     continue
             if not same:
@@ -226,7 +226,7 @@ class Pool:
     async def close(self) -> None:
         """Close connections and end the servers that were started here."""
         for server in self.servers:
-            async with server.lock:  # who was about to replace its weights has it go on first
+            async with server.lock:  # a weight update in progress resumes the server first
                 await server.client.close()
         await asyncio.gather(*(asyncio.to_thread(s.process.discard) for s in self.servers if s.process is not None))
 
@@ -255,7 +255,7 @@ class Pool:
             return result
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            given_up = task is not None and task.cancelling()  # by who has asked, while the server gets new weights
+            given_up = task is not None and task.cancelling()  # cancelled by the caller, during a weight update
             if future.cancelled() and not server.ready and not given_up:
                 raise ServerError(server.ailment) from None
             future.cancel()

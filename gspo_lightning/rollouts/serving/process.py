@@ -39,7 +39,7 @@ class LocalServer:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
-                start_new_session=True,  # Ctrl-C at the terminal is for the trainer; it ends the server afterwards
+                start_new_session=True,  # Ctrl-C goes to the trainer, which ends the server afterwards
             )
 
     @property

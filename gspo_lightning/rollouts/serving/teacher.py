@@ -124,7 +124,7 @@ class ServedTeacher(Teacher):
         try:
             await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
             if watch.done():
-                watch.result()  # it was given up
+                watch.result()  # raises: the server was given up
             return list(await work)
         finally:
             for task in (watch, *tasks):

@@ -44,7 +44,7 @@ def in_checkpoint_format(policy: Policy, *, adapters: bool = True) -> dict[str, 
 def save_without_weights(policy: Policy, folder: str | Path) -> None:
     """Save config, tokenizer and image processor, for an engine that gets its weights in another way."""
     config = copy.deepcopy(policy.model.config)
-    config.architectures = [type(policy.model).__name__]  # what a model writes that is saved whole
+    config.architectures = [type(policy.model).__name__]  # as save_pretrained writes it
     config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     if policy.sight is not None:

@@ -152,7 +152,7 @@ class HandOver:
             await deliver_files(server, weights)
             return
         tag, found = self._prepared or ("", lambda: None)
-        if (policy := found()) is None or tag != weights.tag:  # newer ones may be on their way
+        if (policy := found()) is None or tag != weights.tag:  # newer weights may be in transfer
             raise ServerError("it lost its weights, and those that it had are gone here, too")
         if self._sender is None:
             self._sender = Sender(self.way, self.timeout_s)

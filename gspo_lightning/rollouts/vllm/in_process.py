@@ -40,19 +40,19 @@ from gspo_lightning.rollouts.vllm.surroundings import others_groups_kept, undist
 __all__ = ["InProcessEngine", "Piece"]
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this very process: weights are handed over by reference
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # in this process: weights are passed by reference
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
 }
 ARGUMENTS: dict[str, Any] = {
-    "load_format": "dummy",  # the weights come by load()
+    "load_format": "dummy",  # load() sets the weights
     "logprobs_mode": "processed_logprobs",  # at the sampling temperature
     "generation_config": "vllm",  # the model's own would change what is sampled
     "distributed_executor_backend": "uni",
     "disable_log_stats": True,
 }
 PICTURES: dict[str, Any] = {
-    "mm_device_do_normalize": False,  # it would be a buffer of the tower: random after a dummy load, in no checkpoint
+    "mm_device_do_normalize": False,  # else a buffer of the tower: random after a dummy load, in no checkpoint
 }
 
 
@@ -92,7 +92,7 @@ class InProcessEngine:
         if self._lora:
             own["max_lora_rank"] = lora_rank(policy)
         if self._spread:
-            own |= {"distributed_executor_backend": "mp", "load_format": "auto"}  # files cannot replace dummies
+            own |= {"distributed_executor_backend": "mp", "load_format": "auto"}  # files cannot replace dummy weights
         elif rank_and_world()[1] > 1:
             own["distributed_executor_backend"] = "external_launcher"
         os.environ |= {name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()}
@@ -111,7 +111,7 @@ class InProcessEngine:
 
                 self._vllm = vllm
                 seeing = {} if self._sight is None else PICTURES
-                os.environ |= {"RANK": "0", "LOCAL_RANK": str(policy.device.index or 0)}  # of an external launcher
+                os.environ |= {"RANK": "0", "LOCAL_RANK": str(policy.device.index or 0)}  # for external_launcher
                 self._llm = vllm.LLM(model=self._folder, **ARGUMENTS | seeing | own | dict(arguments))
         except BaseException:
             self._clean_up()
@@ -146,12 +146,12 @@ class InProcessEngine:
         Raises:
             InfrastructureError: the cache was in use.
         """
-        dtype = compute_dtype(policy)  # autocast's, where it is on
+        dtype = compute_dtype(policy)  # autocast's, if enabled
         with self._own_precision():
             if self._asleep:
                 self._llm.wake_up(tags=["weights"])
             self._give(policy, dtype)
-            if self._asleep:  # only now: weights on their way and the cache need not fit beside each other
+            if self._asleep:  # last: weights in transfer and the cache need not fit together
                 self._llm.wake_up(tags=["kv_cache"])
                 self._asleep = False
             if not self._llm.reset_prefix_cache():
@@ -213,7 +213,7 @@ class InProcessEngine:
                 name = f"{next(self._numbers)}"
                 places[name] = i
                 prompt, how = engine_prompt(body, media[i], self._sight), self._vllm.SamplingParams(**words)
-                with self._own_precision():  # pictures are prepared there
+                with self._own_precision():  # pictures are preprocessed here
                     engine.add_request(name, prompt, how, lora_request=self._adapter)
             while places:
                 with random_state.in_use(), self._own_precision():

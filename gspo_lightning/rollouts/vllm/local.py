@@ -48,7 +48,7 @@ ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # the routes that take weights
     "VLLM_NO_USAGE_STATS": "1",
     "PYTHONSAFEPATH": "1",  # no module of the working directory in place of an installed one
-    "PYTORCH_CUDA_ALLOC_CONF": "",  # the trainer's, which a server that sleeps would refuse
+    "PYTORCH_CUDA_ALLOC_CONF": "",  # a server with sleep mode would refuse the trainer's value
 }
 GENERATE: dict[str, Any] = {"enable_scale_out": True}
 """Option for the route that takes token ids with pictures, and reports the weights that sampled a token."""
@@ -123,7 +123,7 @@ def command(python: str, model: str | Path, url: str, options: Mapping[str, Any]
         if value is not False and value is not None:
             said = json.dumps(value) if isinstance(value, dict | list) else str(value)
             line += [f"--{name.replace('_', '-')}"] + ([] if value is True else [said])
-    return [*line, "--middleware", GUARD]  # the last one is asked first
+    return [*line, "--middleware", GUARD]  # the last one is outermost
 
 
 def guarded(endpoint: Endpoint, private: Path, environment: Mapping[str, str]) -> dict[str, str]:

@@ -74,7 +74,7 @@ async def completed(
         _refuse(media)
         if not versions:
             return await client.complete(dict(body), patiently=patiently, name=name)
-    asked = await asyncio.to_thread(_seeing, body, media, sight)  # pictures are decoded and encoded there
+    asked = await asyncio.to_thread(_seeing, body, media, sight)  # decodes and encodes pictures
     reply = await client.generate(asked, patiently=patiently, name=name)
     if not isinstance(reply, dict) or not isinstance(reply.get("choices"), list):
         raise BadReplyError(f"it sent no choices: {shown(reply)}")

@@ -183,6 +183,6 @@ def _rollout(
     if answer.versions is not None and answer.versions[0] != version:
         rollout.versions = torch.tensor(answer.versions[:count])
         rollout.policy_version = int(rollout.versions[-1])
-    if answer.routes is not None and len(row.context) == len(row.prompt.token_ids):  # not the rest of a conversation
+    if answer.routes is not None and len(row.context) == len(row.prompt.token_ids):  # not a later turn
         rollout.routes = answer.routes[: len(row.context) + len(rollout.token_ids) - 1].clone()
     return rollout

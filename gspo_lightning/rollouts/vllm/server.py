@@ -180,7 +180,7 @@ class VLLMServer(RolloutSource):
             UserError: a server cannot do what is needed, or serves another model.
         """
         known = self._synced is not None and self._synced[0]() is policy and self._synced[1] == version
-        if all(all_gather_objects(known)):  # until here a rank may be sampling from the weights that servers have now
+        if all(all_gather_objects(known)):  # barrier: a rank may still be sampling with the current weights
             return
         self._synced = None
         shared: list[Any] = [None]
@@ -188,9 +188,9 @@ class VLLMServer(RolloutSource):
             if rank_and_world()[0] == 0:
                 shared = [self._give(policy, version)]
         endpoints, weights = all_gather_objects(shared[0])[0]
-        with fail_together():  # who tries again needs the first rank
+        with fail_together():  # a retry needs the first rank
             if rank_and_world()[0] != 0:
-                if not self.servers.met:  # files here may be of older weights than those in flight
+                if not self.servers.met:  # files may hold older weights than those in flight
                     self.servers.connect(endpoints, None if self.renews else deliver_elsewhere)
                 self.servers.loop.run(self.servers.pool.sync(weights))
         self._synced = (weakref.ref(policy), version)
@@ -219,7 +219,7 @@ class VLLMServer(RolloutSource):
             if self._newest is not None and self._newest[1] > version:
                 policy, version = self._newest
             elif self._newest is not None and self._newest[1] < version:
-                self._newest = None  # rollouts come in the order of their versions
+                self._newest = None  # rollouts arrive in the order of their versions
             if self._held is not None and self._held[0] is policy and self._held[1] == version:
                 weights = self._held[2]
                 self.servers.loop.run(self.servers.pool.sync(weights))
@@ -227,7 +227,7 @@ class VLLMServer(RolloutSource):
                 self._held = None
                 try:
                     weights = self._give_these(policy, version)
-                except OSError as error:  # no room for the files; what ranks raise together is an error of ours
+                except OSError as error:  # no room for the files; all ranks raise an error of ours
                     raise InfrastructureError(f"weights could not be handed over: {error}") from error
                 self._held = (policy, version, weights) if self.renews else None
             return [server.client.endpoint for server in self.servers.pool.servers], weights
@@ -255,7 +255,7 @@ class VLLMServer(RolloutSource):
         except (ServerError, UnsupportedError, BadReplyError, UserError) as error:
             for server in pool.servers:
                 server.ready = False
-            if self._met or isinstance(error, ServerError):  # it worked before, so it may again
+            if self._met or isinstance(error, ServerError):  # transient: it worked before
                 kind = _OtherWeightsError if isinstance(error, UserError) else InfrastructureError
                 raise kind(f"a server failed while weights were being copied: {error}") from error
             if isinstance(error, UserError):

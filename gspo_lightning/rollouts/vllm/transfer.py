@@ -165,7 +165,7 @@ class Sender:
             except Exception as error:
                 self._met.pop(server, None)
                 with suppress(Exception):
-                    await server.client.post("/finish_weight_update", {})  # it would refuse to begin another one
+                    await server.client.post("/finish_weight_update", {})  # else it refuses to start the next update
                 raise (
                     error
                     if isinstance(error, ServerError)
@@ -202,7 +202,7 @@ def address_for(url: str) -> str:
     host = str(urlsplit(url).hostname)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))  # sends nothing: the system only looks up the way
+        probe.connect((host, 9))  # sends nothing: the system only looks up the route
         return str(probe.getsockname()[0])
 
 
