@@ -23,7 +23,7 @@ Step = tuple[Messages, float, bool]
 
 
 class Environment(ABC):
-    """The other side of a conversation. Defining a subclass registers it under its name.
+    """Base class of environments, the other side of a conversation. A subclass is registered under its name.
 
     The configured object is a template: every conversation gets its own copy (:meth:`fresh`), which may keep
     state in attributes. Methods may be ``async`` (hundreds wait at the same time) or plain (each call runs in its own

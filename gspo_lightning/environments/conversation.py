@@ -1,4 +1,4 @@
-"""One conversation with one environment: checked answers, a deadline for each, and replay after a failure."""
+"""Conversation with one environment: checked answers, a deadline for each, and replay after a failure."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ __all__ = ["GuessNumber"]
 
 
 class GuessNumber(Environment):
-    """The policy guesses the record's ``answer``; it reads ``<`` (smaller), ``>`` (larger) or ``?`` (not a number).
+    """Number guessing: the record's ``answer``; hints are ``<`` (smaller), ``>`` (larger) or ``?`` (not a number).
 
     The reward is 1 for the right number. The conversation ends with it or with the last guess.
 

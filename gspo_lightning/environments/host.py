@@ -38,11 +38,11 @@ class Answers:
 
 
 class BlockedError(InfrastructureError):
-    """An asynchronous environment computed or slept without awaiting, and blocked all others."""
+    """Event loop blocked by an asynchronous environment that computed or slept without awaiting."""
 
 
 class Host:
-    """Run calls concurrently on one event loop.
+    """Runner of concurrent calls on one event loop.
 
     Args:
         deadline_s: seconds for which a call may block the loop.

@@ -1,4 +1,4 @@
-"""An environment that answers tool calls until the policy gives its answer."""
+"""Tool use: answer tool calls until the policy gives its answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 class ToolUse(Environment):
-    """Answer a turn with tool calls by their results; a turn without a call is the answer and ends the conversation.
+    """Tool use: a turn with calls gets their results; a turn without a call is the answer and ends the conversation.
 
     The environment gives no reward itself: rewards score the policy's text. A wrong call gets its error as result.
 

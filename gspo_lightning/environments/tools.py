@@ -84,7 +84,7 @@ def _rounded(value: Fraction, digits: int) -> str:
 
 
 class PythonTool(Tool):
-    """Run a program in the sandbox of the code reward and return its output (docs/sandbox.md).
+    """Python interpreter in the sandbox of the code reward; it returns the output of a program (docs/sandbox.md).
 
     Args:
         timeout_s: CPU seconds of a program.

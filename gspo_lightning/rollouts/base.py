@@ -85,7 +85,7 @@ class Generator(Protocol):
 
 
 class RolloutSource(ABC):
-    """Turn prompts into groups of responses, token ids in, token ids out.
+    """Generator of response groups for prompts, token ids in, token ids out.
 
     Every source keeps one contract (``tests/rollouts/test_contract.py``): groups come back in the order of the prompts,
     each with exactly ``group_size`` rollouts; ids are never re-tokenized; the end token is part of the response; a

@@ -39,7 +39,7 @@ class _Group:
 
 
 class PartialRollouts:
-    """Keep the responses that were cut and continue them in the next call.
+    """Wrapper of a source that keeps the responses that were cut and continues them in the next call.
 
     Args:
         source: samples.

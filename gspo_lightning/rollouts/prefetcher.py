@@ -24,11 +24,11 @@ Job = Callable[[Callable[[], None]], T]
 
 
 class CancelledError(Exception):
-    """The job was cancelled: its result is no longer needed."""
+    """Cancellation of a job whose result is no longer needed."""
 
 
 class RolloutPrefetcher(Generic[T]):
-    """Run the jobs of coming iterations, one after another.
+    """Queue of the jobs of coming iterations, run one after another.
 
     Args:
         iterations: jobs submitted ahead of the iteration being trained on; the age of their weights in iterations.

@@ -25,9 +25,9 @@ T = TypeVar("T")
 
 
 class RetryingSource:
-    """Retry another source when its infrastructure fails. Draws are counter-based: a retry gives the same responses.
+    """Wrapper that retries a source when its infrastructure fails.
 
-    It wraps a source; a config cannot name it.
+    Draws are counter-based: a retry gives the same responses. A config cannot name this class.
 
     Args:
         source: the wrapped source.

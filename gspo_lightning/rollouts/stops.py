@@ -23,7 +23,7 @@ last one, cleaned-up spaces.
 """
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
-"""Decoding of invalid bytes: some tokenizers (Llama 2's) decode a whole run of bytes so if one is missing."""
+"""Decoding of invalid bytes: some tokenizers (Llama 2's) replace a whole run of bytes if one is missing."""
 
 _SIZES: WeakKeyDictionary[PreTrainedTokenizerBase, dict[int, int]] = WeakKeyDictionary()
 

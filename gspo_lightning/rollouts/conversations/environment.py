@@ -25,7 +25,7 @@ __all__ = ["EnvironmentRollouts"]
 
 
 class EnvironmentRollouts(RolloutSource):
-    """Converse with an environment; one conversation is one response.
+    """Multi-turn conversations with an environment; one conversation is one response.
 
     Each turn continues from the exact tokens of earlier turns. The environment's text is part of the response but
     not of its mask: it is never trained on. All tokens after the prompt count towards ``data.max_response_tokens``.

@@ -23,7 +23,7 @@ _FEW_LOST = 4
 
 
 class ConversationRows:
-    """Alternate turns: the policy speaks in all conversations at once, then all environments answer at once.
+    """Alternating turns: the policy speaks in all conversations at once, then all environments answer at once.
 
     Args:
         groups: P groups of G conversations.

@@ -39,7 +39,7 @@ _Key = tuple[tuple[int, ...], tuple[str, ...]]
 
 
 class Recorded(RolloutSource):
-    """Replay a file written by ``gspo predict`` or by a run with ``data.record_rollouts``.
+    """Replay of a file written by ``gspo predict`` or by a run with ``data.record_rollouts``.
 
     Prompts are matched by token ids and pictures. Every row is checked before the first rollout; ids, mask and
     log-probabilities come back exactly as they were written.

@@ -19,7 +19,7 @@ __all__ = ["RecordFile", "check_row", "of_conversation", "open_records", "record
 
 
 def record(rollout: Rollout, sampling: SamplingParams, iteration: int | None = None) -> dict[str, Any]:
-    """Return a rollout as plain data, with token ids, mask and log-probabilities, so that it can be trained on again.
+    """Return a rollout as plain data, with the token ids, mask and log-probabilities that training needs.
 
     Args:
         rollout: scored or not.

@@ -34,7 +34,7 @@ ROUNDED = 0.1
 
 
 class Decoder(ABC):
-    """Decoding of a batch of rows, in the order in which their contexts were added."""
+    """Decoder of a batch of rows, in the order in which their contexts were added."""
 
     may_grow: bool
     """True if contexts may join while rows are being decoded."""

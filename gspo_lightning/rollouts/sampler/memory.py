@@ -48,7 +48,7 @@ def _of_machine() -> int | None:
 
 
 def _of_container() -> int | None:
-    """Return what the limit of a control group leaves; reclaimable pages of files do not count as used."""
+    """Return the bytes left by the limit of a control group; reclaimable file pages do not count as used."""
     folder = Path("/sys/fs/cgroup")
     try:
         limit, used = ((folder / f"memory.{name}").read_text().strip() for name in ("max", "current"))

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class GroupedSampler(RolloutSource):
-    """Sample in the trainer's own process, from the live weights.
+    """Sampler in the trainer's own process, from the live weights.
 
     Args:
         max_rows: responses decoded at the same time; more prompts wait. Fewer if free memory cannot hold the

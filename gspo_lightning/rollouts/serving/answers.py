@@ -17,7 +17,7 @@ __all__ = ["Answer", "BadReplyError", "checked", "complete", "shown"]
 
 
 class BadReplyError(Exception):
-    """A server's answer does not match the request."""
+    """Answer of a server that does not match the request."""
 
 
 @dataclass(frozen=True, slots=True)

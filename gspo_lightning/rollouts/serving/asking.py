@@ -24,7 +24,7 @@ class Spoken:
 
 
 class Asker:
-    """Send messages to the chat route; a model without a chat template completes the prompt as it is.
+    """Client of the chat route; a model without a chat template completes the prompt as it is.
 
     Args:
         client: connection to the server.

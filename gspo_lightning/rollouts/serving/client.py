@@ -23,15 +23,15 @@ COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 
 
 class ServerError(Exception):
-    """A server does not answer, or answers with an error of its own; another server may succeed."""
+    """Missing answer or internal error of a server; another server may succeed."""
 
 
 class UnsupportedError(Exception):
-    """A server cannot do what is needed, now or later."""
+    """Operation that a server does not support, now or later."""
 
 
 class Client:
-    """Calls to one server, each with a deadline.
+    """HTTP client of one server; every call has a deadline.
 
     Args:
         endpoint: address and key of the server.

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Run coroutines in a thread that lives from the first one until :meth:`close`.
+    """Event loop in a thread that lives from the first coroutine until :meth:`close`.
 
     Args:
         name: name of the thread.

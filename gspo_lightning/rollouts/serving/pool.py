@@ -48,14 +48,14 @@ class Weights:
     """Weights that every server must have before it gets requests."""
 
     folder: Path
-    """Folder of a model in transformers format, from which a server of our own starts."""
+    """Folder of a model in transformers format, for starting a local server."""
     tag: str
     base: str = ""
     """Tag of the weights that ``adapter`` belongs to; '' if whole weights are sent."""
     adapter: Path | None = None
     """Adapters in PEFT format; None: whole weights are sent."""
     in_files: bool = True
-    """True if ``folder`` holds the weights themselves, so that any rank can have a server read them."""
+    """True if ``folder`` holds the weights themselves: any rank can then have a server read them."""
     pictures: bool = False
     """True if the model reads pictures."""
 
@@ -81,7 +81,7 @@ class Server:
 
     client: Client
     start: Callable[[Path], LocalServer] | None = None
-    """Start function of a server of our own; takes the folder of the model."""
+    """Start function of a local server; takes the folder of the model."""
     process: LocalServer | None = None
     base: str = ""
     """Name of the model that the server serves."""
@@ -305,7 +305,7 @@ class Pool:
         return tag == wanted or (self.in_flight and is_newer(tag, wanted))
 
     async def _run(self, server: Server, weights: Weights) -> None:
-        """Start a server of our own, or restart it if it does not answer."""
+        """Start a local server, or restart it if it does not answer."""
         assert server.start is not None
         if server.process is not None:
             if server.process.running and await server.client.healthy():

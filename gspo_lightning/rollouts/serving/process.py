@@ -20,7 +20,7 @@ TAIL = 1500
 
 
 class LocalServer:
-    """One server process and its children, behind a guard that ends them when this process is gone.
+    """One server process and its children, under a watchdog that ends them when this process is gone.
 
     Args:
         line: the command; anybody on the machine can read it.

@@ -37,7 +37,7 @@ _PROBED = 32
 
 
 class ServedTeacher(Teacher):
-    """Echo each row through ``POST /v1/completions`` with log-probabilities, without generating.
+    """Teacher that echoes each row through ``POST /v1/completions`` with log-probabilities and generates nothing.
 
     Rows are sent as the trainer's own token ids. Servers give log-probabilities at temperature 1 for a prompt, whatever
     the request says, so rollouts must be sampled at 1.

@@ -30,7 +30,7 @@ __all__ = ["VLLMEngine"]
 
 
 class VLLMEngine(RolloutSource):
-    """Sample with vLLM in the trainer's own process, on its device, and copy the weights in memory.
+    """vLLM sampler in the trainer's own process, on its device; weights are copied in memory.
 
     The engine starts at the first rollout and has its own weights and KV cache next to the trainer's. On a GPU
     it sleeps while the policy is trained, and releases that memory. With several ranks, each has an engine of its own,

@@ -33,11 +33,11 @@ ENABLE = (
 
 
 class NoAdaptersError(UnsupportedError):
-    """A server takes whole weights only."""
+    """Refusal of adapters by a server that takes whole weights only."""
 
 
 class HandOver:
-    """Write or send weights, on the first rank; other ranks have servers read the files.
+    """Weight sync on the first rank, by files or directly; other ranks have servers read the files.
 
     Args:
         folders: folders for weight files.

@@ -58,7 +58,7 @@ PICTURES: dict[str, Any] = {
 
 @dataclass
 class Piece:
-    """Response so far."""
+    """Tokens of a response so far, and its finish reason."""
 
     answer: Answer = field(default_factory=lambda: Answer([], []))
     reason: str = ""
@@ -68,7 +68,7 @@ class Piece:
 
 
 class InProcessEngine:
-    """One engine; with several ranks, each has its own, and all start together.
+    """vLLM engine of one rank; with several ranks, all start together.
 
     Args:
         policy: determines model and tokenizer; the weights come by :meth:`load`.

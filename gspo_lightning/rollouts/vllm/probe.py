@@ -29,7 +29,7 @@ TEMPERATURE = 1.5
 
 
 class Probe:
-    """Request a response to a fixed prompt and compare log-probabilities with the policy's.
+    """Fixed prompt whose responses are compared with the policy's log-probabilities.
 
     Args:
         policy: with the weights that servers should have, gathered on this rank.

@@ -45,11 +45,11 @@ log = logging.getLogger(__name__)
 
 
 class _OtherWeightsError(InfrastructureError):
-    """A server that has taken weights answers from others."""
+    """Answers of a server from other weights than those it has taken."""
 
 
 class VLLMServer(RolloutSource):
-    """Sample on vLLM servers over HTTP and send them the new weights before every rollout.
+    """vLLM servers over HTTP, which get the new weights before every rollout.
 
     Servers are started here (one, on a socket file that only this user can access, with a random key) and end with the
     trainer, or are given by their URLs; the key of those is the environment variable ``VLLM_API_KEY``. Groups go to the
@@ -266,7 +266,7 @@ class VLLMServer(RolloutSource):
         return weights
 
     def _dtype_of(self, policy: Policy) -> torch.dtype:
-        """Return the dtype of the files, and of the weights on servers of our own."""
+        """Return the dtype of the weight files, and of the weights on local servers."""
         return compute_dtype(policy) if self.dtype in (None, "auto") else getattr(torch, str(self.dtype))
 
     def measured(self) -> dict[str, float]:

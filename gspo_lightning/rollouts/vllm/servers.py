@@ -87,7 +87,7 @@ class Servers:
         self._pool = Pool(servers, self._faults, deliver, in_flight=self._in_flight)
 
     def add_own(self, policy: Policy, dtype: str, hand_over: HandOver) -> None:
-        """Add the servers of our own, which start when they are first needed.
+        """Add the local servers, which start when they are first needed.
 
         Args:
             policy: policy that they will sample from.

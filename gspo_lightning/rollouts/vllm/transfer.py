@@ -120,7 +120,7 @@ Meeting = tuple[Any, CheckpointWeights, Calls]
 
 
 class Sender:
-    """Send weights to one server after the other; each has a transfer engine of its own.
+    """Sender of weights to one server after the other; each has a transfer engine of its own.
 
     A restarted server is therefore connected again without the others.
 

@@ -1,4 +1,4 @@
-"""Require the key on every route of a server. vLLM itself protects only ``/v1``, not the routes that take weights.
+"""Require the key on every route of a server. vLLM itself protects ``/v1`` only, not weight updates.
 
 vLLM loads it by ``--middleware gspo_require_key.RequireKey`` with this folder on ``PYTHONPATH``.
 """
