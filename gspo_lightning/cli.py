@@ -38,9 +38,9 @@ COMMANDS = {
     "replay": "repeat an update from its dump: one that was not finite, or that raised an alarm",
     "doctor": "versions, devices, and a self-test of the sandbox",
 }
-"""Commands of their own: each is ``main(argv) -> int`` in ``gspo_lightning.commands.<name>``, a file or a package.
+"""Commands besides training: each is ``main(argv) -> int`` in ``gspo_lightning.commands.<name>``, a file or a package.
 
-``compare`` is given :func:`main` besides, for the runs that it makes.
+``compare`` also takes :func:`main`, to start its runs.
 """
 OPTIONS = {
     "--traceback": "with any command: show where in the code an error was raised",
@@ -52,16 +52,16 @@ CONFIGURED = (*TRAINING, "fit-reward", "plan", "compare", "evaluate", "data")
 
 @outlives_its_reader((*TRAINING, "fit-reward", "compare", "score", "data"))
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code.
+    """Run a command and return its exit code.
 
-    0 done, 1 failed, 2 a mistake of the user, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM, with a checkpoint),
-    129 the same for a connection that is lost (SIGHUP), 141 a short command whose output nobody reads to its end.
+    0: done; 1: failed; 2: user error; 130: interrupted (Ctrl-C); 143: terminated (SIGTERM, with a checkpoint);
+    129: the same for a lost connection (SIGHUP); 141: the reader of a short command's output closed the pipe early.
 
     Args:
-        argv: arguments without the program's name; None takes ``sys.argv``.
+        argv: arguments without the program name; None takes ``sys.argv``.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # tells of kernels it could not download, at any import
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # warns at any import about kernels it could not download
     show_traceback = "--traceback" in arguments
     if show_traceback:
         arguments.remove("--traceback")
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _any_character() -> Iterator[None]:
-    """Output that takes ASCII only shows what it cannot take as an escape: no run ends for want of a character."""
+    """Escape characters that the output encoding cannot represent, so that no run fails with an encoding error."""
     streams = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)]
     before = [(stream, stream.errors) for stream in streams]
     for stream in streams:
@@ -108,13 +108,13 @@ def _any_character() -> Iterator[None]:
     finally:
         for stream, errors in before:
             if not stream.closed:
-                with contextlib.suppress(BrokenPipeError):  # nobody reads on
+                with contextlib.suppress(BrokenPipeError):  # the reader closed the pipe
                     stream.reconfigure(errors=errors)
 
 
 def entry_point() -> None:
-    """The console script."""
-    sys.excepthook = show_exception  # --traceback raises what a command has met
+    """Entry point of the console script."""
+    sys.excepthook = show_exception  # --traceback re-raises a command's error
     sys.exit(main())
 
 
@@ -168,19 +168,19 @@ def _usage() -> str:
 
 def _complain(error: Exception) -> None:
     first = int(os.environ.get("LOCAL_RANK", "0")) == 0
-    if first or not isinstance(error, UserError):  # the user's mistake is said once, not once a rank
+    if first or not isinstance(error, UserError):  # report a user error once, not on every rank
         say(f"error: {error}", file=sys.stderr)
 
 
 def _accuse(error: PluginError, show_traceback: bool) -> None:
-    """A mistake in what the user wrote, on whichever rank it shows."""
+    """Print an error in the user's plug-in, on every rank that meets it."""
     if show_traceback and error.frames:
         say(f"Traceback (most recent call last, the plug-in's own frames):\n{error.frames}", file=sys.stderr)
     say(f"error: {error}", file=sys.stderr)
 
 
 def _apologise(error: Exception, arguments: Sequence[str]) -> None:
-    """What nobody foresaw: the whole traceback, and what to do with it."""
+    """Print an unexpected error: its full traceback and how to report it."""
     show_exception(type(error), error, error.__traceback__)
     command = shlex.join(["gspo", *arguments])
     say(

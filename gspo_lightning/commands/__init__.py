@@ -1,1 +1,1 @@
-"""Commands of their own, next to the ones that train."""
+"""Commands of ``gspo``, one module or package each."""

@@ -1,4 +1,4 @@
-"""``gspo list``: everything that is registered, with its parameters, and the configs that ship."""
+"""``gspo list``: print the registered components with their parameters, and the shipped configs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ CONFIGS = "configs"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a table per kind.
+    """Print a table per kind of component.
 
     Raises:
-        UserError: no such kind.
+        UserError: the kind is unknown.
     """
     kinds = [*registry.KINDS, CONFIGS]
     parser = argparse.ArgumentParser(
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _configs() -> Table:
-    """Name and first sentence of each config; the name is what ``--config`` takes."""
+    """Return a table of each config's name, which ``--config`` accepts, and first sentence."""
     rows = Table(title=CONFIGS, title_justify="left")
     rows.add_column("--config", no_wrap=True)
     rows.add_column("what it is", ratio=1, overflow="fold")
@@ -51,10 +51,10 @@ def _configs() -> Table:
 
 
 def table(kind: str) -> Table:
-    """Name, parameters with defaults, and the first line of the description."""
+    """Return a table of a kind's components: name, parameters with defaults, first paragraph of the docstring."""
     rows = Table(title=kind, title_justify="left", show_lines=True)
     known = registry.components(kind)
-    rows.add_column("name", min_width=max(map(len, known), default=0), no_wrap=True)  # names are there to be copied
+    rows.add_column("name", min_width=max(map(len, known), default=0), no_wrap=True)  # whole names, to be copied
     for heading in ("parameters", "what it is"):
         rows.add_column(heading, ratio=1, overflow="fold")
     for name, cls in known.items():

@@ -1,4 +1,4 @@
-"""``gspo replay``: do an update again that was dumped; say where the first NaN is, or what it measures."""
+"""``gspo replay``: repeat a dumped update and report its first NaN, or its metrics."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 SHOWN = ("loss", "optim/gradient_norm", "ratio/log_sequence_std", "clip/tokens", "policy/entropy")
-"""What is printed of an update that is finite."""
+"""Metrics printed for a finite update."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Replay a dump and print what is found; no run is needed.
+    """Replay a dump and print the findings; the run folder is not needed.
 
     Raises:
-        UserError: the file is no dump, or its objective is not registered.
+        UserError: the file is not a dump, or its objective is not registered.
     """
     parser = argparse.ArgumentParser("gspo replay", description="Do an update again that was dumped.")
     parser.add_argument("dump", type=Path, help="a file from the folder dumps/ of a run")
@@ -50,9 +50,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def replay(dump: Dump) -> tuple[list[str], dict[str, float]]:
-    """What is not finite, in the order of the computation, one line each; and what the update measures here.
+    """Return the non-finite values in order of computation, one line each, and the metrics of the repeated update.
 
-    With several ranks a dump has the rows of one, and so have its numbers.
+    With several ranks a dump has the rows of one rank only, and so do its metrics.
     """
     import torch
 
@@ -121,7 +121,7 @@ def _finite(value: Tensor) -> bool:
 
 
 def _rows(dump: Dump, number: int, part: MicroBatch, what: str, values: Tensor | None) -> list[str]:
-    """The rows of a micro-batch where a tensor is not finite at a position that counts."""
+    """Return a line per row of a micro-batch in which a tensor is not finite at a response position."""
     import torch
 
     from gspo_lightning.experience.collect import row_hash

@@ -1,4 +1,4 @@
-"""``gspo report``: the curves of one or several runs as ``report.png``, and a page in words as ``report.md``."""
+"""``gspo report``: draw the curves of runs as ``report.png`` and write a summary as ``report.md``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["add_arguments", "main"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments."""
+    """Add the arguments of the command."""
     parser.add_argument(
         "runs", type=Path, nargs="+", metavar="RUN_DIR", help="run folders, such as runs/NAME/version_0"
     )
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write the report and show its table.
+    """Write the report and print its table.
 
     Raises:
         UserError: a folder is not a run, or runs of policies and reward models are mixed.
@@ -52,10 +52,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _reward_model(runs: Sequence[Run], output: Path | None) -> int:
-    """The picture that ``gspo fit-reward`` draws at the end, drawn again.
+    """Redraw the figure that ``gspo fit-reward`` draws at the end.
 
     Raises:
-        UserError: one of several runs is of a reward model.
+        UserError: several runs are given, and one is of a reward model.
     """
     if len(runs) > 1:
         found = next(run for run in runs if run.of_reward_model)

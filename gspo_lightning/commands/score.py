@@ -1,4 +1,4 @@
-"""``gspo score``: score recorded completions without training, on the code path of training."""
+"""``gspo score``: score recorded completions without training, with the reward code of training."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _BATCH_SAMPLES = 512
 _BATCH_CHARACTERS = 8_000_000
 _BATCHES_AHEAD = 2
 _REASONS = 5
-"""So many reasons for missing rewards are named at the end."""
+"""Maximum number of reasons for missing rewards in the summary."""
 _OWN_KEYS = ("id", "prompt", "completion", "completion_ids", "truncated")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the arguments of the command."""
     parser.add_argument(
         "--reward",
         action="append",
@@ -52,10 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Score a file; the output appears whole at the end, or not at all.
+    """Score a file; the output appears complete at the end, or not at all.
 
     Raises:
-        UserError: an option, a reward or a line of the input is wrong (with its number).
+        UserError: an option, a reward or an input line is wrong (the message has the line number).
         InfrastructureError: too many samples were lost.
     """
     parser = argparse.ArgumentParser("gspo score", description="Score recorded completions without training.")
@@ -88,10 +88,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def build_reward(specification: str) -> Reward:
-    """``NAME`` or ``NAME:{"parameter": value}`` as a reward.
+    """Build a reward from ``NAME`` or ``NAME:{"parameter": value}``.
 
     Raises:
-        UserError: no such reward, no JSON object, or parameters that the reward does not take.
+        UserError: the reward is unknown, the value is not a JSON object, or a parameter is unknown or missing.
     """
     name, colon, text = specification.partition(":")
     try:
@@ -124,7 +124,7 @@ def _reward_class(name: str) -> type[Any]:
 
 
 def _instantiate(cls: type[Any], values: dict[str, Any]) -> Reward:
-    """Build it by jsonargparse, which checks types the way a config file would be checked."""
+    """Instantiate a reward with jsonargparse, which checks types as in a config file."""
     from jsonargparse import ArgumentError, ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)
@@ -139,7 +139,7 @@ def _instantiate(cls: type[Any], values: dict[str, Any]) -> Reward:
 
 @dataclass(slots=True)
 class _Totals:
-    """What is said at the end."""
+    """Counts for the summary printed at the end."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     missing: Counter[str] = field(default_factory=Counter)
@@ -170,7 +170,7 @@ class _Totals:
 
 @dataclass(slots=True)
 class _Batch:
-    """Lines that are scored together: their ids as they were written, and the bytes that they were read from."""
+    """Input lines scored together: their ids as written, their samples, and the number of bytes read."""
 
     ids: list[Any] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
@@ -218,7 +218,7 @@ def _write(output: IO[str], batch: _Batch, pending: Pending, totals: _Totals, ba
 
 
 def _batches(source: Path) -> Iterator[_Batch]:
-    """The lines in batches of bounded size."""
+    """Yield the input lines in batches of bounded size."""
     batch = _Batch()
     with source.open("rb") as file:
         for number, line in numbered(file, str(source)):
@@ -237,10 +237,10 @@ def _batches(source: Path) -> Iterator[_Batch]:
 
 
 def _read_line(line: bytes, source: Path, number: int) -> tuple[Any, Sample]:
-    """One record.
+    """Parse one input line into its id and sample.
 
     Raises:
-        UserError: not a JSON object, or a field of the wrong type; it names file and line.
+        UserError: the line is not a JSON object, or a field is missing or has the wrong type; names file and line.
     """
     where = f"{source}:{number}"
     try:

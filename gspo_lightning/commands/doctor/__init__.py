@@ -1,4 +1,4 @@
-"""``gspo doctor``: versions, devices, the sandbox and the noise of ratios on this machine."""
+"""``gspo doctor``: versions, devices, the sandbox and the ratio noise of this machine."""
 
 from gspo_lightning.commands.doctor.command import main
 

@@ -1,4 +1,4 @@
-"""What the doctor looks at: versions, devices, the sandbox for programs, how exact ratios are."""
+"""Checks of ``gspo doctor``: versions, devices, the sandbox for programs, and the precision of ratios."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["CHECKS"]
 
 PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "math-verify", "bitsandbytes")
 LEAST = {"torch": (2, 10), "lightning": (2, 6), "transformers": (5, 16)}
-"""Package -> the oldest version that is supported."""
+"""Package -> oldest supported version."""
 PROGRAM_PACKAGES = ("numpy",)
 """Packages that programs of the shipped suites and data configs may import."""
 
 
 def versions() -> Iterator[Finding]:
-    """Python and the packages that matter, against what is supported."""
+    """Compare the versions of Python and of the main packages with the supported ones."""
     supported = sys.version_info >= (3, 11)
     yield Finding(
         "ok" if supported else "problem",
@@ -44,12 +44,12 @@ def versions() -> Iterator[Finding]:
 
 
 def devices() -> Iterator[Finding]:
-    """CPUs and accelerators."""
+    """List CPUs and GPUs."""
     cpus = len(os.sched_getaffinity(0))
     yield Finding("ok", "CPUs", str(cpus), "" if cpus > 1 else "rewards share the core with the trainer")
     try:
         import torch
-    except ImportError:  # said by the versions
+    except ImportError:  # reported by versions()
         return
     count = torch.cuda.device_count()
     if not count:
@@ -62,7 +62,7 @@ def devices() -> Iterator[Finding]:
 
 
 def sandbox() -> Iterator[Finding]:
-    """The isolation for model-written programs that is chosen, what it was seen to prevent, and what else was tried."""
+    """Report the isolation chosen for model-written programs, what its probes showed, and the other ones tried."""
     try:
         chosen = choose()
     except UserError as error:
@@ -90,7 +90,7 @@ def sandbox() -> Iterator[Finding]:
 
 
 def precision() -> Iterator[Finding]:
-    """Ratios of a tiny model to itself in every precision, against GSPO's clip range."""
+    """Compare the ratio noise of a tiny model in every precision with GSPO's clip range."""
     from gspo_lightning.commands.doctor.precision import findings
 
     return findings()
@@ -102,4 +102,4 @@ CHECKS: dict[str, Callable[[], Iterator[Finding]]] = {
     "sandbox": sandbox,
     "precision": precision,
 }
-"""Name -> check; each yields the lines of its table."""
+"""Name -> check; each yields the rows of its table."""

@@ -1,4 +1,4 @@
-"""``gspo doctor``: a table for each check, and an exit code."""
+"""``gspo doctor``: print a table for each check and return an exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COLOURS = {"ok": "green", "note": "yellow", "problem": "red"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print a table per check; 1 if anything is a problem, else 0."""
+    """Print a table per check; return 1 if any finding is a problem, else 0."""
     parser = argparse.ArgumentParser(
         "gspo doctor", description="Versions, devices, and self-tests of the sandbox and of ratios."
     )

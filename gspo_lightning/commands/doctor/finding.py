@@ -1,4 +1,4 @@
-"""One line of what the doctor has found."""
+"""Findings of ``gspo doctor``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ State = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: ``problem`` makes the exit code 1; ``fix`` is what to do about it."""
+    """One row of a check's table: ``problem`` makes the exit code 1; ``fix`` says what to do about it."""
 
     state: State
     what: str

@@ -1,4 +1,4 @@
-"""How far the ratio of a policy to itself is from 1, by precision and by what else differs between two evaluations."""
+"""Ratio noise: the distance from 1 of a policy's ratio to itself, by precision, batching and layout."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ PRECISIONS: dict[str, tuple[DType, bool]] = {
     "bf16-mixed": ("float32", True),
     "model.dtype: bfloat16": ("bfloat16", False),
 }
-"""Name -> dtype of the weights, and whether forward passes are under autocast."""
+"""Name -> (dtype of the weights, True if forward passes run under autocast)."""
 
 
 def findings() -> Iterator[Finding]:
-    """One line a precision, and one for each other way to evaluate the same weights on the same rows."""
+    """Yield a finding per precision, and one per other way to evaluate the same weights on the same rows."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     limit = 0.1 * float(band(GSPO()) or 0.0)
     for name, (dtype, autocast) in PRECISIONS.items():

@@ -1,4 +1,4 @@
-"""``gspo evaluate``: benchmarks, with intervals and paired tests."""
+"""``gspo evaluate``: benchmarks with confidence intervals and paired tests."""
 
 from gspo_lightning.commands.evaluate.command import main
 

@@ -1,4 +1,4 @@
-"""Who answers the problems: recorded completions, a model in this process, or a server."""
+"""Sources of benchmark answers: the protocol, and completions recorded in a file."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from gspo_lightning.suites.verdicts import Answer
 __all__ = ["Answers", "Recorded", "Wanted"]
 
 Wanted = Sequence[tuple[Problem, Sequence[int]]]
-"""Every problem of the suite, with the numbers of the answers that are not there yet."""
+"""Every problem of the suite, with the sample numbers of its missing answers."""
 
 
 class Answers(Protocol):
     """A source of answers."""
 
     recorded: bool
-    """Whether it knows itself which answers there are."""
+    """True if the source itself determines which answers exist."""
 
     def described(self) -> Mapping[str, Any]:
-        """What is evaluated, for the results: an evaluation goes on only with the same."""
+        """Return a description of the source for the results; an evaluation resumes only if it is unchanged."""
 
     def answer(self, suite: Suite, wanted: Wanted, *, several: bool) -> Iterator[Answer]:
-        """Answers one after another, in any order.
+        """Yield answers one by one, in any order.
 
         Args:
-            suite: how they are sampled.
-            wanted: which ones.
-            several: more than one suite is evaluated.
+            suite: benchmark, with its sampling settings.
+            wanted: missing answers.
+            several: True if more than one suite is evaluated.
         """
 
     def close(self) -> None:
-        """Let go of what was opened."""
+        """Release connections, processes and files."""
 
 
 class Recorded:
-    """Answers of a file.
+    """Answers recorded in a file.
 
     Args:
-        path: JSON lines.
-        done: (suite, id, sample) of those that are judged already.
+        path: JSONL file.
+        done: (suite, id, sample) of the answers already graded.
     """
 
     recorded = True
@@ -55,10 +55,10 @@ class Recorded:
         self.path, self.done = path, done
 
     def described(self) -> Mapping[str, Any]:
-        """The file and the hash of its content.
+        """Return the path of the file and the hash of its content.
 
         Raises:
-            UserError: it cannot be read.
+            UserError: the file cannot be read.
         """
         try:
             with self.path.open("rb") as file:
@@ -68,11 +68,11 @@ class Recorded:
         return {"completions": str(self.path), "sha256": digest}
 
     def answer(self, suite: Suite, wanted: Wanted, *, several: bool) -> Iterator[Answer]:
-        """See :class:`Answers`; ``wanted`` names the problems, the file says which answers there are."""
+        """Yield the file's answers to the problems in ``wanted``; its sample numbers are ignored."""
         ids = {problem.id for problem, _ in wanted}
         for answer in read_completions(self.path, suite.name, ids, several=several):
             if (suite.name, answer.id, answer.sample) not in self.done:
                 yield answer
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: no resource stays open."""

@@ -1,4 +1,4 @@
-"""``gspo evaluate``: a model, a server or recorded answers on benchmarks."""
+"""``gspo evaluate``: run a model, a server or recorded answers on benchmarks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
     Raises:
         UserError: an option, a suite, a record or an answer is wrong.
-        InfrastructureError: too many answers could not be judged.
+        InfrastructureError: too many answers could not be graded.
     """
     parser = _parser()
     options, rest = parser.parse_known_args(list(argv))
@@ -131,7 +131,7 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 
 def _new(parent: Path) -> Path:
-    """A folder by the time, which another evaluation may have had: clocks are set back."""
+    """Return an unused folder named by the time; a number is added if the name is taken (clocks can be set back)."""
     name = time.strftime("%Y%m%d-%H%M%S")
     return next(path for n in range(1, 10_000) if not (path := parent / (name if n == 1 else f"{name}-{n}")).exists())
 

@@ -1,4 +1,4 @@
-"""``gspo evaluate --compare A B``: two evaluations of the same problems, judged in the same way."""
+"""``gspo evaluate --compare A B``: compare two evaluations of the same problems, graded in the same way."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["compare"]
 _HEAD = "| suite | A | B | B - A, 95 % | p | problems better / worse / all | only in one | verdict |"
 _FOOT = "Paired by problem; p from a sign-flip test (exact up to 16 problems that differ). Below .05 is a claim."
 _JUDGES = ("gspo_lightning", "math-verify")
-"""Packages whose version decides what an answer is worth."""
+"""Packages whose version can change the score of an answer."""
 
 
 @dataclass(slots=True)
 class _Problem:
-    """The verdicts on the answers to one problem, with the hashes of its prompt and of its record."""
+    """Scores of the answers to one problem, with the hashes of its prompt and of its record."""
 
     prompt: str
     record: str = ""
@@ -33,23 +33,23 @@ class _Problem:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One evaluation: its folder, ``run`` of its results, and suite -> id -> problem."""
+    """One evaluation: its folder, the ``run`` part of its results, and suite -> id -> problem."""
 
     folder: Path
     run: dict[str, Any]
     problems: dict[str, dict[str, _Problem]]
 
     def said(self, key: str, suite: str) -> Any:
-        """What ``run`` says of a suite; None where it says nothing."""
+        """Return the entry of ``run`` for a suite; None if there is none."""
         return self.run.get(key, {}).get(suite)
 
 
 def compare(before: Path, after: Path) -> str:
-    """B minus A, in Markdown: per suite the share of right answers, problem by problem.
+    """Return B minus A in Markdown: per suite the share of correct answers, paired by problem.
 
     Raises:
-        UserError: a folder holds no finished evaluation, they have no suite in common, or they asked other questions
-            or judged the answers in another way.
+        UserError: a folder holds no finished evaluation, the two have no suite in common, or their questions or
+            grading differ.
     """
     a, b = _read(before), _read(after)
     common = [suite for suite in a.run["suites"] if suite in b.run["suites"]]
@@ -68,7 +68,7 @@ def compare(before: Path, after: Path) -> str:
 
 
 def _unchecked(a: _Side, b: _Side, suite: str, ids: Sequence[str]) -> list[str]:
-    """See that verdicts can be compared; what the two evaluations do not say about that.
+    """Check that the scores of two evaluations are comparable, and return notes on what could not be checked.
 
     Raises:
         UserError: prompts, records or rewards differ.
@@ -86,7 +86,7 @@ def _unchecked(a: _Side, b: _Side, suite: str, ids: Sequence[str]) -> list[str]:
     hashes = [side.said("hashes", suite) for side in (a, b)]
     old = not (recorded and all(rewards)) and not (all(hashes) and hashes[0] == hashes[1])
     whole = [[(side.said("suites", suite) or {}).get(key) for key in ("problems", "window")] for side in (a, b)]
-    if old and not differ and all(hashes) and whole[0] == whole[1]:  # else one may be a part of the other
+    if old and not differ and all(hashes) and whole[0] == whole[1]:  # else one may be a subset of the other
         differ.append("problems or rewards (by the hash of both)")
     if differ:
         raise UserError(
@@ -127,6 +127,6 @@ def _read(folder: Path) -> _Side:
         if verdict.value is not None:
             found = side.problems.setdefault(verdict.suite, {})
             problem = found.setdefault(verdict.id, _Problem(verdict.prompt_sha256))
-            problem.record = problem.record or verdict.record_sha256  # an older version did not write it
+            problem.record = problem.record or verdict.record_sha256  # older versions did not write it
             problem.right.append(verdict.right)
     return side

@@ -1,4 +1,4 @@
-"""``gspo evaluate --config``: the model, the rollout source and the prompts' form of a training config."""
+"""``gspo evaluate --config``: the model, the rollout source and the prompt format of a training config."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ __all__ = ["configured", "sampled", "with_config"]
 
 
 def with_config(arguments: Sequence[str], work: Callable[[Answers], None]) -> int:
-    """:func:`configured`, for work that needs answers only."""
+    """Run :func:`configured` with work that needs only a source of answers."""
     return configured(arguments, lambda cli: work(sampled(cli)))
 
 
 def configured(arguments: Sequence[str], work: Callable[[TrainingCLI], None]) -> int:
-    """Parse a config as ``gspo fit`` does, and do something with what it describes; nothing is trained or resumed.
+    """Parse a config as ``gspo fit`` does and pass the CLI to ``work``; nothing is trained or resumed.
 
     Args:
-        arguments: ``--config FILE ...`` and any words of ``gspo fit``; ``--ckpt_path last`` is the newest checkpoint of
-            the config's newest run.
-        work: is given the model module and the data module, which nothing was loaded for.
+        arguments: ``--config FILE ...`` and any options of ``gspo fit``; ``--ckpt_path last`` is the newest checkpoint
+            of the config's newest run.
+        work: called with the CLI, which has the model and data modules; no weights or data are loaded yet.
 
     Returns:
         The exit code.
@@ -45,15 +45,15 @@ def configured(arguments: Sequence[str], work: Callable[[TrainingCLI], None]) ->
     """
 
     class ConfiguredCLI(TrainingCLI):
-        """The config of ``gspo fit``, with something else in the place of a run."""
+        """CLI of ``gspo fit`` that calls ``work`` instead of starting a run."""
 
         def before_instantiate_classes(self) -> None:
-            """Which checkpoint is meant; nothing is written."""
+            """Resolve the checkpoint; nothing is written."""
             config = self.config[self.subcommand]
             self.resumption = Resumption.of(config.get("ckpt_path"), runs_of(config), writer=None)
 
         def instantiate_classes(self) -> None:
-            """Model and data settings only."""
+            """Instantiate only the model and data modules."""
             made = self.parser.instantiate_classes(self.config)[self.subcommand]
             self.model, self.datamodule = made.model, made.data
 
@@ -65,13 +65,13 @@ def configured(arguments: Sequence[str], work: Callable[[TrainingCLI], None]) ->
 
 
 def sampled(cli: TrainingCLI) -> Sampled:
-    """The policy of a config, with its rollout source."""
+    """Return the policy of a config with its rollout source."""
     module, data, path, config = cli.model, cli.datamodule, cli.resumption.path, cli.config[cli.subcommand]
     if path is not None:
         policy = checkpoint_policy(Path(path), trust_remote_code=module.settings.trust_remote_code)
     else:
         settings = module.settings
-        if module.cold_start is not None:  # what the training begins with
+        if module.cold_start is not None:  # training starts from it
             settings = module.cold_start.ensure(settings, root_of(config), data.longest, asking_of(data))
         policy = load_policy(settings)
     described = {"model": module.settings.name_or_path, "checkpoint": path}
@@ -80,7 +80,7 @@ def sampled(cli: TrainingCLI) -> Sampled:
 
 
 def _autocast(precision: str) -> Callable[[], AbstractContextManager[Any]]:
-    """What evaluations during training compute in."""
+    """Return the autocast context that evaluations during training use."""
     if not precision.endswith("-mixed"):
         return nullcontext
     dtype = torch.float16 if precision.startswith("16") else torch.bfloat16

@@ -1,4 +1,4 @@
-"""Answers sampled in this process, by the sampler of training."""
+"""Answers sampled in this process, with the sampler of training."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from gspo_lightning.suites.verdicts import Answer
 __all__ = ["DEVICE", "Sampled"]
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-"""Where answers are sampled."""
+"""Device of sampling."""
 
 
 class Sampled:
-    """A policy in this process, and what samples from it.
+    """Answers sampled from a policy in this process.
 
     Args:
-        policy: the weights.
-        described: of the model, for the results.
-        source: samples; the sampler of training where none is given.
-        system_prompt: for suites without one of their own.
-        chat_template_kwargs: of every prompt.
+        policy: the model to evaluate.
+        described: description of the model, for the results.
+        source: rollout source; None takes the sampler of training.
+        system_prompt: for suites that define none.
+        chat_template_kwargs: passed to the chat template for every prompt.
         context: entered around sampling (autocast).
     """
 
@@ -66,19 +66,19 @@ class Sampled:
         trust_remote_code: bool = False,
         source: RolloutSource | None = None,
     ) -> Sampled:
-        """A hub id or a folder in transformers' format."""
+        """Load a hub id or a folder in transformers format."""
         dtype: DType = "auto" if torch.cuda.is_available() else "float32"
         settings = ModelSettings(name, dtype=dtype, revision=revision, trust_remote_code=trust_remote_code)
         return cls(load_policy(settings), {"model": name, "revision": revision}, source)
 
     @classmethod
     def of_checkpoint(cls, path: Path, trust_remote_code: bool = False, source: RolloutSource | None = None) -> Sampled:
-        """What ``gspo fit`` wrote."""
+        """Load a checkpoint of ``gspo fit``."""
         policy = checkpoint_policy(path, trust_remote_code=trust_remote_code)
         return cls(policy, {"checkpoint": str(path)}, source)
 
     def described(self) -> Mapping[str, Any]:
-        """Which model."""
+        """Return the description of the model."""
         return self._described
 
     def answer(self, suite: Suite, wanted: Wanted, *, several: bool) -> Iterator[Answer]:
@@ -95,6 +95,6 @@ class Sampled:
         )
 
     def close(self) -> None:
-        """Let go of servers and processes of the source."""
+        """Close the servers and processes of the source."""
         self._until_closed.close()
         self.source.close()

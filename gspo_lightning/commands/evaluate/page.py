@@ -1,4 +1,4 @@
-"""``report.md`` with its picture."""
+"""Report page of an evaluation: ``report.md`` and its figure ``report.png``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ sampling move such a number by hundreds of points (arXiv 2602.05891).
 
 
 def write_page(folder: Path, results: Mapping[str, Any]) -> None:
-    """Write both files."""
+    """Write ``report.md`` and ``report.png`` to ``folder``."""
     suites = {name: metrics for name, metrics in results.items() if name != "run"}
     save(_figure(suites), folder / PICTURE)
     lines = ["# Evaluation", "", f"![shares with their intervals]({PICTURE})", "", _EXPLAINED]
@@ -52,7 +52,7 @@ def write_page(folder: Path, results: Mapping[str, Any]) -> None:
 
 
 def _figure(suites: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """A row a share: the value, the interval for problems like these thin, for these problems thick."""
+    """Draw a row per metric: the value, the interval for problems like these (thin), for these problems (thick)."""
     rows = [
         (suite, metric, one)
         for suite, metrics in suites.items()

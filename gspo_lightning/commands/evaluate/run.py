@@ -1,4 +1,4 @@
-"""One evaluation: answers, verdicts, numbers. It goes on where an interruption left it."""
+"""Evaluation run: collect answers, grade them, compute metrics. An interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -34,38 +34,38 @@ __all__ = ["SAMPLES", "Plan", "evaluate"]
 log = logging.getLogger(__name__)
 SAMPLES = "samples.jsonl"
 _SAID = {"suites": "suites", "hashes": "problems or rewards", "sampling": "sampling", "answers": "answers"}
-"""What must stay the same when an evaluation continues."""
+"""Key of ``run`` -> its name in messages; these must be unchanged when an evaluation resumes."""
 _VERSIONS = ("gspo_lightning", "torch", "transformers", "math-verify")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the command line asks for."""
+    """Settings of one evaluation, from the command line."""
 
     suites: tuple[str, ...]
     output: Path
     data: Path | None = None
     workers: int | None = None
     samples: int | None = None
-    """Answers to each problem; None takes the suite's number."""
+    """Answers per problem; None takes the suite's number."""
     limit: int | None = None
-    """Only the first so many problems."""
+    """Number of problems to evaluate, from the first; None evaluates all."""
     max_response_tokens: int | None = None
-    """None takes the suite's."""
+    """Maximum tokens of a response; None takes the suite's number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A suite with its problems."""
+    """Suite with its problems."""
 
     suite: Suite
     window: str
     problems: Sequence[Problem]
 
     def fingerprint(self) -> str:
-        """Of everything that a verdict depends on: the questions, the records, the reward's settings.
+        """Hash everything that a score depends on: the questions, the records, the reward's settings.
 
-        Not of the machine: a reward that keeps its constructor's arguments is described by them alone.
+        It does not depend on the machine: a reward that keeps its constructor arguments is described by them alone.
         """
         reward = [type(self.suite.reward).__qualname__, sorted(self._options().items())]
         digest = hashlib.sha256(json.dumps([self.suite.name, self.window, reward]).encode())
@@ -74,7 +74,7 @@ class Task:
         return digest.hexdigest()
 
     def reward(self) -> dict[str, Any]:
-        """The class of the reward, and a hash of each of its options, which may be private."""
+        """Return the class of the reward and a hash of each option; the values themselves may be private."""
         hashes = {name: hashlib.sha256(value.encode()).hexdigest()[:16] for name, value in self._options().items()}
         return {"class": type(self.suite.reward).__qualname__, "options": hashes}
 
@@ -86,15 +86,15 @@ class Task:
 
 
 def evaluate(plan: Plan, source: Callable[[VerdictFile], Answers]) -> dict[str, Any]:
-    """Judge what is not judged yet, count everything, write ``results.json``.
+    """Grade the answers that have no score yet, compute all metrics, and write ``results.json``.
 
     Args:
-        plan: which suites, and where to.
-        source: makes what answers; it is told what is judged already.
+        plan: suites, output folder and limits.
+        source: builds the source of answers; takes the file of answers already graded.
 
     Raises:
         UserError: the output holds another evaluation, or a suite, a record or an answer is wrong.
-        InfrastructureError: too many answers could not be judged.
+        InfrastructureError: too many answers could not be graded.
     """
     tasks = [_task(name, plan) for name in plan.suites]
     names = [task.suite.name for task in tasks]
@@ -144,7 +144,7 @@ def _task(name: str, plan: Plan) -> Task:
 
 
 def _unreadable(task: Task) -> list[str]:
-    """What is said, before anything is sampled, about problems whose answer cannot be read."""
+    """Return warnings about problems whose reference answer cannot be parsed; logged before sampling."""
     if not task.suite.reward.reads_answers:
         return []
     records = [({**problem.columns, "id": problem.id}, problem.prompt) for problem in task.problems]
@@ -156,10 +156,10 @@ def _unreadable(task: Task) -> list[str]:
 
 
 def _contests(plan: Plan, suite: Suite) -> Path:
-    """The folder of the contests that a rating needs.
+    """Return the folder of contests that a rating needs.
 
     Raises:
-        UserError: no folder of data was given.
+        UserError: no data folder was given.
     """
     if plan.data is None:
         raise UserError("--data", "is needed for a rating", fix="a folder with contests/<id>/standings.json")
@@ -167,14 +167,14 @@ def _contests(plan: Plan, suite: Suite) -> Path:
 
 
 def _described(plan: Plan, tasks: Sequence[Task], answers: Answers) -> dict[str, Any]:
-    """``run`` of the results: what was asked, of what, with which versions."""
+    """Return ``run`` of the results: the suites, sampling and rewards, the source of answers, and package versions."""
     described = dict(answers.described())
     return {
         "answers": described,
         "revision": described.get("revision"),
         "data": None if plan.data is None else str(plan.data),
         "sampling": {
-            task.suite.name: None  # nobody knows how recorded answers were sampled
+            task.suite.name: None  # the sampling of recorded answers is unknown
             if answers.recorded
             else {"samples": task.suite.samples, **asdict(task.suite.sampling)}
             for task in tasks
@@ -196,7 +196,7 @@ def _described(plan: Plan, tasks: Sequence[Task], answers: Answers) -> dict[str,
 
 
 def _begin(output: Path, run: dict[str, Any], tasks: Sequence[Task]) -> None:
-    """See that what the folder holds, if anything, is this evaluation."""
+    """Start a new evaluation in the folder, or check that the one it holds is the same."""
     if not (output / RESULTS).exists():
         if (output / SAMPLES).exists():
             raise UserError("--output", f"{output} holds answers and no {RESULTS}", fix="name another folder")
@@ -214,10 +214,10 @@ def _begin(output: Path, run: dict[str, Any], tasks: Sequence[Task]) -> None:
 
 
 def _recovered(output: Path, tasks: Sequence[Task]) -> list[str]:
-    """What is known of verdicts whose ``results.json`` was cut off: they are on the same prompts and records.
+    """Return notes on scores whose ``results.json`` was cut off, after checking their prompts and records.
 
     Raises:
-        UserError: they are not.
+        UserError: the prompts or records are different ones.
     """
     problems = {(task.suite.name, p.id): p for task in tasks for p in task.problems}
     records = cache(lambda key: problems[key].record_sha256)
@@ -241,7 +241,7 @@ def _another(output: Path, what: str) -> UserError:
 
 
 def _without_places(described: Any) -> Any:
-    """What must stay the same: a file of answers may move, its content may not change."""
+    """Drop paths from a description: a file of answers may move, but its content must not change."""
     return {k: v for k, v in described.items() if k != "completions"} if isinstance(described, dict) else described
 
 
@@ -262,7 +262,7 @@ def _judge(plan: Plan, task: Task, answers: Answers, file: VerdictFile, *, sever
 
 
 def _read(path: Path) -> dict[str, dict[str, list[Judged]]]:
-    """suite -> id -> what counts; missing verdicts count nowhere, and are said."""
+    """Return suite -> id -> graded answers; answers without a score do not count, but their problem is listed."""
     found: dict[str, dict[str, list[Judged]]] = defaultdict(lambda: defaultdict(list))
     for verdict in read_verdicts(path):
         if verdict.value is not None:

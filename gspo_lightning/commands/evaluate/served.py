@@ -1,4 +1,4 @@
-"""Answers of a server that speaks OpenAI's routes: vLLM, SGLang, llama.cpp and others."""
+"""Answers from a server with an OpenAI-compatible API: vLLM, SGLang, llama.cpp and others."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ __all__ = ["Served"]
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 64
-"""Requests on their way; a server batches them as it can."""
+"""Maximum concurrent requests; the server batches them."""
 _PATIENCE_S, _HEALTH_S = 3600.0, 30.0
 _TRIES, _FIRST_PAUSE_S = 5, 1.0
 
 
 class Served:
-    """Asks a server, one request an answer: the seed belongs to the problem's place and the answer's number.
+    """Answers sampled by a server, one request each; the seed follows from the problem's index and the sample number.
 
-    The chat route is asked; a model without a chat template is asked for a completion of the prompt as it is.
+    Requests use the chat route, or for a model without a chat template the completions route with the raw prompt.
 
     Args:
-        endpoint: the server with its key.
-        model: the name it serves; None takes the first that it names.
+        endpoint: the server and its API key.
+        model: served model name; None takes the first that the server lists.
     """
 
     recorded = False
@@ -50,22 +50,22 @@ class Served:
             raise UserError("--server", f"{endpoint.url}: {error}", fix="start it, or correct the address") from error
 
     def described(self) -> Mapping[str, Any]:
-        """Which model; not where it runs, which may change while an evaluation is interrupted."""
+        """Return the model name; the address may change between interruptions of an evaluation."""
         return {"served": self.asker.model}
 
     def answer(self, suite: Suite, wanted: Wanted, *, several: bool) -> Iterator[Answer]:
-        """See :class:`gspo_lightning.commands.evaluate.answers.Answers`; in the order in which they come.
+        """Yield answers in the order in which they arrive.
 
         Raises:
-            InfrastructureError: the server does not answer any more.
-            UserError: it refuses the request.
+            InfrastructureError: the server stopped responding.
+            UserError: the server refuses the request.
         """
         del several
         ready: queue.Queue[Answer | None] = queue.Queue(maxsize=4 * _AT_ONCE)
         work = self.loop.submit(self._all(suite, wanted, ready))
         try:
             yield from self._come(ready, work)
-            work.result()  # what it has raised
+            work.result()  # re-raise its exception
         except ServerError as error:
             raise InfrastructureError(
                 f"the server {self.client.url} does not answer any more: {error}; its answers so far are judged and "
@@ -99,7 +99,7 @@ class Served:
                     answer = await self._ask(suite, identifier, prompt, place, sample)
             finally:
                 slots.release()
-            while ready.full():  # judging is slower than the server
+            while ready.full():  # grading is slower than the server
                 await asyncio.sleep(0.05)
             ready.put_nowait(answer)
 
@@ -112,7 +112,7 @@ class Served:
                             await slots.acquire()
                             group.create_task(one(problem.id, problem.prompt, place, sample))
                 watch.cancel()
-        except BaseExceptionGroup as errors:  # one is enough: the others say the same
+        except BaseExceptionGroup as errors:  # one is enough: the others repeat it
             error: BaseException = errors
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]

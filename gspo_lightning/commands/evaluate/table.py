@@ -1,4 +1,4 @@
-"""The numbers of an evaluation on the terminal."""
+"""Terminal table of an evaluation's metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["interval", "number", "table"]
 
 
 def number(metric: str, value: float | None) -> str:
-    """Ratings as whole numbers, shares in percent.
+    """Format a rating as a whole number and a share as a percentage.
 
     >>> number("rating", 1999.6), number("avg@8", 0.1234), number("avg@8", None)
     ('2000', '12.3 %', '-')
@@ -24,14 +24,14 @@ def number(metric: str, value: float | None) -> str:
 
 
 def interval(metric: str, one: Mapping[str, Any]) -> str:
-    """Both ends, or that there are none."""
+    """Format both ends of an interval; "-" if there is none."""
     if one["low"] is None:
         return "-"
     return f"{number(metric, one['low']).removesuffix(' %')} to {number(metric, one['high'])}"
 
 
 def table(results: Mapping[str, Any]) -> None:
-    """Print them."""
+    """Print a table and the notes of each suite."""
     console = terminal()
     for suite, metrics in results.items():
         if suite == "run":

@@ -1,4 +1,4 @@
-"""What is known of the file that a model was trained on: whether the suites leak into it."""
+"""Contamination check: report whether a model's training file was decontaminated against the suites."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["lines"]
 
 
 def lines(configs: Sequence[str], checkpoint: str | None, suites: Sequence[str], folder: Path | None) -> Iterator[str]:
-    """Lines about the certificate of ``data.train``; none where the training file is not known, or not a file.
+    """Yield messages about the decontamination certificate of ``data.train``; none if the training file is unknown.
 
     Args:
-        configs: of ``gspo fit``.
-        checkpoint: of a run, whose folder holds its config; only asked where there are no configs.
+        configs: config files of ``gspo fit``.
+        checkpoint: checkpoint of a run, whose folder holds its config; only used without ``configs``.
         suites: ``NAME`` or ``NAME:WINDOW``.
-        folder: with the suites' files.
+        folder: folder with the suites' files.
 
     Raises:
-        UserError: there is a certificate that cannot be read.
+        UserError: the certificate cannot be read.
     """
     files = [Path(name) for name in configs]
     if not files and checkpoint is not None:
@@ -49,13 +49,13 @@ def lines(configs: Sequence[str], checkpoint: str | None, suites: Sequence[str],
 
 
 def _train(files: Sequence[Path]) -> Path | None:
-    """``data.train`` of the last config that has one, where it is a file."""
+    """Return ``data.train`` of the last config that sets it; None if it is not a file."""
     found: Any = None
     for file in files:
         try:
             config = load_yaml(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError):
-            continue  # whoever needs it to be a config has said so
+            continue  # reported where the config is needed
         data = config.get("data") if isinstance(config, dict) else None
         found = data.get("train", found) if isinstance(data, dict) else found
     if isinstance(found, dict):

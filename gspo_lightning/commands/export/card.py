@@ -1,7 +1,7 @@
-"""The model card of an exported checkpoint: what it came from, how it was trained, and how good it was found to be.
+"""Model card of an exported checkpoint: its base model, training settings, data and evaluation results.
 
-Everything stands in the checkpoint itself; the picture of the run is taken along where it lies beside it. Paths of the
-machine that trained stay there: of a file its name is written, of a hub id the id.
+Everything comes from the checkpoint itself; the run's figure is copied if the run folder has one. No path of the
+training machine is written: a file appears by its name, a hub model or data set by its id.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SETTINGS = {
 
 
 def read_evaluations(folders: Iterable[Path]) -> list[dict[str, Any]]:
-    """``results.json`` of each.
+    """Read ``results.json`` of each folder.
 
     Raises:
         UserError: a folder has none.
@@ -47,13 +47,13 @@ def read_evaluations(folders: Iterable[Path]) -> list[dict[str, Any]]:
 def write_card(
     folder: Path, content: Mapping[str, Any], checkpoint: Path, evaluations: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Write ``README.md``, and copy the picture of the run beside it.
+    """Write ``README.md`` and copy the figure of the run next to it.
 
     Args:
-        folder: the exported model.
-        content: of the checkpoint.
-        checkpoint: where it lies: ``RUN/checkpoints/NAME.ckpt``.
-        evaluations: what :func:`read_evaluations` read.
+        folder: folder of the exported model.
+        content: content of the checkpoint.
+        checkpoint: its path, ``RUN/checkpoints/NAME.ckpt``.
+        evaluations: results from :func:`read_evaluations`.
     """
     picture = checkpoint.resolve().parent.parent / PICTURE
     if picture.is_file():
@@ -62,12 +62,12 @@ def write_card(
 
 
 def card(content: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]] = (), *, picture: bool = False) -> str:
-    """The page, with the header that the hub reads.
+    """Return the text of the card, with the YAML header that the hub reads.
 
     Args:
-        content: of a checkpoint of ``gspo fit``.
+        content: content of a ``gspo fit`` checkpoint.
         evaluations: results of ``gspo evaluate``.
-        picture: whether ``report.png`` lies beside it.
+        picture: True if ``report.png`` is in the same folder.
     """
     run: Mapping[str, Any] = content.get("gspo_run") or {}  # a checkpoint of GSPOTrainer has no config
     config = run.get("config", {})

@@ -1,4 +1,4 @@
-"""``gspo export``: weights, tokenizer and model card of a checkpoint, in a folder and on request on the hub."""
+"""``gspo export``: write a checkpoint's weights, tokenizer and model card to a folder, and optionally to the hub."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ def export(
     trust_remote_code: bool = False,
     evaluations: Sequence[Path] = (),
 ) -> None:
-    """The frozen old policy is never part of it. The folder appears whole or not at all.
+    """Export a checkpoint without the frozen old policy; the folder appears whole or not at all.
 
     Args:
-        checkpoint: written by ``gspo fit`` or ``gspo fit-reward``; it knows which model it belongs to.
+        checkpoint: written by ``gspo fit`` or ``gspo fit-reward``; it records its base model.
         output: loads with ``AutoModelForCausalLM.from_pretrained(output)``, a reward model with
             ``AutoModelForSequenceClassification``.
-        overwrite: replace the folder of an earlier export; no other folder is ever replaced.
+        overwrite: replace the folder of an earlier export; other folders are never replaced.
         trust_remote_code: run Python code that the model's repository ships.
-        evaluations: folders of ``gspo evaluate`` for the model card of a policy.
+        evaluations: output folders of ``gspo evaluate``, for the model card of a policy.
 
     Raises:
         UserError: see :func:`main`.

@@ -1,4 +1,4 @@
-"""Upload of an exported folder to the hub, by huggingface_hub."""
+"""Upload of an exported folder to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["check_repository", "push"]
 
 
 def check_repository(repository: str) -> None:
-    """Before minutes are spent on weights: a name that the hub would take.
+    """Check that the hub accepts a repository name, before the export takes minutes.
 
     Raises:
-        UserError: it would not.
+        UserError: the name is not valid.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -25,17 +25,17 @@ def check_repository(repository: str) -> None:
 
 
 def push(folder: Path, repository: str) -> str:
-    """Upload a folder; creates a private repository if it does not exist.
+    """Upload a folder to a repository; create the repository, private, if it does not exist.
 
     Args:
         folder: written by ``gspo export``.
-        repository: ``NAME/REPO``; the token is that of ``hf auth login`` or of HF_TOKEN.
+        repository: ``NAME/REPO``; the token comes from ``hf auth login`` or HF_TOKEN.
 
     Returns:
-        Where it is.
+        URL of the repository.
 
     Raises:
-        InfrastructureError: the hub is not there, or refuses.
+        InfrastructureError: the hub is unreachable or refuses the upload.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError

@@ -1,4 +1,4 @@
-"""The reward model of a checkpoint as a folder in transformers format."""
+"""Export of a checkpoint's reward model to a folder in transformers format."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["export_reward_model"]
 def export_reward_model(
     content: dict[str, Any], checkpoint: Path, output: Path, sources: Sequence[Path], *, trust_remote_code: bool = False
 ) -> None:
-    """Write the folder that ``gspo fit-reward`` leaves at the end of a run, of any of its checkpoints.
+    """Write the folder that ``gspo fit-reward`` writes at the end of a run, for any of its checkpoints.
 
-    The card has the results on held-out pairs, and the picture of the run, if they belong to this checkpoint.
+    The card has the results on held-out pairs and the figure of the run if they belong to this checkpoint.
 
     Args:
-        content: that was read of the checkpoint.
+        content: content of the checkpoint.
         checkpoint: written by ``gspo fit-reward``.
-        output: to write; an export that is there is replaced.
-        sources: files and folders that are still needed.
+        output: folder to write; an existing export is replaced.
+        sources: files and folders that must not be replaced.
         trust_remote_code: run Python code that the model's repository ships.
 
     Raises:

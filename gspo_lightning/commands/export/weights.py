@@ -1,4 +1,4 @@
-"""The weights of a checkpoint: of a file or a folder of shards, with adapters merged."""
+"""Weights of a checkpoint, from a file or a folder of shards, with adapters merged."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PREFIX, REWARD_PREFIX = "policy.model.", "model."
 
 
 def checkpoint_policy(checkpoint: Path, *, trust_remote_code: bool = False) -> Policy:
-    """The policy of a checkpoint, with adapters merged into its weights.
+    """Load the policy of a checkpoint, with adapters merged into its weights.
 
     Args:
-        checkpoint: written by ``gspo fit``; it knows which model it belongs to.
+        checkpoint: written by ``gspo fit``; it records its base model.
         trust_remote_code: run Python code that the model's repository ships.
 
     Raises:
-        UserError: it does not exist, or cannot be read.
+        UserError: the checkpoint does not exist or cannot be read.
     """
     from gspo_lightning.resume import read_checkpoint
 
@@ -34,7 +34,7 @@ def checkpoint_policy(checkpoint: Path, *, trust_remote_code: bool = False) -> P
 
 
 def policy_of(content: dict[str, Any], checkpoint: Path, *, trust_remote_code: bool = False) -> Policy:
-    """The same from what was read of the checkpoint already."""
+    """Load the policy from the content of a checkpoint, with adapters merged into its weights."""
     import torch
 
     from gspo_lightning.policy.loading import load_policy
@@ -65,15 +65,15 @@ def policy_of(content: dict[str, Any], checkpoint: Path, *, trust_remote_code: b
 def reward_model_in(
     content: dict[str, Any], checkpoint: Path, *, trust_remote_code: bool = False
 ) -> tuple[PreTrainedModel, ModelSettings]:
-    """The reward model of a checkpoint, with adapters merged into its weights, and its settings.
+    """Load the reward model of a checkpoint, with adapters merged into its weights, and its settings.
 
     Args:
-        content: that was read of it.
+        content: content of the checkpoint.
         checkpoint: written by ``gspo fit-reward``.
         trust_remote_code: run Python code that the model's repository ships.
 
     Raises:
-        UserError: the model cannot be loaded, or is not the one that was trained.
+        UserError: the model cannot be loaded, or differs from the one trained.
     """
     from gspo_lightning.policy.lora import BASE_NORM
     from gspo_lightning.policy.settings import ModelSettings
@@ -86,14 +86,14 @@ def reward_model_in(
 
 
 def sharded_weights(checkpoint: Path, prefix: str = PREFIX) -> dict[str, Any]:
-    """``{"policy.model.<name>": tensor}`` of a folder of shards, whole, in one process.
+    """Load ``{"policy.model.<name>": tensor}`` from a folder of shards, unsharded, in one process.
 
     Args:
-        checkpoint: the folder.
-        prefix: of the names that are read.
+        checkpoint: folder of shards.
+        prefix: prefix of the names to read.
 
     Raises:
-        UserError: it cannot be read without running code, or it is torn.
+        UserError: the folder cannot be read without running code, or it is incomplete.
     """
     import torch
     from torch.distributed.checkpoint.state_dict_loader import load

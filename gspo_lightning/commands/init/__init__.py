@@ -1,4 +1,4 @@
-"""A project to start from, written into an empty folder: ``gspo init``."""
+"""``gspo init``: write a starter project into an empty folder."""
 
 from gspo_lightning.commands.init.command import main
 

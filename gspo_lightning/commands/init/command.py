@@ -1,4 +1,4 @@
-"""``gspo init``: a config, a reward with its test, example records and a README, in a folder of their own."""
+"""``gspo init``: write a config, a reward with its test, example records and a README into a new folder."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ TASKS = {
     "logic": "knights and knaves, on a tiny model",
 }
 _UNCOLLECTED = ".txt"
-"""Python files of a template end in it, so that nothing takes them for modules of this package."""
+"""Suffix of Python files in templates, so that no tool takes them for modules of this package."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write a project; nothing that exists is touched.
+    """Write a project; existing files are not touched.
 
     Raises:
         UserError: the folder exists and is not empty, or cannot be written.
@@ -53,12 +53,12 @@ def write_project(folder: Path, task: str) -> None:
     """Write the files of a task.
 
     Args:
-        folder: is made; an empty one may be there.
+        folder: created, or an existing empty folder.
         task: one of ``TASKS``.
 
     Raises:
         UserError: see :func:`main`.
-        InfrastructureError: the disk takes no more; nothing is left of what it took.
+        InfrastructureError: the disk is full; files already written are removed.
     """
     if not str(folder).isprintable():
         raise UserError("gspo init", f"{str(folder)!r} has characters that cannot be shown", fix="name another folder")
@@ -75,11 +75,11 @@ def write_project(folder: Path, task: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            with open(folder / name, "x", encoding="utf-8") as file:  # never over a file that came meanwhile
+            with open(folder / name, "x", encoding="utf-8") as file:  # "x": never overwrite a file created meanwhile
                 written.append(folder / name)
                 file.write(text)
     except BaseException as error:
-        with contextlib.suppress(OSError):  # half a project would be in the way of the next try
+        with contextlib.suppress(OSError):  # half a project would block the next try
             for path in written:
                 path.unlink(missing_ok=True)
             for path in new:
@@ -93,8 +93,8 @@ def write_project(folder: Path, task: str) -> None:
 
 
 def _named(file: Path, folder: Path) -> str:
-    """The text of a template, in which commands and comments name the new folder as a shell reads it."""
+    """Return the text of a template with the new folder, shell-quoted, in its commands and comments."""
     config, name = (shlex.quote(str(path)) for path in (folder / "train.yaml", folder))
-    if file.name.endswith(f".py{_UNCOLLECTED}"):  # where it stands in a text of Python
+    if file.name.endswith(f".py{_UNCOLLECTED}"):  # inside a Python string
         config, name = (text.replace("\\", "\\\\").replace('"', '\\"') for text in (config, name))
     return file.read_text(encoding="utf-8").replace("FOLDER/train.yaml", config).replace("FOLDER", name)

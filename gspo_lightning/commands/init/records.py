@@ -1,4 +1,4 @@
-"""The records of a new project: the same every time."""
+"""Example records of a new project; identical on every call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["RECORDS"]
 
 COUNT = 20
-"""Records of a file of examples."""
+"""Number of records in a file of examples."""
 
 
 def _lines(records: Iterable[Mapping[str, Any]]) -> str:
@@ -18,7 +18,7 @@ def _lines(records: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _own() -> dict[str, str]:
-    """Digits to sort. Of the demonstrations two in five are right; the others repeat the prompt."""
+    """Return digits to sort; two in five demonstrations are correct, the others repeat the prompt."""
     draw = random.Random(7)
     digits = [f"{n:04d}" for n in draw.sample(range(10_000), 2 * COUNT + 1000)]
     examples = [{"prompt": f"{d}:", "answer": "".join(sorted(d))} for d in digits[: 2 * COUNT]]
@@ -33,7 +33,7 @@ def _own() -> dict[str, str]:
 
 
 def _math() -> dict[str, str]:
-    """Word problems with two steps."""
+    """Return two-step word problems."""
     draw = random.Random(7)
     records = []
     for _ in range(COUNT):
@@ -50,7 +50,7 @@ def _code() -> dict[str, str]:
 
 
 def _logic() -> dict[str, str]:
-    """Ten times as many: with 20 puzzles a model learns their answers and forgets how to find others."""
+    """Return ``10 * COUNT`` puzzles: with only 20, a model memorises their answers and unlearns how to solve others."""
     from gspo_lightning.prompts.tasks.logic import LogicTask
 
     puzzles = LogicTask(family="knights", split="train", size=10 * COUNT, style="compact")
@@ -58,4 +58,4 @@ def _logic() -> dict[str, str]:
 
 
 RECORDS: dict[str, Callable[[], dict[str, str]]] = {"own": _own, "math": _math, "code": _code, "logic": _logic}
-"""Task -> what makes its files of records: name -> text."""
+"""Task -> function that returns its record files: name -> text."""
