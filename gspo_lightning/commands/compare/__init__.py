@@ -1,4 +1,4 @@
-"""``gspo compare``: variants of a config on the same prompts and seeds, or objectives on the same rollouts."""
+"""``gspo compare``: compare variants of a config on the same prompts and seeds, or objectives on the same rollouts."""
 
 from gspo_lightning.commands.compare.command import main
 

@@ -1,4 +1,4 @@
-"""``gspo compare``: variants of one config on the same prompts, seeds and cold starts, all seeds shown."""
+"""``gspo compare``: compare variants of a config on the same prompts, seeds and cold starts, and show every seed."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ A difference is claimed from {SEEDS_FOR_A_CLAIM} seeds on, if the bootstrap inte
 
 
 def main(argv: Sequence[str], gspo: Callable[[list[str]], int]) -> int:
-    """Make the runs that are missing, then write the picture and the page.
+    """Start the missing runs, then write the figure and the page.
 
     Args:
-        argv: the arguments.
-        gspo: runs a command line, returns its exit code.
+        argv: arguments of the command.
+        gspo: function that runs a ``gspo`` command line and returns its exit code.
 
     Raises:
-        UserError: fewer than two variants, variants of one name, no config, or a run that cannot be made.
+        UserError: there are fewer than two variants, two have the same name, the config is missing, or a run fails.
     """
     options, shared = _parser().parse_known_args(list(argv))
     variants, seeds = _variants(options.objectives, options.variant), _seeds(options.seeds)
@@ -150,7 +150,7 @@ def _check(configs: Sequence[Path], variants: Sequence[Variant]) -> None:
         )
     for variant in variants:
         if variant.arguments == (f"--model.objective={variant.name}",):
-            component("objectives", variant.name)  # a typo is found before the first run, not before the second
+            component("objectives", variant.name)  # find a typo before the first run, not before the second
 
 
 def _write(

@@ -1,4 +1,4 @@
-"""Draws a comparison: one colour per variant, a thin line per seed, a bold one for their mean."""
+"""Figure of a comparison: one colour per variant, a thin line per seed, a bold line for their mean."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Runs = Mapping[str, Mapping[int, Run]]
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel; ``log``: spread over decades where every value is positive."""
+    """One panel; ``log`` draws positive values on a logarithmic axis."""
 
     tag: str
     title: str
@@ -54,7 +54,7 @@ ROUTES = Panel("moe/changed_choices", "Routed choices unlike the old policy's", 
 
 
 def draw(runs: Runs) -> Figure:
-    """The picture; touches no global state of matplotlib."""
+    """Draw the figure, without touching matplotlib's global state."""
     panels = (
         [*PANELS[:5], ROUTES] if any(ROUTES.tag in r.scalars for v in runs.values() for r in v.values()) else PANELS
     )
@@ -115,7 +115,7 @@ def _smoothed(run: Run, series: Series, log: bool) -> Any:
 
 
 def _draw_accuracy(axes: Any, runs: Runs, styles: Mapping[str, tuple[str, str]]) -> None:
-    """Every seed as a dot, before (hollow) and after; the mean as a bar."""
+    """Draw held-out accuracy: a dot per seed before (hollow) and after training (filled), and the mean as a bar."""
     quiet(axes, "Held-out accuracy", "fraction correct")
     for place, (name, by_seed) in enumerate(runs.items()):
         colour = styles[name][0]

@@ -1,4 +1,4 @@
-"""The table and the page of a comparison."""
+"""Table and Markdown page of a comparison."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Runs = Mapping[str, Mapping[int, Run]]
 
 
 def page(runs: Runs, command: str, picture: str) -> str:
-    """Markdown: every seed of every variant, and what may be claimed."""
+    """Return a Markdown page with the values of every seed and variant, and the claims that they support."""
     names, seeds = list(runs), list(next(iter(runs.values())))
     lines = [f"# {cell(' / '.join(names))}", "", "The same prompts, seeds, draws and cold starts for all. Made by:", ""]
     lines += [fenced(command, "bash"), "", f"![curves]({picture})", ""]
@@ -43,7 +43,7 @@ def page(runs: Runs, command: str, picture: str) -> str:
 
 
 def summary_table(runs: Runs) -> Table:
-    """For the terminal: means over seeds, one column a variant."""
+    """Return the terminal table: means over seeds, one column per variant."""
     table = Table(title=f"means over {len(next(iter(runs.values())))} seeds", title_justify="left")
     table.add_column("")
     for name in runs:

@@ -1,4 +1,4 @@
-"""``gspo compare --rollouts``: objectives on the same recorded responses at the same weights."""
+"""``gspo compare --rollouts``: compare objectives on the same recorded responses and weights."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ QUIET = (
     "--data.rollouts.rewards=recorded", "--data.record_rollouts=false", "--data.val=null", "--model.metrics=basic",
     "--model.old_logprobs=recompute", "--trainer.num_sanity_val_steps=0", "--trainer.enable_checkpointing=false",
 )  # fmt: skip
-"""The same rewards, no evaluation, nothing kept; ratios divide by log-probabilities of the weights at the start of each
-iteration, so that they are exactly 1 on its first mini-batch."""
+"""Settings of a replay: recorded rewards, no evaluation, no checkpoints; old log-probabilities are recomputed with the
+weights at the start of each iteration, so that ratios are exactly 1 on its first mini-batch."""
 
 
 def compare_rollouts(
@@ -37,18 +37,18 @@ def compare_rollouts(
     output: Path,
     gspo: Callable[[list[str]], int],
 ) -> int:
-    """Replay a recording once, with every objective's gradient before each update; write the picture and the page.
+    """Replay a recording once, computing every objective's gradient before each update; write the figure and the page.
 
     Args:
-        rollouts: a run folder with ``rollouts/``, or a file or folder of recorded rows.
-        variants: two or more; the first one's objective moves the weights.
-        configs: of the run that was recorded.
-        shared: more arguments of ``gspo fit``.
-        output: where it writes.
-        gspo: runs a command line, returns its exit code.
+        rollouts: run folder with ``rollouts/``, or a file or folder of recorded rows.
+        variants: two or more; the objective of the first updates the weights.
+        configs: config files of the recorded run.
+        shared: further arguments of ``gspo fit``.
+        output: output folder.
+        gspo: function that runs a ``gspo`` command line and returns its exit code.
 
     Raises:
-        UserError: no recording, a variant that differs in more than its objective, or a run that fails.
+        UserError: there is no recording, a variant differs in more than its objective, or the run fails.
     """
     records = rollouts / "rollouts" if (rollouts / "rollouts").is_dir() else rollouts
     files = sorted(records.glob("*.*")) if records.is_dir() else [records]
@@ -85,7 +85,7 @@ def compare_rollouts(
 
 
 def _share_cold_start(recorded: Path, output: Path) -> None:
-    """Take the one that the recorded run has made: a link to its folder, where there is none yet."""
+    """Link the cold start of the recorded run, unless the output folder has one."""
     made = recorded.resolve().parents[1] / "cold_start"
     if made.is_dir() and not (output / "cold_start").exists():
         output.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def _share_cold_start(recorded: Path, output: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The objective of a variant as a config writes it, and whether it replays routes."""
+    """Objective of a variant as in a config, its routing replay, and whether unusual clip ranges are allowed."""
 
     objective: dict[str, Any]
     replay: str
@@ -102,10 +102,10 @@ class Chosen:
 
 
 def _objective(variant: Variant) -> Chosen:
-    """Read the arguments of a variant.
+    """Parse the arguments of a variant.
 
     Raises:
-        UserError: it changes something that would change the responses, the advantages or the weights.
+        UserError: an argument would change the responses, the advantages or the weights, or names no objective.
     """
     name, settings, replay, unusual = "", {}, "off", False
     for flag, value in _pairs(variant.arguments):
@@ -130,7 +130,7 @@ def _objective(variant: Variant) -> Chosen:
 
 
 def _pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """``--flag=value`` and ``--flag value`` alike; the value is empty where there is none."""
+    """Split arguments into (flag, value) from ``--flag=value`` or ``--flag value``; a missing value is empty."""
     pairs: list[tuple[str, str]] = []
     for argument in arguments:
         if argument.startswith("--"):
@@ -144,7 +144,7 @@ def _pairs(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _value(text: str) -> Any:
-    """A number or a truth value where it is one, else the text."""
+    """Parse a number, a boolean or other JSON; return any other text unchanged."""
     try:
         return json.loads(text.lower())
     except ValueError:
@@ -165,7 +165,7 @@ def _callback(chosen: Mapping[str, Chosen]) -> list[str]:
 
 
 def _iterations(files: Sequence[Path], shared: Sequence[str]) -> list[str]:
-    """As many as were recorded, unless the user says how many, or the rows do not say which they are from."""
+    """Return the flag for as many iterations as were recorded; empty if the user sets ``trainer.max_epochs``."""
     if any(argument.startswith("--trainer.max_epochs") for argument in shared):
         return []
     last = -1
@@ -174,7 +174,7 @@ def _iterations(files: Sequence[Path], shared: Sequence[str]) -> list[str]:
             with open(file, encoding="utf-8") as rows:
                 try:
                     said = json.loads(next(rows, "{}")).get("iteration")
-                except (ValueError, RecursionError, AttributeError):  # the run names the line
+                except (ValueError, RecursionError, AttributeError):  # the run reports the line
                     continue
             last = max(last, -1 if said is None else int(said))
     return [f"--trainer.max_epochs={max(last + 1, 1)}"]

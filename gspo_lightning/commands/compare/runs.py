@@ -1,4 +1,4 @@
-"""The runs behind a comparison: what tells variants apart, and each run made once."""
+"""Runs of a comparison: variants, and starting, resuming or reusing their runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gspo_lightning.escape import terminal
 __all__ = ["RunInterruptedError", "Variant", "run_once"]
 
 _SIGNALS = (129, 130, 143)
-"""Exit codes of a run that a signal stopped."""
+"""Exit codes of a run stopped by a signal."""
 _FIRST = "# its first run: version_"
 
 
 class RunInterruptedError(Exception):
-    """A signal stopped a run; ``code`` is its exit code."""
+    """Interruption of a run by a signal; ``code`` is the run's exit code."""
 
     def __init__(self, title: str, code: int) -> None:
         super().__init__(f"the run {title} was interrupted: repeat the same command to continue")
@@ -27,14 +27,14 @@ class RunInterruptedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A name, and the arguments of ``gspo fit`` that make it different from the others."""
+    """Variant of a config: a name and the arguments of ``gspo fit`` that set it apart."""
 
     name: str
     arguments: tuple[str, ...]
 
     @property
     def folder(self) -> str:
-        """Its name as part of a file name."""
+        """Name of the variant as part of a file name."""
         return "-".join("".join(c if c.isalnum() or c in "._" else " " for c in self.name).split())
 
 
@@ -48,22 +48,22 @@ def run_once(
     gspo: Callable[[list[str]], int],
     data: Sequence[str] = (),
 ) -> Path:
-    """The folder of a run: the one that is there if the same command made it, else a new one.
+    """Return the folder of a finished run: an existing one if the same command made it, else start a run.
 
-    A run of the same command that was interrupted goes on from its last checkpoint, if it has one.
+    An interrupted run of the same command resumes from its last checkpoint, if it has one.
 
     Args:
-        name: of its folder in ``output``.
-        title: printed before it is made.
-        arguments: of ``gspo fit``, after the configs.
-        configs: as of ``gspo fit``; a run is made again when one of them changes.
+        name: name of the run's folder in ``output``.
+        title: printed before the run starts.
+        arguments: arguments of ``gspo fit``, after the configs.
+        configs: config files of ``gspo fit``; if one changes, the run is repeated.
         output: ``trainer.default_root_dir``.
-        gspo: runs a command line, returns its exit code.
-        data: lines that stand for other files the run reads; it is made again when one of them changes.
+        gspo: function that runs a ``gspo`` command line and returns its exit code.
+        data: lines that identify other files the run reads; if one changes, the run is repeated.
 
     Raises:
-        UserError: it could not be made.
-        RunInterruptedError: a signal stopped it.
+        UserError: the run failed.
+        RunInterruptedError: a signal stopped the run.
     """
     stub = output / "configs" / f"{name}.yaml"
     argv = [
@@ -85,9 +85,9 @@ def run_once(
         for old in done:  # of another command
             old.unlink()
     terminal().print(f"{title}{state}", style="bold", soft_wrap=True)
-    from gspo_lightning.distributed import leaves_no_group  # imports torch, as the run does
+    from gspo_lightning.distributed import leaves_no_group  # imports torch
 
-    with leaves_no_group():  # or the next run would wait for this one's ranks, which have ended
+    with leaves_no_group():  # else the next run would wait for this run's ranks, which have exited
         code = gspo([*argv, *([f"--ckpt_path={resumed}"] if resumed is not None else [])])
         done = _summaries(output / name)
         if code in _SIGNALS:
@@ -103,11 +103,11 @@ def run_once(
 
 
 def _interrupted(folder: Path, first: int) -> tuple[Path | None, str]:
-    """The checkpoint that an interrupted run goes on from, and how a message says so.
+    """Return the checkpoint to resume an interrupted run from, and a note for the message.
 
     Args:
-        folder: of the runs of one command after another.
-        first: number of the first run of the command that is repeated.
+        folder: folder of successive runs.
+        first: number of the first run of the repeated command.
     """
     numbers = [number for number in _numbers(folder) if number >= first]
     if not numbers:
@@ -130,12 +130,12 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def _summaries(folder: Path) -> list[Path]:
-    """In the order of their runs, whatever the clock said."""
+    """Return the summaries of finished runs, in order of run number, not of time."""
     return [file for n in sorted(_numbers(folder)) if (file := folder / f"version_{n}" / "summary.json").is_file()]
 
 
 def _read(stub: Path) -> tuple[str, int]:
-    """The command that wrote a stub, and the number of its first run; older code wrote none."""
+    """Return the command that wrote a stub and the number of its first run; 0 for stubs of older versions."""
     if not stub.is_file():
         return "", 0
     lines = stub.read_text(encoding="utf-8").splitlines()

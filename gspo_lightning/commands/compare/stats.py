@@ -1,4 +1,4 @@
-"""What is compared between variants, and when a difference may be claimed."""
+"""Measures compared between variants, and the bootstrap test for claiming a difference."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from gspo_lightning.report.run import Run
 __all__ = ["MEASURES", "SEEDS_FOR_A_CLAIM", "Difference", "Measure", "after_an_update", "paired_difference"]
 
 SEEDS_FOR_A_CLAIM = 8
-"""With fewer pairs a bootstrap interval is far too narrow: with 3, one of 27 resamples decides the 95% bound."""
+"""Minimum seeds for a claim. With fewer pairs a bootstrap interval is far too narrow: with 3, one of 27 resamples
+decides the 95% bound."""
 RESAMPLES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One number per run."""
+    """Measure of a run: a name and a function that returns one number, or None."""
 
     name: str
     of: Callable[[Run], float | None]
@@ -26,7 +27,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of a measure, second variant minus first: ``mean`` over paired seeds, bootstrap ``low`` and ``high`` (95%)."""
+    """Second variant minus first in a measure: ``mean`` over paired seeds, bootstrap ``low`` and ``high`` (95%)."""
 
     mean: float
     low: float
@@ -35,7 +36,7 @@ class Difference:
 
     @property
     def words(self) -> str:
-        """``higher``, ``lower``, or why nothing is claimed."""
+        """``higher``, ``lower``, or the reason for no claim."""
         if self.seeds < SEEDS_FOR_A_CLAIM:
             return f"not separated ({self.seeds} of the {SEEDS_FOR_A_CLAIM} seeds that a claim needs)"
         return "higher" if self.low > 0 else "lower" if self.high < 0 else "not separated"
@@ -70,7 +71,7 @@ def _last_iteration(tag: str) -> Callable[[Run], float | None]:
 
 
 def after_an_update(tag: str) -> Callable[[Run], float | None]:
-    """Mean over the updates that are not the first of their iteration, where the policy is the old one."""
+    """Return a measure: the mean over updates except each iteration's first, where the policy equals the old one."""
 
     def of(run: Run) -> float | None:
         series, place = run.get(tag), run.get("data/mini_batch")
@@ -97,9 +98,9 @@ MEASURES = (
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """Mean of ``second - first`` over seeds [K], and its percentile bootstrap interval over seeds (95%).
+    """Return the mean of ``second - first`` over seeds [K] and its percentile bootstrap interval over seeds (95%).
 
-    The resamples are always the same: the same runs give the same interval.
+    The resampling seed is fixed: the same runs give the same interval.
 
     >>> paired_difference([0.0] * 8, [1.0] * 8).words
     'higher'

@@ -1,5 +1,5 @@
-"""``gspo fit``, validate, test and predict: LightningCLI with the words and the messages of this package.
+"""``gspo fit``, validate, test and predict: LightningCLI with the settings and messages of this package.
 
-Arguments are read twice. First without torch and without a parser (``arguments``), for what they name has to be there;
-then by jsonargparse (``cli``). Where that refuses a config, ``explain`` finds the setting that is wrong (``fields``).
+Arguments are read twice: first without torch and a parser (``arguments``), to check that the files they name exist;
+then by jsonargparse (``cli``). If jsonargparse refuses a config, ``explain`` finds the wrong setting (``fields``).
 """

@@ -1,4 +1,4 @@
-"""How PyTorch asks a GPU for memory: in segments that grow, set before anything is allocated."""
+"""CUDA allocator settings: expandable segments, set before the first allocation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ GROWING = "expandable_segments:True"
 
 
 def allocator_settings(environment: Mapping[str, str], rollouts: Any) -> dict[str, str]:
-    """Variables to set. Rows of many lengths leave gaps between segments of fixed sizes; those that grow have none.
+    """Return the environment variables to set; expandable segments avoid fragmentation by rows of many lengths.
 
-    Nothing where the user has set one already, or where vLLM sleeps in this process, as it does without
-    ``enable_sleep_mode: false``: it gives memory back by an allocator of its own, which refuses segments that grow.
+    Empty if the user has set one already, or if vLLM sleeps in this process, as it does without
+    ``enable_sleep_mode: false``: its own allocator, which frees the memory, refuses expandable segments.
 
     Args:
-        environment: of this process.
+        environment: environment variables of this process.
         rollouts: ``data.rollouts``, a class path with its arguments.
     """
     if any(name in environment for name in NAMES):
@@ -33,7 +33,7 @@ def allocator_settings(environment: Mapping[str, str], rollouts: Any) -> dict[st
 
 
 def grow_segments(rollouts: Any) -> None:
-    """Set :func:`allocator_settings` where there is a GPU; ranks that this process starts inherit them."""
+    """Set :func:`allocator_settings` if there is a GPU; ranks started by this process inherit them."""
     if torch.cuda.is_available():
         os.environ.update(allocator_settings(os.environ, rollouts))
 

@@ -1,4 +1,4 @@
-"""The arguments of a training command, read before there is a parser: what they name has to be there."""
+"""Arguments of a training command, read without a parser, and checks that the files they name exist."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OLD_HUB_ID = re.compile(r"(?!tiny-)[\w.-]+")  # gpt2
 
 @dataclass(frozen=True)
 class Setting:
-    """One flag (``keys`` as written, ``value`` its text), or a whole file (no keys)."""
+    """One flag (``keys`` as written, ``value`` its text), or one config file (no keys, ``value`` its content)."""
 
     keys: tuple[str, ...]
     value: Any
@@ -45,16 +45,12 @@ def _values(arguments: Sequence[str], *flags: str) -> Iterator[str]:
 
 
 def config_files(arguments: Sequence[str]) -> list[Path]:
-    """The files given by ``--config``, in order.
-
-    Raises:
-        UserError: one does not exist or is not YAML.
-    """
+    """Return the files given by ``--config``, in order."""
     return [Path(value) for value in _values(arguments, "--config", "-c")]
 
 
 def plugin_paths(arguments: Sequence[str]) -> list[str]:
-    """Plug-ins named by ``plugins:`` in any config file and by ``--plugins``, without repetitions.
+    """Return the plug-ins named by ``plugins:`` in config files and by ``--plugins``, without duplicates.
 
     Raises:
         UserError: a config file is missing or malformed.
@@ -71,14 +67,14 @@ def plugin_paths(arguments: Sequence[str]) -> list[str]:
 
 
 def check_files(arguments: Sequence[str], *, hub: bool = True) -> None:
-    """Configs, plug-ins and the checkpoint that a command names are there; asked before anything slow is imported.
+    """Check that the configs, plug-ins and checkpoint of a command exist, before slow imports.
 
     Args:
-        arguments: of the command.
-        hub: whether ids of the hub have to be reachable, too; a plan reads no prompts and knows many models.
+        arguments: arguments of the command.
+        hub: check also that hub ids are reachable; ``gspo plan`` reads no prompts and knows many models offline.
 
     Raises:
-        UserError: one is not.
+        UserError: a file is missing or a hub id is not reachable.
     """
     for plugin in plugin_paths(arguments):
         registry.check_plugin(plugin)
@@ -90,12 +86,12 @@ def check_files(arguments: Sequence[str], *, hub: bool = True) -> None:
 
 
 def _hub_ids(arguments: Sequence[str]) -> dict[str, str]:
-    """Field -> what can only be an id of the hub: ``owner/name``, or a model of one word that is not built in."""
+    """Return field -> value that can only be a hub id: ``owner/name``, or a one-word model that is not built in."""
     fields = {("model", "name_or_path"), *(("data", word) for word in ("train", "val", "test", "predict"))}
     found: dict[str, Any] = {}
     try:
         given = settings(arguments)
-    except UserError:  # the parser says so, too, and comes next
+    except UserError:  # the parser, which comes next, reports it too
         return {}
     for setting in given:
         for section, word in fields:
@@ -114,7 +110,7 @@ def _hub_ids(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def _as_list(value: str) -> Any:
-    """A YAML list where it is written as one (``[a.py, b.py]``), else the text itself."""
+    """Parse a YAML list (``[a.py, b.py]``); return any other text unchanged."""
     try:
         return load_yaml(value) if value.startswith("[") else value
     except yaml.YAMLError as error:
@@ -139,15 +135,15 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=16)
 def _parsed(text: str) -> Any:
-    """A file is looked at four times before there is a parser; reading YAML is the slow part."""
+    """Parse YAML, cached: each config is read four times before jsonargparse reads it, and parsing is slow."""
     return load_yaml(text)
 
 
 def settings(arguments: Sequence[str]) -> list[Setting]:
-    """Every file and flag of a training command, in order; ``arguments`` are those after its name.
+    """Return every config file and flag of a training command, in order; ``arguments`` exclude the command's name.
 
     Raises:
-        UserError: a word that belongs to no flag, or a flag without a value.
+        UserError: an argument belongs to no flag, a flag has no value, or a config file is missing or malformed.
     """
     found: list[Setting] = []
     rest = list(arguments)
@@ -169,6 +165,6 @@ def settings(arguments: Sequence[str]) -> list[Setting]:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: never more than a line of it."""
+    """Format a value for a message, cut to 60 characters."""
     text = repr(value)
     return f"{text[:57]}..." if len(text) > 60 else text

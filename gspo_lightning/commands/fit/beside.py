@@ -1,4 +1,4 @@
-"""Relative paths in a config: from the working directory, else beside the YAML file that names them."""
+"""Relative paths in a config: resolved from the working directory, else from the folder of the YAML file."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from gspo_lightning.corpus.yaml_text import compose_yaml
 __all__ = ["located"]
 
 _SECTIONS = ("plugins", "ckpt_path", "model", "data")
-"""Top-level settings with paths to read; what ``trainer`` names is written, and that is never moved."""
+"""Top-level settings with paths to read; paths under ``trainer`` are for writing and stay as they are."""
 _NAMES = ("plugins", "ckpt_path", "name_or_path", "demonstrations", "train", "val", "test", "predict")
-"""Settings whose value may be a folder without a slash in its name."""
+"""Settings whose value may be a path without a slash or a suffix."""
 
 
 def located(text: str, folder: Path, start: Path) -> str:
-    """The text of a config in which each path that only exists beside the file is absolute.
+    """Make each path in a config absolute that exists only relative to the config file.
 
-    A value is such a path if it names a file or folder there, and neither from the working directory. Whatever else
-    stands in the text stays; text that is no YAML comes back unchanged.
+    A value is such a path if it names a file or folder there and neither in the working directory. All other values
+    stay; text that is not YAML is returned unchanged.
 
     Args:
-        text: of the config.
-        folder: of the file.
-        start: the working directory of the command.
+        text: text of the config.
+        folder: folder of the config file.
+        start: working directory of the command.
     """
     if folder.absolute() == start.absolute():
         return text
@@ -48,16 +48,16 @@ def located(text: str, folder: Path, start: Path) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _named(text: str) -> tuple[tuple[str, str], ...]:
-    """Every text of a config with its setting. A command asks for each file five times, and composing is slow."""
+    """Return every string of a config with its setting; cached, since a command asks five times per file."""
     try:
         root = compose_yaml(text)
     except yaml.YAMLError:
-        return ()  # whoever parses it says where
+        return ()  # reported by the parser, with the line
     return tuple((node.value, name) for node, name in _texts(root)) if isinstance(root, yaml.MappingNode) else ()
 
 
 def _texts(root: yaml.MappingNode) -> Iterator[tuple[yaml.ScalarNode, str]]:
-    """Every text below the sections, with the setting that it belongs to."""
+    """Yield every string node below the sections with the setting it belongs to."""
     for key, value in root.value:
         if str(key.value).partition(".")[0] in _SECTIONS:
             yield from _below(value, str(key.value).rpartition(".")[2])

@@ -1,4 +1,4 @@
-"""The callbacks of a command: those that a config names, and those that every run has."""
+"""Callbacks of a training command: the ones in the config and the defaults of every run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["callbacks_of", "listed"]
 def callbacks_of(
     chosen: Mapping[str, Any], command: str, run: Path, resumption: Resumption, evaluates: bool
 ) -> list[Callback]:
-    """What the user chose first; of ours, none of a class that is there already.
+    """Return the user's callbacks, then the default ones whose class the user has not configured.
 
     Args:
-        chosen: the trainer's settings, its callbacks made.
+        chosen: trainer settings, with instantiated callbacks.
         command: fit, validate, test or predict.
-        run: where predictions are written.
-        resumption: of the run.
-        evaluates: whether there are held-out prompts.
+        run: folder for predictions.
+        resumption: resume state of the run.
+        evaluates: True if there are held-out prompts.
     """
     fit, given = command == "fit", listed(chosen.get("callbacks"))
     bar = chosen.get("enable_progress_bar") is not False and not any(isinstance(c, ProgressBar) for c in given)
@@ -44,5 +44,5 @@ def callbacks_of(
 
 
 def listed(chosen: Any) -> list[Any]:
-    """One, several or none, as Lightning takes them."""
+    """Return one object, several or None as a list."""
     return list(chosen) if isinstance(chosen, list | tuple) else [] if chosen is None else [chosen]

@@ -1,4 +1,4 @@
-"""LightningCLI with the words and defaults of this package: a config becomes a trainer, a module and a data module."""
+"""LightningCLI with this package's settings and defaults: builds trainer, module and data module from a config."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ __all__ = ["Parser", "TrainingCLI"]
 
 
 class Parser(LightningArgumentParser):
-    """A value is what is written: ``data.train: x.csv`` means the file and not what stands in it, 1 is no 1.0."""
+    """Parser that takes values literally: ``data.train: x.csv`` is the path, not the file's content; 1 is not 1.0."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.start = Path.cwd()
 
     def parse_string(self, content: str, path: str | os.PathLike[str] = "", *args: Any, **kwargs: Any) -> Any:
-        """jsonargparse is in the folder of the file meanwhile; ``start`` is where the command runs."""
+        """Resolve paths from ``start``: jsonargparse changes to the folder of the config file while it parses."""
         text = located(content, Path.cwd(), self.start) if path else content
         return super().parse_string(text, path, *args, **kwargs)
 
     def dump(self, *args: Any, **kwargs: Any) -> str:
-        """What is written was parsed, and is not validated again: that would take a tenth of a short run's time."""
+        """Dump without validating again what was just parsed: that takes a tenth of a short run's time."""
         return str(super().dump(*args, **{"skip_validation": True, **kwargs}))
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """As :meth:`dump`."""
+        """Save without validating again, as in :meth:`dump`."""
         super().save(*args, **{"skip_validation": True, **kwargs})
 
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
-        """Without Lightning's ``sub_configs``, which reads any path as YAML and takes a table for a text."""
+        """Add arguments without Lightning's ``sub_configs``, which reads any path as YAML, and a table as a string."""
         added: list[str] = super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})
         for action in self._actions:
             if (hint := getattr(action, "_typehint", None)) is not None:
@@ -66,10 +66,10 @@ class Parser(LightningArgumentParser):
 
 
 def whole_numbers_first(hint: Any) -> Any:
-    """``int | float`` however it is spelt: the first of them that takes a value decides, and 1.0 batches are all.
+    """Put ``int`` before ``float`` in a union: the first type that accepts a value wins, and 1.0 batches means all.
 
-    ``typing`` makes ``Optional[Union[int, float]]`` once and gives the same to who asks for ``Optional[Union[float,
-    int]]``: which order Lightning's options have depends on who was imported before.
+    ``typing`` caches ``Optional[Union[int, float]]`` and returns it for ``Optional[Union[float, int]]`` too, so the
+    order of types in Lightning's options depends on which modules were imported before.
     """
     parts = list(get_args(hint)) if get_origin(hint) in (Union, UnionType) else []
     if int not in parts or float not in parts or parts.index(int) < parts.index(float):
@@ -80,23 +80,23 @@ def whole_numbers_first(hint: Any) -> Any:
 
 
 class TrainingCLI(LightningCLI):
-    """The YAML tree: seed_everything, plugins, trainer, model, data."""
+    """LightningCLI of training; top-level settings: seed_everything, plugins, trainer, model, data."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with ExitStack() as self.until_over:  # LightningCLI does all it does in its constructor
+        with ExitStack() as self.until_over:  # LightningCLI runs the command in its constructor
             self.writer = self.until_over.enter_context(Writer())
             super().__init__(*args, **kwargs)
 
     def subcommands(self) -> dict[str, set[str]]:
-        """The one that was asked for: parsers of the others take half of the seconds before a command begins."""
+        """Return only the requested subcommand: building the other parsers takes half of a command's startup time."""
         known: dict[str, set[str]] = super().subcommands()
         return {name: skipped for name, skipped in known.items() if name in self.parser_kwargs}
 
     def _parse_ckpt_path(self) -> None:
-        """Not as in Lightning: no setting comes out of a checkpoint, least of all which model's code is trusted."""
+        """Do nothing: unlike Lightning, read no setting from a checkpoint, least of all ``trust_remote_code``."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Words of our own, and defaults that work."""
+        """Add the package's own options and default values."""
         parser.add_argument(
             "--plugins",
             type=list[str] | str,
@@ -115,11 +115,11 @@ class TrainingCLI(LightningCLI):
         parser.set_defaults(DEFAULTS)
 
     def before_instantiate_classes(self) -> None:
-        """Refuse what Lightning would silently replace, and find the checkpoint that ``last`` means."""
+        """Refuse settings that Lightning would silently replace, and resolve the checkpoint ``last``."""
         config = self.config[self.subcommand]
         components = {name: config.data.get(name) for name in ("train", "val", "test", "predict", "rewards")}
         refuse_mappings(sys.argv[2:], components | {"demonstrations": config.model.get("cold_start.demonstrations")})
-        if str(config.trainer.precision) == "bf16-true":  # the same weights, but inputs stay as they are
+        if str(config.trainer.precision) == "bf16-true":  # the same weights, but inputs are not cast
             config.trainer.precision, config.model.dtype = "32-true", "bfloat16"
         grow_segments(config.data.get("rollouts"))
         accelerator = str(config.trainer.accelerator)
@@ -140,7 +140,7 @@ class TrainingCLI(LightningCLI):
         self.resumption = Resumption.of(given, runs_of(config), writer=self.writer if fit else None)
         config.ckpt_path = path = self.resumption.path
         if given == "last" and path is not None:
-            sys.argv.append(f"--ckpt_path={path}")  # the ranks that this process starts take the same
+            sys.argv.append(f"--ckpt_path={path}")  # the ranks started by this process take the same
         if fit:
             check_writable(self.resumption.run or runs_of(config))
             plugins = [config.plugins] if isinstance(config.plugins, str) else list(config.plugins or [])
@@ -149,12 +149,12 @@ class TrainingCLI(LightningCLI):
             config.ckpt_path = kept_open(path, self.until_over)
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
-        """Checkpoints hold tensors and primitives only: loading one never runs code from it."""
+        """Load checkpoints with ``weights_only``: they hold tensors and primitives, and loading runs no code."""
         kwargs: dict[str, Any] = super()._prepare_subcommand_kwargs(subcommand)
         return kwargs | ({"weights_only": True} if kwargs.get("ckpt_path") else {})
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Check everything that can be checked before Lightning creates loggers and folders."""
+        """Run all checks that are possible before Lightning creates loggers and folders, then the subcommand."""
         self.model.weights_from_checkpoint = self.resumption.path is not None
         self.until_over.enter_context(few_threads(width_of(self.model.settings), self.trainer.strategy.root_device))
         try:
@@ -163,7 +163,7 @@ class TrainingCLI(LightningCLI):
                 prompts = self.datamodule.fingerprints() | self.model.fingerprints(self.datamodule)
                 self.model.run.provenance = self.resumption.check_prompts(prompts)
             with warnings.catch_warnings():
-                if subcommand != "fit":  # what keeps, shows and watches a training has no part in an evaluation
+                if subcommand != "fit":  # training callbacks are not needed in an evaluation
                     warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint.*")
                 super()._run_subcommand(subcommand)
             if subcommand in ("validate", "test") and self.trainer.is_global_zero:
@@ -174,7 +174,7 @@ class TrainingCLI(LightningCLI):
             self.datamodule.teardown(subcommand)  # also when preparing failed: no worker outlives the command
 
     def _show_and_keep(self, subcommand: str) -> None:
-        """What an evaluation found, on the terminal and as a file."""
+        """Print the metrics of an evaluation and write them to a file."""
         module, config = self.model, self.config[subcommand]
         show_evaluation(shown_metrics(module))
         name = {"validate": "val"}.get(subcommand, subcommand)
@@ -185,7 +185,7 @@ class TrainingCLI(LightningCLI):
         say(f"result: {path}")
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Add the logger of the run folder, the callbacks and the atomic checkpoint writer to what the user chose."""
+        """Add the run folder's logger, default callbacks and the atomic checkpoint writer to the user's settings."""
         config = self.config[self.subcommand]
         chosen = self._get(self.config_init, "trainer")
         fit = self.subcommand == "fit"
@@ -196,13 +196,13 @@ class TrainingCLI(LightningCLI):
         if not fit:
             self.save_config_callback = None
         elif self.resumption.path is not None:
-            kwargs["num_sanity_val_steps"] = 0  # Lightning would evaluate again where an iteration was complete
+            kwargs["num_sanity_val_steps"] = 0  # else Lightning would repeat the evaluation of a complete iteration
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, TypeError, ValueError, ImportError) as error:
             if isinstance(error, UserError):
                 raise
-            raise UserError("trainer", " ".join(str(error).split())) from error  # Lightning's own words name the field
+            raise UserError("trainer", " ".join(str(error).split())) from error  # Lightning's message names the field
         agree_first(trainer, self.resumption, self.writer if fit else None)
         return trainer
 

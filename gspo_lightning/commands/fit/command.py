@@ -1,4 +1,4 @@
-"""fit, validate, test and predict: a training command from its arguments to its exit code."""
+"""Run fit, validate, test or predict, from the arguments to the exit code."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def run(arguments: list[str], cli: type[TrainingCLI] = TrainingCLI) -> int:
     """Parse and run a training command.
 
     Args:
-        arguments: the command's name and what follows it.
-        cli: another one may do something else with the config.
+        arguments: name of the command and its arguments.
+        cli: CLI class; a subclass may use the config for something else than a run.
 
     Returns:
         The exit code (see :func:`gspo_lightning.cli.main`).
@@ -42,11 +42,11 @@ def run(arguments: list[str], cli: type[TrainingCLI] = TrainingCLI) -> int:
         docstring_parse_attribute_docstrings=helps
     )  # reading the sources of all settings takes seconds
     import_plugins(plugin_paths(arguments))
-    header = [f"{name} {version}" for name, version in versions().items()]  # of every saved config
+    header = [f"{name} {version}" for name, version in versions().items()]  # header of every saved config
     parser = {"exit_on_error": False, "dump_header": header}
-    argv, sys.argv = sys.argv, [sys.argv[0], *arguments]  # what Lightning's launcher starts the other ranks with
+    argv, sys.argv = sys.argv, [sys.argv[0], *arguments]  # Lightning's launcher starts the other ranks with it
     try:
-        # of one: the other ranks may be this script, with more to do together
+        # of one rank: the other ranks may be this script, with more collective work to come
         with quiet_writers(), leaves_no_group(of_many=False):
             cli(
                 GSPOModule,
@@ -58,7 +58,7 @@ def run(arguments: list[str], cli: type[TrainingCLI] = TrainingCLI) -> int:
                 save_config_callback=SavedConfig,
                 save_config_kwargs={"overwrite": True},
                 auto_configure_optimizers=False,
-                load_from_checkpoint_support=False,  # it would dump the config for hyperparameters that nobody saves
+                load_from_checkpoint_support=False,  # would dump the config for unused hyperparameters
             )
     except UserError:
         raise

@@ -1,4 +1,4 @@
-"""The configs that ship with the package: ``--config quickstart`` names one wherever the command runs."""
+"""Built-in configs: ``--config quickstart`` works from any working directory."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gspo_lightning.errors import UserError
 __all__ = ["FOLDER", "about", "built_in", "config_file", "with_files"]
 
 FOLDER = Path(__file__).parents[2] / "configs"
-"""In a wheel a folder of the package; in a checkout a link to the ``configs/`` at its top."""
+"""Folder of built-in configs: in a wheel part of the package, in a checkout a link to the top-level ``configs/``."""
 _FLAGS = ("--config", "-c")
 _NEAR = 5
 
 
 def built_in() -> dict[str, Path]:
-    """Name -> file of every config that ships, those at the top first: ``quickstart``, ``data/math`` ..."""
+    """Return name -> file of every built-in config, top-level ones first: ``quickstart``, ``data/math`` ..."""
     files = [*sorted(FOLDER.glob("*.yaml")), *sorted(FOLDER.glob("*/*.yaml"))]
     return {file.relative_to(FOLDER).with_suffix("").as_posix(): file for file in files}
 
 
 def about(file: Path) -> str:
-    """The first sentence of the comment that a config starts with.
+    """Return the first sentence of a config's leading comment.
 
     >>> about(built_in()["data/gsm8k"])
     'Grade-school mathematics; solutions end in "#### 42".'
@@ -38,13 +38,13 @@ def about(file: Path) -> str:
 
 
 def config_file(word: str) -> Path:
-    """The file that ``--config`` means: one that exists, else a built-in config.
+    """Resolve the value of ``--config``: an existing file, else a built-in config.
 
     Args:
         word: a path, or the name of a built-in config, with or without ``.yaml`` and ``configs/``.
 
     Raises:
-        UserError: it is neither, with the names that come near.
+        UserError: it is neither; the message suggests similar names.
     """
     path, known = Path(word), built_in()
     if path.is_file():
@@ -62,7 +62,7 @@ def config_file(word: str) -> Path:
 
 
 def _near(path: Path, name: str, known: dict[str, Path]) -> list[str]:
-    """Files beside the one that is missing, then built-in configs, with similar names."""
+    """Return similar names: files in the same folder, then built-in configs."""
     files = [file.name for file in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
     beside = difflib.get_close_matches(path.name, files, n=1)
     last = {one.rpartition("/")[2]: one for one in reversed(known)}  # the top level wins: math before data/math
@@ -71,10 +71,10 @@ def _near(path: Path, name: str, known: dict[str, Path]) -> list[str]:
 
 
 def with_files(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a command, with the file that each ``--config`` means in the place of what was written.
+    """Replace the value of each ``--config`` with the file it resolves to.
 
     Raises:
-        UserError: one is neither a file nor a built-in config.
+        UserError: a value is neither a file nor a built-in config.
     """
     found: list[str] = []
     for i, argument in enumerate(arguments):

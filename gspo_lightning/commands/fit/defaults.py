@@ -1,4 +1,4 @@
-"""What a config need not say."""
+"""Default values of training settings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ DEFAULT_CLASSES = {
     "data.advantages": "gspo_lightning.advantages.GroupNormalised",
     "data.rollouts": "gspo_lightning.rollouts.GroupedSampler",
 }
-"""Field -> the component that is there unless a config says otherwise."""
+"""Field -> class path of the default component."""
 DEFAULT_ROOT = "runs"
-"""Folder of all run folders."""
+"""Default folder of all runs."""
 DEFAULTS: dict[str, Any] = {
     **{field: {"class_path": path} for field, path in DEFAULT_CLASSES.items()},
     "trainer.default_root_dir": DEFAULT_ROOT,
@@ -24,4 +24,4 @@ DEFAULTS: dict[str, Any] = {
     "trainer.accelerator": "auto",
     "trainer.enable_model_summary": False,
 }
-"""Field -> value, where it is another one than Lightning's or none."""
+"""Field -> default, where it differs from Lightning's or Lightning has none."""

@@ -1,4 +1,4 @@
-"""One clear message from a complaint of the parser, whose own words are about its insides."""
+"""Translate jsonargparse errors, which speak of parser internals, into one clear message."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def _fields() -> Fields:
 
 
 def refuse_mappings(arguments: Sequence[str], values: Mapping[str, object]) -> None:
-    """A mapping that was meant as a component and was no good has become a text, or stayed one: say what is wrong.
+    """Refuse a mapping meant as a component that the parser rejected and kept as a string or mapping.
 
     Args:
         arguments: as for :func:`explain`.
-        values: field -> what the parser made of it.
+        values: field -> parsed value.
 
     Raises:
-        UserError: such a text.
+        UserError: there is such a mapping; the message names the wrong setting.
     """
     if any(_refused(value) for value in values.values()):
         fault = _fields().fault(settings(arguments))
@@ -53,7 +53,7 @@ def refuse_mappings(arguments: Sequence[str], values: Mapping[str, object]) -> N
 
 
 def _refused(value: object) -> bool:
-    """Whether a mapping of ``class_path`` and ``init_args`` is in it that is no component to the parser."""
+    """True if the value contains a ``class_path`` mapping that the parser did not accept as a component."""
     if isinstance(value, str):
         return value.lstrip().startswith(("{", "["))
     if isinstance(value, dict):
@@ -66,12 +66,12 @@ def _refused(value: object) -> bool:
 
 
 def explain(error: BaseException, arguments: Sequence[str] = (), fields: Fields | None = None) -> UserError:
-    """One message from jsonargparse's complaint: the field, what was wrong, and the nearest right word.
+    """Return a message for a jsonargparse error: the field, the problem and the nearest valid name.
 
     Args:
-        error: of the parser.
-        arguments: of the command, after its name.
-        fields: what may stand in its config; None: in that of ``gspo fit``.
+        error: error of the parser.
+        arguments: arguments of the command, without its name.
+        fields: valid settings of the config; None takes those of ``gspo fit``.
     """
     if (mistake := mistake_of_plugin(error)) is not None:  # raised by the constructor of a plug-in
         return mistake
@@ -94,7 +94,7 @@ def explain(error: BaseException, arguments: Sequence[str] = (), fields: Fields 
 
 
 def _missing(text: str, fields: Fields) -> UserError | None:
-    """A package that a class needs, or a parameter that it cannot do without."""
+    """Return the error of a class with a missing package or a missing required parameter, if any."""
     made = re.search(r"class_path='([\w.]+)'", text)
     name = made.group(1).rpartition(".")[2] if made else ""
     place = fields.place_of(name) or "arguments"
@@ -111,7 +111,7 @@ def _missing(text: str, fields: Fields) -> UserError | None:
 
 
 def _own_error(error: BaseException | None, field: str) -> UserError | None:
-    """An error of ours that the parser wrapped: a constructor refused its arguments."""
+    """Return the :class:`UserError` of a constructor that the parser wrapped, if any."""
     while error is not None:
         if isinstance(error, UserError):
             return error if error.field.startswith(("model.", "data.")) else _placed(error, field)
@@ -129,15 +129,15 @@ _INSIDES = (
     (re.compile(r"<class '(?:\w+\.)*(\w+)'>"), r"\1"),
     (re.compile(r"typing\."), ""),
 )
-"""Words of the parser's own, and the values that it repeats."""
+"""Patterns of parser internals and repeated values, with their replacements."""
 _NOISE = ("usage", "Problem with given class_path", "Does not validate", "Subtypes:", "Errors:", "Given value type")
 _HOPELESS = ("Expected a NoneType", "Expected a path but", "Not a valid subclass of NoneType")
 _FORMS = ("Expected a", "Not a valid subclass", "Subclass types expect", "a class path", "a dict with")
-"""What the parser says where a value has none of the forms that it takes; anything else is somebody's reason."""
+"""Beginnings of parser lines about a value of the wrong form; any other line is a constructor's reason."""
 
 
 def _informative(text: str) -> str:
-    """The lines of a complaint that say something, joined: the reason of a constructor alone, where there is one."""
+    """Join the informative lines of a parser error; only a constructor's reason if there is one."""
     lines = [re.sub(r'^[Pp]arser key "[^"]+":?\s*', "", line.strip(" -")) for line in text.splitlines()]
     for pattern, instead in _INSIDES:
         lines = [pattern.sub(instead, line) for line in lines]
@@ -148,7 +148,7 @@ def _informative(text: str) -> str:
 
 
 def _refused_class(text: str) -> str:
-    """The class whose constructor raised: in a list the first one that has not become an object; or nothing."""
+    """Return the class whose constructor raised (in a list the first not instantiated one), or an empty string."""
     given = re.search(r"Given value: .*?class_path='([\w.]+)'", text)
     return given.group(1).rpartition(".")[2] if given else ""
 
@@ -189,12 +189,12 @@ _KIND_OF = {
     "predict": "prompts", "demonstrations": "prompts", "rewards": "rewards", "rollouts": "rollouts",
     "advantages": "advantages", "environment": "environments", "tools": "tools",
 }  # fmt: skip
-"""Last word of a field -> the kind of component it takes."""
+"""Last part of a field -> kind of component it takes."""
 
 
 def _unknown_class(text: str, field: str) -> UserError | None:
     innermost = re.search(r"dot import path string: '?([\w.]+)", text)
-    if innermost is not None:  # a component within a component: what stands before it is the way there
+    if innermost is not None:  # a nested component: the keys before it are its path
         field = ".".join(re.findall(r'[Pp]arser key "([^"]+)"', text[: innermost.start()])) or field
         text = innermost[0]
     words = [w for w in field.split(".") if w in _KIND_OF]

@@ -1,6 +1,6 @@
-"""Which setting of a config is wrong, found by walking it beside the signatures that it is for.
+"""Search for the wrong setting of a config, by comparing it with the signatures that it configures.
 
-Asked only where the parser has refused a config: its own complaint speaks of the parser's insides.
+Used only after the parser has refused a config, because the parser's own message speaks of its internals.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from gspo_lightning.errors import UserError, did_you_mean
 __all__ = ["Fields"]
 
 _GIVEN = ("params", "optimizer")
-"""Parameters that nobody writes into a config: what an optimizer or a scheduler is made for."""
+"""Parameters that are not settings: the parameters of an optimizer and the optimizer of a scheduler."""
 _MANY = 25
 
 
 class Fields:
-    """What may stand in a config.
+    """Valid settings of a config.
 
     Args:
-        sections: top-level words and their types: classes whose parameters are settings, or types of values.
-        defaults: field -> the class that is there unless a config says otherwise.
+        sections: top-level name -> type: a class whose parameters are settings, or the type of a value.
+        defaults: field -> default class.
     """
 
     def __init__(self, sections: Mapping[str, Any], defaults: Mapping[str, type[Any]]) -> None:
         self.sections, self.defaults = dict(sections), dict(defaults)
         self.classes: dict[str, type[Any]] = {}
-        """Field -> the class that the settings so far have put there."""
+        """Field -> class chosen by the settings read so far."""
 
     def fault(self, settings: Sequence[Setting]) -> UserError | None:
-        """The first setting that cannot be right; None where all might be."""
+        """Return the error of the first wrong setting; None if no setting is known to be wrong."""
         self.classes = dict(self.defaults)
         for setting in settings:
             try:
@@ -67,11 +67,11 @@ class Fields:
         return None
 
     def place_of(self, name: str) -> str | None:
-        """The field that holds a class of this name, after :meth:`fault`."""
+        """Return the field that holds a class of this name; call :meth:`fault` first."""
         return next((field for field, cls in self.classes.items() if cls.__name__ == name), None)
 
     def _group(self, path: str, hints: Mapping[str, Any], keys: Sequence[str], value: Any, flag: bool) -> None:
-        """Settings side by side: a section, the parameters of a class, the fields of a dataclass."""
+        """Check sibling settings: a section, the parameters of a class, or the fields of a dataclass."""
         if not keys:
             if value is None or isinstance(value, str):
                 return
@@ -99,7 +99,7 @@ class Fields:
         for one in members(hint):
             inside = typing.get_args(one)
             if base is not None and typing.get_origin(one) is dict and not chooses:
-                continue  # a component, or several of which one is chosen
+                continue  # a component, or a choice among several
             if is_many(one) and inside and any(base_of(m) is not None or plain(m) for m in members(inside[-1])):
                 self._many(path, one, inside[-1], keys, loaded, flag, hint)
                 return
@@ -111,7 +111,7 @@ class Fields:
             raise UserError(path, f"is {shown(loaded)}; it must be {in_words(hint)}")
 
     def _many(self, path: str, hint: Any, inner: Any, keys: Sequence[str], value: Any, flag: bool, whole: Any) -> None:
-        """A list or mapping of components."""
+        """Check a list or mapping of components."""
         if typing.get_origin(hint) in (dict, collections.abc.Mapping):
             if keys:
                 self._value(f"{path}.{keys[0]}", inner, keys[1:], value, flag)
@@ -132,7 +132,7 @@ class Fields:
             self._component(path, typing.cast(type[Any], base_of(inner)), keys, value, flag)
 
     def _component(self, path: str, base: type[Any], keys: Sequence[str], value: Any, flag: bool) -> None:
-        """A class by name, and its parameters."""
+        """Check a component: its class name and its parameters."""
         if keys and keys[0] == "init_args" and len(keys) > 1:
             self._component(path, base, keys[1:], value, flag)
             return
@@ -178,7 +178,7 @@ class Fields:
         return UserError(field, f"is not a setting; known: {known}")
 
     def _levels(self) -> dict[str, str]:
-        """Every setting's last word -> the whole."""
+        """Return the last part of every setting -> its full name."""
         found: dict[str, str] = {}
         for section, hint in self.sections.items():
             if isinstance(hint, type) and hint not in WORDS:
@@ -204,10 +204,10 @@ def _loaded(text: object) -> Any:
 
 
 def _class(path: str, base: type[Any], name: str) -> type[Any]:
-    """A class by its name or path.
+    """Return a class by its name or import path.
 
     Raises:
-        UserError: none of that name.
+        UserError: there is no class of that name.
     """
     kind = next((kind for kind, one in bases().items() if one is base), None)
     if kind is not None:

@@ -1,4 +1,4 @@
-"""``gspo fit --help``: the settings that most people need, in groups; without a parser and without torch."""
+"""``gspo fit --help``: the most used settings, in groups; needs neither a parser nor torch."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ GROUPS: dict[str, dict[str, str]] = {
         "data.rollouts": "where responses come from (gspo list rollouts)",
     },
 }
-"""Group -> setting -> what it is."""
+"""Group -> setting -> description."""
 
 
 def short_help(command: str, about: str) -> str:
-    """The page of a training command.
+    """Return the help page of a training command.
 
     Args:
         command: fit, validate, test or predict.
-        about: what it does.
+        about: description of the command.
     """
     width = max(len(name) for group in GROUPS.values() for name in group) + 4
     lines = [f"usage: gspo {command} --config CONFIG [--config OVERLAY] [--section.name VALUE ...]", "", about]
@@ -71,5 +71,5 @@ def short_help(command: str, about: str) -> str:
 
 
 def asked_for(arguments: Sequence[str]) -> bool:
-    """Whether the short page is what is wanted."""
+    """True if the arguments ask for the short help page."""
     return any(argument in ("-h", "--help") for argument in arguments)

@@ -1,4 +1,4 @@
-"""What the types of a signature allow, and how a message says it."""
+"""Type hints of settings: the values they allow, and their names in messages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = [
 ]  # fmt: skip
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
-"""Types of plain values, as a message calls them."""
+"""Type of a plain value -> its name in messages."""
 
 
 def members(hint: Any) -> Iterator[Any]:
-    """The alternatives of a type."""
+    """Yield the alternatives of a union type."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         for one in typing.get_args(hint):
             yield from members(one)
@@ -33,29 +33,29 @@ def members(hint: Any) -> Iterator[Any]:
 
 
 def leaves(hint: Any) -> list[Any]:
-    """The alternatives that are no components."""
+    """Return the alternatives of a type that are not components."""
     return [one for one in members(hint) if base_of(one) is None]
 
 
 def is_many(hint: Any) -> bool:
-    """Whether it is a list, a mapping or another collection."""
+    """True if the type is a list, a mapping or another collection."""
     origin = typing.get_origin(hint)
     return isinstance(origin, type) and issubclass(origin, collections.abc.Iterable) and origin is not str
 
 
 def plain(cls: Any) -> bool:
-    """A dataclass that is no kind of component, so that its fields are settings."""
+    """True for a dataclass that is not a component, so that its fields are settings."""
     fields = isinstance(cls, type) and dataclasses.is_dataclass(cls)
     return fields and not any(issubclass(cls, base) for base in bases().values())
 
 
 def bases() -> dict[str, type[Any]]:
-    """Kind of component -> its base class."""
+    """Return kind of component -> base class."""
     return {kind: registry.base_class(kind) for kind in registry.KINDS}
 
 
 def base_of(hint: Any) -> type[Any] | None:
-    """The class whose subclasses may be named here, if any."""
+    """Return the class whose subclasses a setting of this type accepts; None if the type is not a component."""
     if typing.get_origin(hint) is collections.abc.Callable:
         made = typing.get_args(hint)[-1]
         hint = next(iter(members(made)), None)
@@ -68,12 +68,12 @@ def base_of(hint: Any) -> type[Any] | None:
 
 
 def word(base: type[Any]) -> str:
-    """A class as a message calls it."""
+    """Return the name of a class in messages."""
     return base.__name__.removeprefix("_").lower()
 
 
 def parameters(cls: type[Any]) -> dict[str, Any]:
-    """Name -> type of what a class is made with."""
+    """Return name -> type of a class's constructor parameters."""
     hints: dict[str, Any] = {}
     for one in reversed(cls.__mro__):
         for source in (one, one.__dict__.get("__init__")):
@@ -85,12 +85,12 @@ def parameters(cls: type[Any]) -> dict[str, Any]:
 
 
 def takes_all(cls: type[Any]) -> bool:
-    """Whether any parameter may be given to it."""
+    """True if the class accepts arbitrary keyword arguments."""
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(cls).parameters.values())
 
 
 def fits(hint: Any, value: Any) -> bool:
-    """Whether a value may be of a type; True where nobody can say."""
+    """True if a value may be of a type, or if that cannot be decided."""
     return any(_fits_one(one, value) for one in members(hint))
 
 
@@ -118,7 +118,7 @@ def _is_number(value: Any) -> bool:
 
 
 def in_words(hint: Any) -> str:
-    """What may be written there."""
+    """Describe the allowed values of a type, for messages."""
     names: list[str] = []
     literals = [str(a) for one in members(hint) if typing.get_origin(one) is typing.Literal for a in one.__args__]
     if literals:

@@ -1,4 +1,4 @@
-"""The settings of a config by their names, read from the sources: nothing is imported, so it takes milliseconds."""
+"""Names of all settings, parsed from the source files without importing them, which takes milliseconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOP = (
     "seed_everything", "plugins", "allow_changed_config", "ckpt_path", "trainer", "model", "data", "weights_only",
     "return_predictions", "verbose",
 )  # fmt: skip
-"""What may stand at the top of a config."""
+"""Top-level settings of a config."""
 
 _ROOT = Path(__file__).parents[2]
 _CLASSES = {
@@ -33,12 +33,12 @@ LEAVES = {
         for name in ("clip_low", "clip_high", "kl_coef", "kl_estimator", "entropy_coef", "dual_clip", "correction")
     },
 }
-"""Settings of components that people look for -> the whole name."""
+"""Frequently used settings of components -> full name."""
 
 
 @cache
 def settings_of(section: str) -> tuple[str, ...]:
-    """The settings of ``trainer``, ``model``, ``data``, or of a group such as ``data.evaluation``; () if it has none.
+    """Return the settings of ``trainer``, ``model``, ``data`` or a group such as ``data.evaluation``; () if none.
 
     >>> settings_of("model")[:2], "max_epochs" in settings_of("trainer"), settings_of("data.evaluation")[:2]
     (('name_or_path', 'objective'), True, ('temperature', 'samples'))
@@ -51,7 +51,7 @@ def settings_of(section: str) -> tuple[str, ...]:
 
 
 def _parameters(file: Path, name: str) -> tuple[str, ...]:
-    """Of the constructor of a class, or the fields of a dataclass."""
+    """Return the constructor parameters of a class, or the fields of a dataclass."""
     if not file.is_file():
         return ()
     tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -66,7 +66,7 @@ def _parameters(file: Path, name: str) -> tuple[str, ...]:
 
 @cache
 def whole_names() -> dict[str, str]:
-    """Last word of a setting -> the whole name; where several end alike, the one nearer to the top."""
+    """Return the last part of a setting -> its full name; on a tie, the setting nearest to the top level."""
     found = {name: f"{section}.{name}" for section in ("data", "model", "trainer") for name in settings_of(section)}
     for group in _GROUPS:
         for name in settings_of(group):

@@ -1,4 +1,4 @@
-"""The loggers of a run: the one of its folder, and those that a config names."""
+"""Loggers of a run: the one of its folder and the ones in the config."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["loggers_of"]
 
 
 def loggers_of(chosen: Any, config: Any, fit: bool, resumption: Resumption) -> Any:
-    """The run folder's own TensorBoard logger first, then whatever the user configured."""
+    """Return the run folder's TensorBoard logger, then the user's loggers; False if there are none."""
     if chosen is False:
         return False
     theirs = [] if chosen in (None, True) else list(chosen) if isinstance(chosen, list | tuple) else [chosen]
@@ -24,7 +24,7 @@ def loggers_of(chosen: Any, config: Any, fit: bool, resumption: Resumption) -> A
     if not fit:
         return theirs or False
     root, name, version = config.trainer.default_root_dir or DEFAULT_ROOT, run_name(config), None
-    if (run := resumption.run) is not None:  # go on in the folder of the run
+    if (run := resumption.run) is not None:  # continue in the folder of the run
         root, name, version = str(run.parent.parent), run.parent.name, run.name
     purge = resumption.first_step if run is not None else None
     own = RunLogger(root, name=name, version=version, default_hp_metric=False, purge_step=purge)

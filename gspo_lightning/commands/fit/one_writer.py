@@ -1,4 +1,4 @@
-"""Who may write the folder of a run, and which checkpoint all ranks start from: agreed on first."""
+"""Agreement of all ranks on the run folder, its lock, and the checkpoint to start from."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["agree_first", "kept_open"]
 
 
 def agree_first(trainer: Trainer, resumption: Resumption, writer: Writer | None) -> None:
-    """Have the ranks agree as soon as they can talk: Lightning makes loggers and folders right after that.
+    """Make the ranks agree as soon as they can communicate, just before Lightning creates loggers and folders.
 
     Args:
-        trainer: that will run; its strategy sets up the environment of the ranks.
-        resumption: what this rank has found.
-        writer: of a run folder; None only reads.
+        trainer: trainer of the run; its strategy sets up the process group.
+        resumption: resume state found by this rank.
+        writer: lock of the run folder; None for commands that only read it.
     """
     logger = trainer.loggers[0] if trainer.loggers else None
     unnamed = logger if isinstance(logger, TensorBoardLogger) and logger._version is None else None
@@ -48,7 +48,7 @@ def agree_first(trainer: Trainer, resumption: Resumption, writer: Writer | None)
 
 
 def _settle(writer: Writer, trainer: Trainer, unnamed: TensorBoardLogger | None) -> None:
-    """Lock where the first rank is about to write; a run without a name gets a folder that no other has."""
+    """Lock the folder that the first rank will write; an unnamed run gets a new folder."""
     if unnamed is not None and unnamed._version is None:  # a trainer may run more than once
         unnamed._version = claim_version(Path(unnamed.root_dir), unnamed._get_next_version)
     logger = trainer.loggers[0] if trainer.loggers else None
@@ -56,14 +56,14 @@ def _settle(writer: Writer, trainer: Trainer, unnamed: TensorBoardLogger | None)
 
 
 def kept_open(path: str, until: ExitStack) -> str:
-    """A name of a checkpoint that stays good when the run that is being trained removes the file.
+    """Return a path of a checkpoint that stays valid if the training run deletes the file.
 
     Args:
-        path: a file; a folder of shards is returned as it is.
-        until: closes it.
+        path: checkpoint file; a folder of shards is returned as it is.
+        until: closes the file.
 
     Raises:
-        UserError: it is gone already.
+        UserError: the file is already gone.
     """
     if os.path.isdir(path):
         return path

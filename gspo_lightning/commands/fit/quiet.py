@@ -1,4 +1,4 @@
-"""What other packages say while a run goes on, sorted: warnings that mean nothing here are left out."""
+"""Filter third-party warnings and log messages during training."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["quiet_writers", "quieten"]
 
 
 class _ToStderr(logging.Handler):
-    """Plain lines on whatever ``sys.stderr`` is at the moment."""
+    """Log handler that prints plain lines to the current ``sys.stderr``."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the message."""
+        """Print a log record."""
         say(self.format(record), file=sys.stderr)
 
 
 def quieten() -> None:
-    """Hide what says nothing to a user of this package; keep our own log lines."""
+    """Hide third-party messages that do not concern the user; show this package's log messages."""
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
     own = logging.getLogger("gspo_lightning")
@@ -35,7 +35,7 @@ def quieten() -> None:
         own.addHandler(_ToStderr())
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if not sys.stderr.isatty():
-        disable_progress_bar()  # of transformers, for loading and saving
+        disable_progress_bar()  # transformers' bar for loading and saving
     for pattern in (
         ".*LightningCLI's args parameter is intended.*",
         ".*does not have many workers.*",
@@ -46,7 +46,7 @@ def quieten() -> None:
         ".*Total length of `PromptLoader` across ranks is zero.*",  # data.val: null
         ".*available but not used.*",
         ".*You are trying to `self.log.*",
-        ".*sync_dist=True.*",  # what is logged has been reduced over ranks
+        ".*sync_dist=True.*",  # logged values are already reduced over ranks
         ".*isinstance.treespec, LeafSpec.*",
         ".*`_get_vc_dir`.*",
     ):
@@ -55,7 +55,7 @@ def quieten() -> None:
 
 @contextlib.contextmanager
 def quiet_writers() -> Iterator[None]:
-    """TensorBoard's writer thread prints no traceback: what it meets is raised again at the next thing to write."""
+    """Suppress tracebacks of TensorBoard's writer thread: its errors are raised again at the next write."""
     before = threading.excepthook
 
     def hook(failed: threading.ExceptHookArgs) -> None:

@@ -1,4 +1,4 @@
-"""What ``gspo validate`` and ``gspo test`` leave: a JSON file that says what was found, and of what."""
+"""Result file of ``gspo validate`` and ``gspo test``: metrics, data, model and versions as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["shown_metrics", "write_result"]
 
 
 def shown_metrics(module: GSPOModule) -> dict[str, float]:
-    """What the last evaluation found; without accuracy and pass@k where the reward does not say right or wrong."""
+    """Return the last evaluation's metrics, without accuracy and pass@k unless the reward judges correctness."""
     found = module.evaluator.last
     if module.shown_by == "accuracy":
         return dict(found)
@@ -29,19 +29,19 @@ def shown_metrics(module: GSPOModule) -> dict[str, float]:
 def write_result(
     command: str, run: Path, module: GSPOModule, prompts: int, checkpoint: str | None, config: Mapping[str, Any]
 ) -> Path:
-    """Write ``<run>/<command>/<time>/<command>.json``; returns its path.
+    """Write ``<run>/<command>/<time>/<command>.json`` and return its path.
 
     Args:
         command: validate or test.
-        run: folder of the run whose policy answered.
-        module: has evaluated.
-        prompts: how many were answered.
-        checkpoint: that was loaded; None where the model is as the config says.
-        config: of the command. Its hash leaves out where it was written and which checkpoint was loaded.
+        run: folder of the evaluated run.
+        module: module after its evaluation.
+        prompts: number of answered prompts.
+        checkpoint: loaded checkpoint; None if the weights come from the config's model.
+        config: config of the command; its hash excludes the config file's path and the checkpoint.
 
     Raises:
         OSError: the folder cannot be written.
-        UserError: a file is in its place.
+        UserError: a file is in place of the folder.
     """
     settings = {name: value for name, value in config.items() if name not in ("config", "ckpt_path")}
     finite = {name: value if math.isfinite(value) else None for name, value in shown_metrics(module).items()}

@@ -1,4 +1,4 @@
-"""Where a run writes, and what its folder is called."""
+"""Run folders: their location and names."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ __all__ = ["check_writable", "root_of", "run_name", "runs_of"]
 
 
 def run_name(config: Any) -> str:
-    """Runs are grouped under the stem of the first config file."""
+    """Return the name that groups runs: the stem of the first config file, else "run"."""
     files = config.get("config") or []
     return Path(str(files[0])).stem if files else "run"
 
 
 def root_of(config: Any) -> Path:
-    """Where all runs are."""
+    """Return the folder of all runs."""
     return Path(config.trainer.default_root_dir or DEFAULT_ROOT)
 
 
 def runs_of(config: Any) -> Path:
-    """The folder of the runs of this config; each is a ``version_N`` in it."""
+    """Return the folder of this config's runs; each is a ``version_N`` in it."""
     return root_of(config) / run_name(config)
 
 
 def check_writable(folder: Path) -> None:
-    """A folder can be made where the run writes; found before the model is loaded, and nothing stays behind."""
+    """Check, before the model is loaded, that the run folder can be created; leaves nothing behind."""
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".gspo-", dir=there))

@@ -1,4 +1,4 @@
-"""The resolved config: a file in the run folder, and the hyperparameters of every logger that a config names."""
+"""Save the resolved config in the run folder and as hyperparameters of the configured loggers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from lightning.pytorch.loggers import TensorBoardLogger
 __all__ = ["SavedConfig"]
 
 _OF_THIS_START = ("ckpt_path", "allow_changed_config", "weights_only")
-"""How a run was started, which is another matter than what it is: a resume differs in it."""
+"""Settings of one start of a run, not of the run itself; a resume changes them."""
 
 
 class SavedConfig(SaveConfigCallback):
-    """Writes ``config.yaml``, and tells Weights & Biases, MLflow and CSV files the same settings."""
+    """Callback that writes ``config.yaml`` and logs its settings to Weights & Biases, MLflow and CSV loggers."""
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """On rank 0, once. TensorBoard has the file beside its own."""
+        """Log the settings once, on rank 0; not to TensorBoard, whose folder holds ``config.yaml``."""
         loggers = [logger for logger in trainer.loggers if not isinstance(logger, TensorBoardLogger)]
         if not loggers:
             return

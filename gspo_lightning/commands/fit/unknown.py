@@ -1,4 +1,4 @@
-"""Settings that are none of ours, all of them in one message and before anything slow is imported."""
+"""Refuse unknown settings, all in one message and before slow imports."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _PAGES = {"TRL": "docs/from_trl.md", "verl": "docs/from_verl.md"}
 _OPTIONS = ("help", "print_", "config")
 _FEW = 25
 _HYDRA = re.compile(r"[+~]*[a-z_]+(\.[A-Za-z_0-9]+)+")
-"""An override as verl's scripts write it, before its ``=``."""
+"""Name part of a Hydra override, as verl's scripts write it before ``=``."""
 _OF_REWARD_MODELS = "model.center_rewards_coefficient"
-"""In every config that ``gspo fit-reward`` saves, and in those of no other command."""
+"""Setting that every config saved by ``gspo fit-reward`` has, and no other command's config."""
 _GROUPS = ("data.evaluation", "model.lora")
 
 
 @dataclass(frozen=True, slots=True)
 class _Unknown:
-    """A setting as it was written, the framework whose it is, and what to write instead."""
+    """Unknown setting as written, the framework it belongs to, and what to write instead."""
 
     key: str
     framework: str
@@ -42,15 +42,15 @@ class _Unknown:
 
 
 def refuse_unknown(arguments: Sequence[str]) -> None:
-    """Every setting in files and flags is ours, as far as names at the top and in its sections tell.
+    """Refuse unknown settings in config files and flags, at the top level and in its sections.
 
-    What stands within a component is known only when its class is, and is checked by the parser.
+    Settings within a component depend on its class; the parser checks them.
 
     Args:
-        arguments: those of a training command, after its name.
+        arguments: arguments of a training command, without its name.
 
     Raises:
-        UserError: settings of another framework, in the wrong section, or misspelt: one message for all of them.
+        UserError: settings are of another framework, in the wrong section, or misspelt; one message lists them all.
     """
     found = list(dict.fromkeys(_unknown(arguments)))
     if not found:
@@ -74,7 +74,7 @@ def _unknown(arguments: Sequence[str]) -> Iterator[_Unknown]:
     kept = [argument for argument in arguments if argument not in hydra]
     try:
         given = settings(kept)
-    except UserError:  # a word that belongs to no flag: the parser says so, unless there is something to translate
+    except UserError:  # an argument without a flag: reported by the parser, unless it can be translated
         given = []
     for setting in given:
         if setting.keys:
@@ -101,7 +101,7 @@ def _mapping(value: object) -> object:
 
 
 def _looked_at(items: Iterable[tuple[object, object]], path: str = "") -> Iterator[_Unknown]:
-    """Settings side by side, ``path`` is where (empty, or with a dot at its end)."""
+    """Yield the unknown ones among sibling settings; ``path`` is empty or ends in a dot."""
     for name, value in items:
         key = f"{path}{name}"
         first, *rest = key.removesuffix("+").split(".")
@@ -122,7 +122,7 @@ def _looked_at(items: Iterable[tuple[object, object]], path: str = "") -> Iterat
 
 
 def _leaves(key: str, value: object) -> Iterator[_Unknown]:
-    """A mapping under a name that is not known is so many settings, unless somebody has a word for the whole."""
+    """Yield the settings of a mapping under an unknown name, or the mapping itself if its own name can be explained."""
     if isinstance(value, Mapping) and value and key not in whole_names():
         if near := difflib.get_close_matches(key, TOP, n=1, cutoff=0.75):
             yield _misspelt(key, near[0], near[0])

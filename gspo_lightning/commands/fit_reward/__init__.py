@@ -1,4 +1,4 @@
-"""``gspo fit-reward``: a reward model from preference pairs."""
+"""``gspo fit-reward``: train a reward model on preference pairs."""
 
 from gspo_lightning.commands.fit_reward.command import main
 

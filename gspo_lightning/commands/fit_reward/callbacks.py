@@ -1,4 +1,4 @@
-"""The callbacks of a run: those that a config names, checkpoints, and a progress bar."""
+"""Callbacks of reward-model training: checkpoints, a progress bar, and the ones in the config."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ _KEPT = 2
 
 
 class RunCheckpoint(Checkpoint):
-    """Keeps the newest two checkpoints in ``checkpoints/`` of the run folder; ``last.ckpt`` links the newest.
+    """Checkpointing that keeps the newest two in ``checkpoints/`` of the run folder; ``last.ckpt`` links the newest.
 
     Args:
-        every_n_steps: optimizer steps between two; the end of an epoch always writes one, after its evaluation.
+        every_n_steps: optimizer steps between two checkpoints; the end of an epoch always writes one, after its
+            evaluation.
     """
 
     def __init__(self, every_n_steps: int = 200) -> None:
@@ -42,28 +43,28 @@ class RunCheckpoint(Checkpoint):
         self._saved = -1
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find the run folder, and remove what a killed run left half written."""
+        """Find the run folder and remove unfinished files of a killed run."""
         run = Path(trainer.log_dir or trainer.default_root_dir)
         self._folder = run / "checkpoints"
         if trainer.is_global_zero:
             sweep(self._folder, alone=is_held(run))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A resumed run is already at a checkpoint."""
+        """Record the current step as saved: a resumed run starts at a checkpoint."""
         self._saved = trainer.global_step
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Save after every so many steps."""
+        """Save every ``every_n_steps`` optimizer steps."""
         if trainer.global_step % self.every_n_steps == 0:
             self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save when every pair of the epoch has been learnt from."""
+        """Save when the epoch is complete."""
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             self._save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A limit may end the run within an epoch."""
+        """Save at the end of the run, which a limit may place within an epoch."""
         self._save(trainer)
 
     def _save(self, trainer: Trainer) -> None:
@@ -79,7 +80,7 @@ class RunCheckpoint(Checkpoint):
 
 
 class RewardProgress(UpdateBar):
-    """Counts optimizer steps, and shows accuracy on the pairs of the last one and on held-out pairs."""
+    """Progress bar over optimizer steps, with accuracy on the last step's pairs and on held-out pairs."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar at the position of a resumed run."""
@@ -87,18 +88,18 @@ class RewardProgress(UpdateBar):
         self.open(trainer, None if math.isinf(total) else int(total), "reward model")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Perhaps one more update."""
+        """Advance the bar if the batch completed an optimizer step."""
         if self._bar is not None and trainer.global_step > self._bar.n:
             self._bar.update(trainer.global_step - self._bar.n)
             self._bar.set_postfix_str(describe(pl_module), refresh=False)
 
 
 class SayHowToGoOn(Callback):
-    """After Ctrl-C: from which checkpoint the run goes on."""
+    """Print after Ctrl-C how to resume the run."""
 
     @rank_zero_only
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Say it."""
+        """Print the checkpoint to resume from if the exception is Ctrl-C."""
         if isinstance(exception, KeyboardInterrupt):
             last = Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints" / "last.ckpt"
             there = f"Resume with: --ckpt_path {last}" if last.exists() else "No checkpoint was written yet."
@@ -106,7 +107,7 @@ class SayHowToGoOn(Callback):
 
 
 def describe(module: Any) -> str:
-    """``accuracy 0.71, held-out 0.69`` from the latest numbers."""
+    """Format the latest metrics: ``accuracy 0.71, held-out 0.69``."""
     parts = [f"accuracy {module.last_update['reward_model/accuracy']:.2f}"] if module.last_update else []
     if module.evaluations:
         parts.append(f"held-out {module.evaluations[-1][1].accuracy.value:.2f}")
@@ -114,10 +115,10 @@ def describe(module: Any) -> str:
 
 
 def callbacks_of(chosen: Mapping[str, Any]) -> list[Callback]:
-    """What the user chose first; of ours, none of a class that is there already.
+    """Return the user's callbacks, then the default ones whose class the user has not configured.
 
     Args:
-        chosen: the trainer's settings, its callbacks made.
+        chosen: trainer settings, with instantiated callbacks.
     """
     given = listed(chosen.get("callbacks"))
     own: list[Callback] = [WatchRanks(), SayHowToGoOn()]

@@ -1,4 +1,4 @@
-"""LightningCLI for reward models: a config becomes a trainer, a module and a data module."""
+"""LightningCLI of reward models: builds trainer, module and data module from a config."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ DEFAULTS: dict[str, Any] = {
     "trainer.accelerator": "auto",
     "trainer.enable_model_summary": False,
 }
-"""Field -> value, where it is another one than Lightning's or none."""
+"""Field -> default, where it differs from Lightning's or Lightning has none."""
 _PRECISIONS = ("32", "32-true", "bf16-mixed")
 
 
 def fields() -> Fields:
-    """What may stand in a config."""
+    """Return the valid settings of a config."""
     values = {"seed_everything": int, "plugins": list[str] | str, "allow_changed_config": bool, "ckpt_path": str | None}
     sections = {**values, "trainer": Trainer, "model": RewardModule, "data": PreferenceDataModule}
     return Fields(sections, {"model.optimizer": torch.optim.AdamW})
 
 
 class RewardCLI(LightningCLI):
-    """The YAML tree: seed_everything, plugins, trainer, model, data."""
+    """LightningCLI of reward models; top-level settings: seed_everything, plugins, trainer, model, data."""
 
     @classmethod
     def run(cls, arguments: list[str]) -> None:
-        """Train as the arguments say, judge and export."""
+        """Train, evaluate and export a reward model."""
         with ExitStack() as until_over:
             cls.writer = until_over.enter_context(Writer())
             cli = cls(
@@ -77,10 +77,10 @@ class RewardCLI(LightningCLI):
             cli.train()
 
     def _parse_ckpt_path(self) -> None:
-        """Not as in Lightning: no setting comes out of a checkpoint, least of all which model's code is trusted."""
+        """Do nothing: unlike Lightning, read no setting from a checkpoint, least of all ``trust_remote_code``."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Words of our own, and defaults that work."""
+        """Add the package's own options and default values."""
         parser.add_argument("--ckpt_path", type=str | None, default=None, help="A checkpoint, or last.")
         parser.add_argument("--plugins", type=list[str] | str, default=[], help="Files that add prompt sets.")
         parser.add_argument(
@@ -94,7 +94,7 @@ class RewardCLI(LightningCLI):
         parser.set_defaults(DEFAULTS)
 
     def before_instantiate_classes(self) -> None:
-        """Refuse what cannot work, and find the checkpoint that ``last`` means."""
+        """Refuse settings that cannot work, and resolve the checkpoint ``last``."""
         config = self.config
         if isinstance(config.seed_everything, bool):
             raise UserError("seed_everything", "must be a number: a run has a seed that can be repeated")
@@ -104,12 +104,12 @@ class RewardCLI(LightningCLI):
         self.resumption = Resumption.of(config.ckpt_path, runs_of(config), writer=self.writer, reward_model=True)
         check_writable(self.resumption.run or runs_of(config))
         if self.resumption.run is not None:
-            check_replaceable(self.resumption.run / MODEL, [], "ckpt_path")  # where the run ends
+            check_replaceable(self.resumption.run / MODEL, [], "ckpt_path")  # the export at the end of the run
         plugins = [config.plugins] if isinstance(config.plugins, str) else list(config.plugins or [])
         self.resumption.check_config(config.as_dict(), versions(), plugins)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Add the logger of the run folder, the callbacks and the atomic checkpoint writer to what the user chose."""
+        """Add the run folder's logger, default callbacks and the atomic checkpoint writer to the user's settings."""
         chosen = self._get(self.config_init, "trainer")
         kwargs["logger"] = loggers_of(chosen.get("logger"), self.config, True, self.resumption)
         kwargs["callbacks"] = callbacks_of(chosen)
@@ -119,12 +119,12 @@ class RewardCLI(LightningCLI):
         except (MisconfigurationException, TypeError, ValueError, ImportError) as error:
             if isinstance(error, UserError):
                 raise
-            raise UserError("trainer", " ".join(str(error).split())) from error  # Lightning's words name the field
+            raise UserError("trainer", " ".join(str(error).split())) from error  # Lightning's message names the field
         agree_first(trainer, self.resumption, self.writer)
         return trainer
 
     def train(self) -> None:
-        """Read the pairs, train, and leave results, picture and model in the run folder."""
+        """Read the pairs, train, and write results, figure and model to the run folder."""
         module, data, trainer = self.model, self.datamodule, self.trainer
         check_device(str(trainer.precision), module.settings.dtype, trainer.strategy.root_device)
         module.prepare(data)
@@ -139,10 +139,10 @@ class RewardCLI(LightningCLI):
 
 
 def check_trainer(chosen: Any) -> None:
-    """Refuse settings of the trainer that mean nothing here, or another thing than elsewhere.
+    """Refuse trainer settings that have no meaning, or a different one, for reward models.
 
     Raises:
-        UserError: such a setting.
+        UserError: there is such a setting.
     """
     if chosen.accumulate_grad_batches != 1:
         raise UserError(

@@ -1,4 +1,4 @@
-"""``gspo fit-reward`` from its arguments to its exit code."""
+"""``gspo fit-reward``: run the command, from the arguments to the exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ABOUT = "Train a reward model on preference pairs, judge it on held-out ones, a
 
 
 def main(argv: Sequence[str]) -> int:
-    """Parse, train, judge and export.
+    """Parse the arguments, then train, evaluate and export a reward model.
 
     Returns:
         The exit code (see :func:`gspo_lightning.cli.main`).

@@ -1,4 +1,4 @@
-"""What a run leaves behind: ``results.json``, ``report.png``, and the model as a folder in transformers format."""
+"""Outputs of a reward-model run: ``results.json``, ``report.png`` and the model in transformers format."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MODEL = "model"
 def finish(
     module: RewardModule, data: PreferenceDataModule, trainer: Trainer, folder: Path, config: Mapping[str, Any]
 ) -> None:
-    """Write all three on the first rank, and say what was found.
+    """Write results, figure and model on the first rank, and print the held-out metrics.
 
     Args:
-        module: trained.
-        data: its pairs.
-        trainer: that trained it.
-        folder: of the run.
-        config: of the command.
+        module: trained module.
+        data: training and held-out pairs.
+        trainer: trainer of the run.
+        folder: run folder.
+        config: config of the command.
     """
     if not trainer.is_global_zero:
         return
@@ -64,7 +64,7 @@ def finish(
 
 
 def describe(found: HeldOut) -> str:
-    """The held-out results in one line."""
+    """Format the held-out results in one line."""
     low, high = found.accuracy.low, found.accuracy.high
     interval = "" if low is None or high is None else f" (95% interval {low:.3f} to {high:.3f})"
     return (

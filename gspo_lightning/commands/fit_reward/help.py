@@ -1,4 +1,4 @@
-"""``gspo fit-reward --help``: the settings that most people need, in groups; without a parser and without torch."""
+"""``gspo fit-reward --help``: the most used settings, in groups; needs neither a parser nor torch."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ GROUPS: dict[str, dict[str, str]] = {
         "data.max_tokens": "pairs with a longer answer are dropped, never cut (default: what the model takes)",
     },
 }
-"""Group -> setting -> what it is."""
+"""Group -> setting -> description."""
 
 
 def short_help(about: str) -> str:
-    """The page of the command.
+    """Return the help page of the command.
 
     Args:
-        about: what it does.
+        about: description of the command.
     """
     width = max(len(name) for group in GROUPS.values() for name in group) + 4
     lines = ["usage: gspo fit-reward --config CONFIG [--config OVERLAY] [--section.name VALUE ...]", "", about]

@@ -1,4 +1,4 @@
-"""What a config will need, before any GPU is paid for: ``gspo plan``."""
+"""``gspo plan``: estimate the memory and compute of a config, before you pay for a GPU."""
 
 from gspo_lightning.commands.plan.command import main
 

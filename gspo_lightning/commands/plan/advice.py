@@ -1,4 +1,4 @@
-"""What would make a run fit that does not: at least one change of the config, at most three together."""
+"""Config changes that make a run fit into memory: the smallest combinations that suffice."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["Option", "options_that_fit"]
 
 @dataclass(frozen=True)
 class Option:
-    """A change of the config."""
+    """Change of the config."""
 
     words: str
-    """As it is written in YAML or on the command line."""
+    """The change as written in YAML or on the command line."""
     change: Callable[[Job], Job]
     shards: bool = False
     eight_bit: bool = False
 
 
 def options_that_fit(job: Job, device: Device) -> list[tuple[str, int]]:
-    """Two ways to fit (words, bytes at the fullest moment), the fewest changes first.
+    """Return up to two ways to fit as (words, peak bytes), fewest changes first.
 
     Raises:
-        UserError: nothing helps, because a single sequence or the model itself is too large for a device.
+        UserError: no option helps, because a single sequence or the model itself is too large for a device.
     """
     singles = list(_options(job))
     everything = [o for o in singles if not o.eight_bit] if any(o.shards for o in singles) else singles
@@ -63,16 +63,16 @@ def _fitting(
     for chosen in itertools.combinations(singles, together):
         words = " and ".join(option.words for option in chosen)
         if any(o.shards for o in chosen) and any(o.eight_bit for o in chosen):
-            continue  # bitsandbytes does not know sharded parameters
+            continue  # bitsandbytes does not support sharded parameters
         if any(all(part in words for part in w.split(" and ")) for w, _ in known):
-            continue  # fewer changes are enough
+            continue  # a subset of these changes is enough
         peak = memory_of(_all(chosen, job), device).peak
         if peak <= device.memory:
             yield words, peak
 
 
 def _options(job: Job) -> Iterator[Option]:
-    """What could be changed here; what leaves results as they are comes first."""
+    """Yield the changes possible for this job; those that do not affect results come first."""
     if not job.checkpointing:
         yield Option("model.gradient_checkpointing: true", lambda j: j.with_model(gradient_checkpointing=True))
     if (budget := max(job.longest, 4096)) < job.budget:

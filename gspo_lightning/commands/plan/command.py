@@ -1,4 +1,4 @@
-"""``gspo plan``: memory, batch arithmetic and compute of a config, before you pay for a GPU."""
+"""``gspo plan``: estimate memory, batch arithmetic and compute of a config, before you pay for a GPU."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Plan a run; takes everything that ``gspo fit`` takes. Exit code 1: it does not fit.
+    """Plan a run, with the arguments of ``gspo fit``; return 1 if it does not fit into memory, else 0.
 
     Raises:
-        UserError: a mistake in the config, or no option that is known here would make it fit.
+        UserError: the config is wrong, or no known option would make the run fit.
     """
     parser = argparse.ArgumentParser(
         "gspo plan",
@@ -39,13 +39,13 @@ def main(argv: Sequence[str]) -> int:
     refuse_unknown(rest)
 
     class PlanCLI(TrainingCLI):
-        """The config of ``gspo fit``, with a plan in the place of a run."""
+        """CLI of ``gspo fit`` that prints a plan instead of starting a run."""
 
         def before_instantiate_classes(self) -> None:
-            """Nothing is resumed or written."""
+            """Do nothing: a plan resumes and writes nothing."""
 
         def instantiate_classes(self) -> None:
-            """Model and data settings only: a trainer would look for devices that are not here yet."""
+            """Instantiate only the model and data modules: a trainer would look for devices that this machine lacks."""
             made = self.parser.instantiate_classes(self.config)[self.subcommand]
             self.model, self.datamodule = made.model, made.data
 
@@ -56,14 +56,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def plan(cli: TrainingCLI, device_word: str | None, phases: bool = False) -> bool:
-    """Print the plan of a parsed config; whether it fits.
+    """Print the plan of a parsed config; return True if it fits into memory.
 
     Raises:
         UserError: see :func:`main`.
     """
     config = cli.config[cli.subcommand]
     device = device_of(device_word, str(config.trainer.accelerator))
-    job = job_of(cli.model, cli.datamodule, config, packed=device.cpu)  # elsewhere it is tried: plan for more
+    job = job_of(cli.model, cli.datamodule, config, packed=device.cpu)  # on a GPU, fit tries both: plan for the larger
     check_precision(str(config.trainer.precision))
     cli.datamodule.settings.check_ranks(job.world)
     check_context(cli.datamodule.longest, _positions(job))

@@ -15,22 +15,22 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Device:
-    """What one process has."""
+    """Device of one process."""
 
     name: str
     memory: int
     """Bytes."""
     flops: float = 312e12
-    """Dense bfloat16 multiply-adds count as two, per second."""
+    """Dense bfloat16 FLOP per second; a multiply-add counts as two."""
     bandwidth: float = 2.0e12
     """Bytes per second."""
     link: float = 25e9
-    """Bytes per second to another device of the same machine, one way; where nothing faster is there, of PCIe 4."""
+    """Bytes per second to another device of the same machine, one way; PCIe 4 unless there is a faster link."""
     cpu: bool = False
 
     @property
     def reserved(self) -> int:
-        """Bytes of a GPU that no tensor gets: driver context, libraries, communication, fragments of the allocator."""
+        """Bytes of a GPU unavailable to tensors: driver context, libraries, communication, allocator fragmentation."""
         return 0 if self.cpu else round(1.0 * GIB + 0.03 * self.memory)
 
 
@@ -48,19 +48,19 @@ CARDS: dict[str, Device] = {
     "A10G": Device("A10G", 22 * GIB, 70e12, 0.6e12),
     "T4": Device("T4", 14 * GIB, 65e12, 0.32e12),
 }
-"""By name; memory is what a process sees, rounded down."""
+"""Name -> card; memory is what a process sees, rounded down."""
 
 
 def device_of(word: str | None, accelerator: str) -> Device:
-    """The device to plan for.
+    """Return the device to plan for.
 
     Args:
-        word: a size such as ``80GB``, the name of a card, or None: this machine if the config trains on its CPU, else
-            80 GB.
+        word: a size such as ``80GB``, or the name of a card; None is this machine if the config trains on a CPU, else
+            an H100 (80 GB).
         accelerator: ``trainer.accelerator``.
 
     Raises:
-        UserError: neither a size nor a card.
+        UserError: ``word`` is neither a size nor a card.
     """
     if word is None:
         return _this_cpu() if accelerator == "cpu" else CARDS["H100"]

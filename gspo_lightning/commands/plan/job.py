@@ -1,4 +1,4 @@
-"""What a config asks for, in the numbers that decide memory and work."""
+"""Numbers of a config that determine memory and compute."""
 
 from __future__ import annotations
 
@@ -28,60 +28,60 @@ Strategy = Literal["single", "ddp", "fsdp"]
 
 @dataclass(frozen=True)
 class Job:
-    """A run, as far as it decides memory and work."""
+    """Settings of a run that determine memory and compute."""
 
     model: ModelSettings
     optimizer: str
-    """Dotted path of its class."""
+    """Dotted path of the optimizer's class."""
     precision: str
     strategy: Strategy
     shards_weights: bool
-    """FSDP's full sharding; False keeps whole weights (``SHARD_GRAD_OP``)."""
+    """FSDP's full sharding; False keeps unsharded weights (``SHARD_GRAD_OP``)."""
     cpu_offload: bool
     world: int
     nodes: int
     old_policy: str
-    """Name of its class."""
+    """Class name of the old policy."""
     reference: bool
     prompts: int
-    """Per iteration, over all ranks."""
+    """Prompts per iteration, over all ranks."""
     group_size: int
     minibatches: int
     epochs: int
     budget: int
-    """Tokens of a micro-batch."""
+    """Maximum tokens of a micro-batch."""
     max_prompt: int
     max_response: int
     iterations: int
     packed: bool
     source: str
-    """Name of the rollout source's class."""
+    """Class name of the rollout source."""
     max_rows: int
-    """Responses that are decoded at the same time."""
+    """Maximum responses decoded at the same time."""
     teacher: ModelSettings | None = None
-    """Of distillation, where it is a model on the training devices."""
+    """Teacher model of distillation on the training devices; None without one."""
     teacher_exact: bool = False
-    """Whether it is asked for whole distributions, in every update."""
+    """True if the teacher returns full distributions, in every update."""
     teacher_served: bool = False
-    """Whether there is a teacher behind a URL instead."""
+    """True if the teacher is behind a URL instead."""
     deal: Deal = DEFAULT_DEAL
-    """Which rows a mini-batch has."""
+    """Assignment of rows to mini-batches."""
     critic: str | None = None
-    """Name of the model that a critic trains; empty for a copy of the policy's; None without one, or if it has only a
-    head of its own."""
+    """Model name of the critic; empty for a copy of the policy's model; None without a critic, or if it has only a
+    head on the policy."""
     critic_epochs: int = 1
     critic_shared: bool = False
-    """Whether a critic has only a head of its own, on the policy's hidden states."""
+    """True if the critic is only a head on the policy's hidden states."""
     lockstep: bool = False
-    """Whether responses are sampled from the shards, layer by layer, in step with all ranks (FSDP2)."""
+    """True if responses are sampled from the shards, layer by layer, in lockstep with all ranks (FSDP2)."""
     copies: int = 0
-    """Of the weights that are trained, kept for rollouts ahead of training (``data.max_staleness``)."""
+    """Copies of the trained weights kept for rollouts ahead of training (``data.max_staleness``)."""
     max_pixels: int | None = None
-    """Of a picture (``data.pictures.max_pixels``); None is the limit of the model's processor."""
+    """Maximum pixels of a picture (``data.pictures.max_pixels``); None is the limit of the model's processor."""
 
     @property
     def of_critic(self) -> Job | None:
-        """The same run with the critic's model in the place of the policy's: AdamW, a model without an output head."""
+        """This run with the critic's model in place of the policy: AdamW, a model without an output head."""
         if self.critic is None:
             return None
         changes: dict[str, Any] = (
@@ -93,7 +93,7 @@ class Job:
 
     @property
     def of_teacher(self) -> Job | None:
-        """The same run with the teacher in the place of the policy, in the dtype that it has in memory."""
+        """This run with the teacher in place of the policy, in the teacher's dtype in memory."""
         if self.teacher is None:
             return None
         taught = dataclasses.replace(self.teacher, dtype=stored_dtype(self.teacher))
@@ -102,54 +102,54 @@ class Job:
 
     @property
     def checkpointing(self) -> bool:
-        """Whether activations are computed again in the backward pass."""
+        """True if activations are recomputed in the backward pass."""
         return self.model.gradient_checkpointing
 
     @property
     def lora(self) -> LoRA | None:
-        """The adapters, if there are any."""
+        """LoRA settings; None without adapters."""
         return self.model.lora
 
     @property
     def autocast(self) -> bool:
-        """Compute in 16 bits on float32 weights."""
+        """True if 16-bit compute runs on float32 weights."""
         return self.precision in ("bf16-mixed", "16-mixed") and self.weight_dtype != torch.bfloat16
 
     @property
     def weight_dtype(self) -> torch.dtype:
-        """Of the weights of the model."""
+        """Dtype of the model's weights."""
         return torch.bfloat16 if self.model.dtype == "bfloat16" or self.precision == "bf16-true" else torch.float32
 
     @property
     def compute_bytes(self) -> int:
-        """Bytes of a number that is computed with."""
+        """Bytes per number in compute precision."""
         return 2 if self.autocast or self.weight_dtype == torch.bfloat16 else 4
 
     @property
     def in_process(self) -> bool:
-        """Whether responses are sampled on the training devices."""
+        """True if responses are sampled on the training devices."""
         return self.source in ("GroupedSampler", "TransformersGenerate")
 
     @property
     def waves_fit(self) -> bool:
-        """Whether the source decodes only as many responses at a time as free memory has room for."""
+        """True if the source limits the responses decoded at a time to what free memory has room for."""
         return self.source == "GroupedSampler"
 
     @property
     def rows(self) -> int:
-        """Responses of a rank per mini-batch."""
+        """Responses per rank and mini-batch."""
         return max(1, self.prompts // self.minibatches // self.world) * self.group_size
 
     @property
     def prompts_per_update(self) -> float:
-        """Distinct prompts of a mini-batch, over all ranks."""
+        """Distinct prompts per mini-batch, over all ranks."""
         return prompts_per_update(
             self.deal, prompts=self.prompts, group_size=self.group_size, mini_batches=self.minibatches
         )
 
     @property
     def rows_of_prompt(self) -> int:
-        """Responses to one prompt that a mini-batch has, rounded up: they share its computation."""
+        """Responses per prompt in a mini-batch, rounded up; they share the computation of the prompt."""
         return math.ceil(self.prompts * self.group_size / self.minibatches / self.prompts_per_update)
 
     @property
@@ -159,7 +159,7 @@ class Job:
 
     @property
     def rows_at_once(self) -> int:
-        """Responses of the fullest micro-batch if all have the greatest length."""
+        """Responses of the fullest micro-batch if all have the maximum length."""
         if not self.packed:
             return max(1, min(self.rows, self.budget // self.longest))
         together = self.rows_of_prompt
@@ -170,7 +170,7 @@ class Job:
 
     @property
     def micro_batches(self) -> int:
-        """Of a rank per update, at most."""
+        """Maximum micro-batches per rank and update."""
         return -(-self.rows // self.rows_at_once)
 
     @property
@@ -180,23 +180,23 @@ class Job:
 
     @property
     def prompts_seen(self) -> int:
-        """Prompts that go through the model in a pass over a rollout batch, once for each micro-batch that has them."""
+        """Prompts processed in a pass over a rollout batch, counted once per micro-batch that contains them."""
         parts = self.minibatches * self.world * self.micro_batches * self.prompts_at_once
         return max(parts, round(self.prompts_per_update * self.minibatches))
 
     def with_model(self, **changes: Any) -> Job:
-        """The same run with other settings of its model."""
+        """Return this run with changed model settings."""
         return dataclasses.replace(self, model=dataclasses.replace(self.model, **changes))
 
 
 def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool) -> Job:
-    """From the parsed config.
+    """Build a job from a parsed config.
 
     Args:
-        module: not set up; its settings are read.
-        data: not set up.
-        config: the namespace of ``fit``.
-        packed: whether rows are packed where the config leaves that open.
+        module: model module before its setup; only its settings are read.
+        data: data module before its setup.
+        config: config of ``fit``.
+        packed: pack rows if ``model.layout`` is ``auto``.
     """
     trainer = config.trainer
     strategy, options = _class_and_options(trainer.strategy)
@@ -242,7 +242,7 @@ def job_of(module: GSPOModule, data: PromptDataModule, config: Any, packed: bool
 
 
 def stored_dtype(settings: ModelSettings) -> DType:
-    """Of weights in memory; ``auto`` is what the files have, by the model's own config, and usually bfloat16."""
+    """Return the dtype of weights in memory; ``auto`` is that of the model's config, usually bfloat16."""
     if settings.dtype != "auto":
         return settings.dtype
     if settings.name_or_path in TINY_MODELS:
@@ -251,7 +251,7 @@ def stored_dtype(settings: ModelSettings) -> DType:
 
 
 def rectangle(rows: int, group_size: int, prompt: int, response: int) -> MicroBatch:
-    """A micro-batch whose prompts and responses all have these lengths."""
+    """Return a micro-batch whose prompts and responses all have these lengths, in tokens."""
     return MicroBatch(
         torch.zeros(rows, prompt + response, dtype=torch.int64),
         torch.full((rows,), prompt),
@@ -263,7 +263,7 @@ def rectangle(rows: int, group_size: int, prompt: int, response: int) -> MicroBa
 
 
 def _class_and_options(value: Any) -> tuple[str, dict[str, Any]]:
-    """A word, or a class path with its arguments."""
+    """Return name and arguments of a setting that is a plain name or a class path with ``init_args``."""
     if value is None or isinstance(value, str):
         return str(value or ""), {}
     given = value.get("init_args") or {}

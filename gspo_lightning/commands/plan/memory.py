@@ -1,4 +1,4 @@
-"""Memory of one device by item, in each of the three moments of an iteration that may be the fullest."""
+"""Memory of one device by item, in each phase of an iteration that may have the peak."""
 
 from __future__ import annotations
 
@@ -38,56 +38,56 @@ __all__ = [
 ]
 
 SAMPLING, TRAINING, STEPPING = "sampling", "backward pass", "optimizer step"
-"""The moments of an iteration."""
+"""Phases of every iteration."""
 CRITIC = "critic"
-"""One more: the backward pass of a critic, between sampling and the policy's."""
+"""Phase of runs with a critic: its backward pass, between sampling and the policy's."""
 TEACHER = "teacher's pass"
-"""One more: the teacher's forward pass over a rollout batch, before the critic's."""
+"""Phase of runs with a teacher: its forward pass over a rollout batch, before the critic's."""
 ADAM_LIKE = {"adam": 2, "adamw": 2, "nadam": 2, "radam": 2, "adamax": 2, "lion": 1, "rmsprop": 1, "adagrad": 1}
-"""Class -> tensors of optimizer state per weight; 8-bit and paged forms by their names."""
+"""Optimizer class -> state tensors per weight; 8-bit and paged variants are derived from the name."""
 NF4 = 0.5 + 4 / 64
-"""Bytes per weight in 4-bit storage, with one float32 scale for 64 of them."""
+"""Bytes per weight in 4-bit storage, with one float32 scale per 64 weights."""
 
 
 @dataclass
 class Memory:
-    """Bytes by item and moment.
+    """Bytes by item and phase.
 
     Args:
-        moments: of an iteration.
+        moments: phases of an iteration.
     """
 
     moments: tuple[str, ...] = (SAMPLING, TRAINING, STEPPING)
     items: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Item -> moment -> bytes."""
+    """Item -> phase -> bytes."""
     host: dict[str, int] = field(default_factory=dict)
-    """What lies in the memory of the machine instead."""
+    """Item -> bytes in host memory."""
     rows: int = 0
-    """Responses that are sampled at the same time; 0 where servers do that."""
+    """Responses sampled at the same time; 0 if servers sample."""
 
     def add(self, item: str, size: float, *moments: str) -> None:
-        """Count an item; in every moment, if none is named."""
+        """Add bytes to an item in the given phases, or in every phase if none is given."""
         row = self.items.setdefault(item, {})
         for moment in moments or self.moments:
             row[moment] = row.get(moment, 0) + round(size)
 
     def total(self, moment: str) -> int:
-        """Of all items."""
+        """Return the bytes of all items in a phase."""
         return sum(row.get(moment, 0) for row in self.items.values())
 
     @property
     def fullest(self) -> str:
-        """The moment with the greatest total."""
+        """Phase with the largest total."""
         return max(self.moments, key=self.total)
 
     @property
     def peak(self) -> int:
-        """Bytes at the fullest moment."""
+        """Bytes in the fullest phase."""
         return self.total(self.fullest)
 
 
 def memory_of(job: Job, device: Device) -> Memory:
-    """Add up everything that one device holds."""
+    """Return the memory of one device, by item and phase."""
     counts = counts_of(job.model)
     teacher, critic = job.of_teacher, job.of_critic
     passes = [TEACHER] if teacher is not None and not job.teacher_exact else []
@@ -135,7 +135,7 @@ def _weights(memory: Memory, job: Job, counts: Counts, shards: int) -> None:
         memory.add("old policy", counts.trainable * (4 if job.lora else size) / kept)
     elif job.old_policy == "OffloadedSnapshot":
         memory.host["old policy"] = round(counts.trainable * size / kept)
-        if kept == 1:  # shards visit the device layer by layer
+        if kept == 1:  # shards are moved to the device layer by layer
             memory.add("old policy", counts.trainable * size, SAMPLING)
     else:
         cached = job.minibatches * job.rows * job.max_response * 4
@@ -157,16 +157,16 @@ def _states(memory: Memory, job: Job, counts: Counts, shards: int, device: Devic
     else:
         memory.add("optimizer state", state)
     if job.optimizer not in {f"torch.optim.{kind.__name__}" for kind in FUSED}:
-        at_once = not device.cpu and "bitsandbytes" not in job.optimizer  # all tensors together, or one by one
+        at_once = not device.cpu and "bitsandbytes" not in job.optimizer  # all tensors at once, or one by one
         step = counts.trainable * size / shards if at_once else 2 * counts.largest * size
         memory.add("optimizer temporaries", step, STEPPING)
 
 
 def optimizer_bytes(name: str, counts: Counts, size: int) -> int:
-    """Bytes of the state of an optimizer class over the trained parameters.
+    """Return the bytes of an optimizer's state over the trained parameters.
 
     Raises:
-        UserError: how much it keeps is not known.
+        UserError: the optimizer's state size is not known.
     """
     word = name.rsplit(".", 1)[-1].lower()
     plain = word.removeprefix("paged").removesuffix("8bit").removesuffix("32bit")
@@ -183,7 +183,7 @@ def optimizer_bytes(name: str, counts: Counts, size: int) -> int:
 
 def _training(memory: Memory, job: Job, counts: Counts) -> None:
     found = step_memory(job)
-    if job.strategy != "fsdp":  # it gathers layers in compute precision instead
+    if job.strategy != "fsdp":  # FSDP gathers layers in compute precision instead
         memory.add("weights in bfloat16 (autocast)", found.copies, TRAINING, SAMPLING)
     memory.add("activations", found.activations, TRAINING)
     memory.add("logits and temporaries", found.temporaries, TRAINING)
@@ -193,7 +193,7 @@ def _training(memory: Memory, job: Job, counts: Counts) -> None:
 
 
 def _pictures(memory: Memory, job: Job, moment: str, keeps: bool = True) -> None:
-    """Of a micro-batch; with what a trained tower ``keeps`` for its backward pass."""
+    """Add a micro-batch's pictures; ``keeps`` adds the activations that a trained tower keeps for backward."""
     if (tower := tower_of(job)) is not None:
         kept = keeps and tower.trained
         size = tower.bytes(job.prompts_at_once, job.compute_bytes, keeps=kept, checkpointing=job.checkpointing)
@@ -201,7 +201,7 @@ def _pictures(memory: Memory, job: Job, moment: str, keeps: bool = True) -> None
 
 
 def _teacher(memory: Memory, job: Job, moment: str) -> None:
-    """Frozen weights, and what a forward pass over the fullest micro-batch needs; nothing is kept of it."""
+    """Add the teacher: frozen weights, and a forward pass over the fullest micro-batch without kept activations."""
     counts = counts_of(job.model)
     kept = job.world if job.strategy == "fsdp" and job.shards_weights else 1
     memory.add("teacher", counts.total * job.weight_dtype.itemsize / kept)
@@ -213,7 +213,7 @@ def _teacher(memory: Memory, job: Job, moment: str) -> None:
 
 
 def _critic(memory: Memory, job: Job, shares_frozen: bool) -> None:
-    """A model without its output head, with gradients and activations while it is trained."""
+    """Add the critic: a model without its output head, with gradients and activations during its training."""
     counts, size = trunk_counts(job.model), job.weight_dtype.itemsize
     shards = job.world if job.strategy == "fsdp" else 1
     kept = shards if job.shards_weights else 1
@@ -239,7 +239,7 @@ def _critic(memory: Memory, job: Job, shares_frozen: bool) -> None:
 
 
 def _sampling(memory: Memory, job: Job, counts: Counts, device: Device) -> None:
-    """What a wave of responses takes beside all else that is there."""
+    """Add the memory of a wave of responses, which fills what the other items leave free."""
     copies = counts.total * job.compute_bytes
     lean = job.packed and job.compute_bytes == 4 and job.lora is None and not job.lockstep
     if lean and copies <= LARGEST_COPY:  # on a CPU
@@ -247,13 +247,13 @@ def _sampling(memory: Memory, job: Job, counts: Counts, device: Device) -> None:
     free = device.memory - device.reserved - memory.total(SAMPLING)
     memory.rows = wave_rows(job, device, free)
     while memory.rows > 1 and job.waves_fit and sum(_wave(job, memory.rows).values()) > free:
-        memory.rows //= 2  # as the sampler does where a prefill does not fit
+        memory.rows //= 2  # as the sampler does when a prefill does not fit
     for item, size in _wave(job, memory.rows).items():
         memory.add(item, size, SAMPLING)
 
 
 def _wave(job: Job, rows: int) -> dict[str, int]:
-    """Bytes by item while so many responses are sampled."""
+    """Return bytes by item while ``rows`` responses are sampled."""
     config = config_of(job.model).get_text_config()
     prompts = min(max(1, job.prompts // job.world), max(1, rows // job.group_size))
     logits = 4 * LOGITS * rows * int(config.vocab_size)
@@ -269,15 +269,15 @@ def _wave(job: Job, rows: int) -> dict[str, int]:
 
 
 def wave_rows(job: Job, device: Device, free: int) -> int:
-    """Responses that a device samples at the same time.
+    """Return the number of responses that a device samples at the same time.
 
     Args:
         job: the run.
-        device: one.
-        free: bytes that nothing else takes while responses are sampled.
+        device: one device.
+        free: bytes left by other items during sampling.
     """
     group, mine = job.group_size, max(1, job.prompts // job.world) * job.group_size
-    most = min(mine, max(group, job.max_rows // group * group))  # groups join whole
+    most = min(mine, max(group, job.max_rows // group * group))  # only whole groups join
     if not job.waves_fit:
         return most
     costs = Costs(config_of(job.model), job.compute_bytes, job.packed, job.max_prompt)
@@ -289,7 +289,7 @@ def wave_rows(job: Job, device: Device, free: int) -> int:
 
 
 def kv_bytes(job: Job, config: PretrainedConfig, rows: int) -> int:
-    """Keys and values of ``rows`` responses with their prompts, the copies of a layer that grows included."""
+    """Return the KV-cache bytes of ``rows`` responses and their prompts, including the copy while a layer grows."""
     found = footprint(config, job.compute_bytes)
     if not job.packed:
         return rows * (found.row(job.longest) + found.largest_layer * job.longest)
@@ -298,12 +298,12 @@ def kv_bytes(job: Job, config: PretrainedConfig, rows: int) -> int:
 
 
 def step_memory(job: Job, prefilled: int = 0, backward: bool = True) -> StepMemory:
-    """What the fullest micro-batch keeps; or what so many prompts of a rollout need on their way in.
+    """Return the memory of a step over the fullest micro-batch, or of a prefill of rollout prompts.
 
     Args:
         job: the run.
-        prefilled: prompts, which have no backward pass; 0: the micro-batch.
-        backward: False: of a forward pass over the same micro-batch, without gradients.
+        prefilled: number of prompts to prefill, without a backward pass; 0 takes the micro-batch.
+        backward: False takes a forward pass over the same micro-batch without gradients.
     """
     backward = backward and not prefilled
     step = Step(
@@ -321,7 +321,7 @@ def step_memory(job: Job, prefilled: int = 0, backward: bool = True) -> StepMemo
 
 
 def counts_of(settings: ModelSettings) -> Counts:
-    """Parameters of a model."""
+    """Return the parameter counts of a model, cached."""
     key = repr(settings)
     if key not in _counts:
         _counts[key] = count(skeleton(config_of(settings), settings.lora, settings.freeze))
@@ -329,11 +329,11 @@ def counts_of(settings: ModelSettings) -> Counts:
 
 
 def trunk_counts(settings: ModelSettings) -> Counts:
-    """The same without the output head, which a critic does not have."""
-    counts, whole = counts_of(settings), config_of(settings)  # a text model beside a tower may not say what is tied
+    """Return the parameter counts of a model without its output head, as a critic has it."""
+    counts, whole = counts_of(settings), config_of(settings)  # a vision model's text config may not say what is tied
     config = whole.get_text_config()
     head = int(config.vocab_size) * int(config.hidden_size)
-    own = 0 if whole.tie_word_embeddings else head  # else it is the embedding, which stays
+    own = 0 if whole.tie_word_embeddings else head  # a tied head is the embedding, which stays
     return dataclasses.replace(
         counts, total=counts.total - own, trainable=counts.trainable - (own if settings.lora is None else 0),
         outside=max(0, counts.outside - own), active=counts.active - head,

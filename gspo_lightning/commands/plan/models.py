@@ -1,4 +1,4 @@
-"""Configs of well-known models, so that a plan needs no network; any other model's own config is read."""
+"""Built-in configs of well-known models, so that a plan needs no network; other models' configs are loaded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TOWER = {
 
 
 def _seeing(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int) -> dict[str, Any]:
-    """A Qwen3-VL of up to 4B: its text model, and the tower that the small ones share."""
+    """Return the config of a Qwen3-VL of up to 4B: its text model, and the vision tower that these sizes share."""
     text = _known("qwen3_vl_text", hidden, layers, heads, kv_heads, intermediate, 151936, **_QWEN3, **_SMALL)
     text |= {
         "max_position_embeddings": 262144,
@@ -52,7 +52,7 @@ def _seeing(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: i
 
 
 PICTURE_PIXELS = {"qwen3_vl": 4096 * 4096, "qwen3_vl_moe": 4096 * 4096, "qwen2_5_vl": 3584 * 3584}
-"""Kind of model -> pixels above which its published processor scales a picture down."""
+"""Model type -> pixels above which its published processor scales a picture down."""
 
 KNOWN_MODELS: dict[str, dict[str, Any]] = {
     "Qwen/Qwen3-0.6B": _known("qwen3", 1024, 28, 16, 8, 3072, 151936, **_QWEN3, **_SMALL),
@@ -73,16 +73,16 @@ KNOWN_MODELS: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.2-1B": _known("llama", 2048, 16, 32, 8, 8192, 128256, **_SMALL, **_LONG, head_dim=64),
     "meta-llama/Llama-3.1-8B": _known("llama", 4096, 32, 32, 8, 14336, 128256, **_LONG),
 }
-"""Hub id -> the fields of its config that decide sizes, from the model cards and configs on the hub."""
+"""Hub id -> config fields that determine sizes, from the model cards and configs on the hub."""
 
 _SAME_SIZES = ("-Base", "-Instruct", "-Thinking-2507", "-Instruct-2507")
 
 
 def config_of(settings: ModelSettings) -> PretrainedConfig:
-    """The config of a model; nothing but a config is read.
+    """Return the config of a model; no weights are read.
 
     Raises:
-        UserError: it is not known and cannot be read (a hub id without a network, for example).
+        UserError: the model is not built in and its config cannot be read (a hub id without a network, for example).
     """
     name = settings.name_or_path
     if name in TINY_MODELS:
@@ -108,7 +108,7 @@ def _without_suffix(name: str) -> list[str]:
 
 
 def with_layers(config: PretrainedConfig, layers: int) -> PretrainedConfig:
-    """The same model with fewer decoder layers."""
+    """Return the config with fewer decoder layers."""
     fields = config.to_dict()
     text = fields["text_config"] if reads_pictures(config) else fields
     text["num_hidden_layers"] = layers

@@ -1,4 +1,4 @@
-"""A plan on the terminal."""
+"""Terminal output of a plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["show"]
 
 
 def show(job: Job, device: Device, memory: Memory, options: list[tuple[str, int]], phases: bool = False) -> None:
-    """Print it; with ``phases`` also where the time goes, and what that takes for granted."""
+    """Print a plan; ``phases`` adds the time of each phase and the assumptions behind it."""
     console = terminal(soft_wrap=True)
     for line in _head(job, device):
         console.print(line)
@@ -92,7 +92,7 @@ def _table(memory: Memory) -> Table:
 
 
 def _waves(job: Job, memory: Memory) -> Iterator[str]:
-    """How responses are sampled where they are not all sampled together."""
+    """Yield a line about the wave size if responses are not all sampled together."""
     mine = max(1, job.prompts // job.world) * job.group_size
     if 0 < memory.rows < mine:
         why = "what memory has room for, and at most max_rows" if job.waves_fit else "max_rows"

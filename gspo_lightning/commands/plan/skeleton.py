@@ -1,4 +1,4 @@
-"""A model without data: its parameters counted, and tensors that have shapes only to run it on."""
+"""Models without data: on the meta device to count parameters, or on fake tensors to run operations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Counts", "count", "shadow", "skeleton"]
 def skeleton(
     config: PretrainedConfig, lora: LoRA | None = None, frozen: Sequence[str] | None = None
 ) -> PreTrainedModel:
-    """The model on the meta device, adapters in place, frozen where it would be (``frozen``: ``model.freeze``)."""
+    """Build a model on the meta device, with adapters and frozen parameters (``frozen``: ``model.freeze``)."""
     kind = AutoModelForImageTextToText if reads_pictures(config) else AutoModelForCausalLM
     with torch.device("meta"):
         model: PreTrainedModel = kind.from_config(config, trust_remote_code=False)
@@ -31,7 +31,7 @@ def skeleton(
 
 
 def shadow(model: PreTrainedModel, dtype: torch.dtype, mode: FakeTensorMode) -> PreTrainedModel:
-    """The same model on a pretended CPU: operations check shapes and make no data. Adapters stay float32."""
+    """Move a model to fake CPU tensors: operations check shapes and make no data. Adapters stay float32."""
     made: dict[int, nn.Parameter] = {}
     with mode:
         for path, module in model.named_modules():
@@ -50,7 +50,7 @@ def shadow(model: PreTrainedModel, dtype: torch.dtype, mode: FakeTensorMode) -> 
 
 @dataclass(frozen=True)
 class Counts:
-    """Parameters of a model, and of the parts that decide what is gathered or quantised at a time."""
+    """Parameter counts of a model and of the parts that are gathered or quantised at a time."""
 
     total: int
     trainable: int
@@ -58,21 +58,21 @@ class Counts:
     """Trainable parameters in tensors of fewer than 4,096 elements, whose 8-bit optimizer state is not 8-bit."""
     largest_layer: int
     outside: int
-    """Of embeddings, head and final norm: what is in no decoder layer."""
+    """Parameters outside of decoder layers: embeddings, head and final norm."""
     quantisable: int
-    """Frozen weights of linear layers other than the head, which 4-bit storage applies to."""
+    """Frozen weights of linear layers other than the head, to which 4-bit storage applies."""
     active: int
-    """Parameters that multiply a token: without the input embedding, and of experts those a token goes through."""
+    """Parameters applied to a token: without the input embedding, and only the experts a token is routed to."""
     largest: int
-    """Of the largest single trainable tensor."""
+    """Parameters of the largest single trainable tensor."""
     vision: int = 0
-    """Of a vision tower, which only pictures go through."""
+    """Parameters of the vision tower, which processes only pictures."""
 
 
 def count(model: PreTrainedModel) -> Counts:
-    """Count a (meta) model."""
+    """Count the parameters of a model, which may be on the meta device."""
     config = model.config.get_text_config()
-    weights = dict(model.named_parameters())  # tied ones once
+    weights = dict(model.named_parameters())  # tied weights once
     family = FAMILIES.get(model.config.model_type)
     layers = (getattr(model.base_model, family.text) if family else model.base_model).layers
     per_layer = [sum(p.numel() for p in layer.parameters()) for layer in layers]

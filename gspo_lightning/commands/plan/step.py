@@ -1,4 +1,4 @@
-"""What a training step keeps alive: the real forward and backward pass, run on tensors that have no data."""
+"""Memory of a training step, measured by the real forward and backward pass on fake tensors without data."""
 
 from __future__ import annotations
 
@@ -24,65 +24,65 @@ from gspo_lightning.types import MicroBatch
 __all__ = ["Step", "StepMemory", "measure_step"]
 
 FEW = 2
-"""Layers of the smaller model that is run where the real one has more than twice as many; memory is linear in them."""
+"""Layers of the smaller model measured if the real one has more than twice as many; memory is linear in layers."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """How a micro-batch goes through the model."""
+    """Settings of a pass over a micro-batch."""
 
     dtype: torch.dtype = torch.float32
-    """Of the weights."""
+    """Dtype of the weights."""
     autocast: bool = False
     """bfloat16 compute on weights of another type (``bf16-mixed``)."""
     checkpointing: bool = False
     packed: bool = False
     lora: LoRA | None = None
     accumulates: bool = True
-    """Whether gradients of an earlier micro-batch are there already."""
+    """True if gradients of an earlier micro-batch exist already."""
     backward: bool = True
-    """False: a forward pass without gradients (prefill, old log-probabilities)."""
+    """False for a forward pass without gradients (prefill, old log-probabilities)."""
 
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes beside weights and gradients at the fullest moment."""
+    """Bytes besides the weights at the peak of a phase, by purpose."""
 
     activations: int
-    """What the decoder layers keep for the backward pass."""
+    """Bytes that the decoder layers keep for the backward pass."""
     temporaries: int
-    """Logits, their gradients, what a layer or the output head needs while it runs."""
+    """Bytes of logits, their gradients, and temporaries of a layer or the output head."""
     copies: int
-    """Weights in compute precision that autocast keeps."""
+    """Bytes of weights in compute precision that autocast caches."""
     gradients: int
-    """Of the trained parameters, where this was the first micro-batch; 0 where they were there already."""
+    """Bytes of new gradients after the first micro-batch; 0 if gradients existed already."""
 
     @classmethod
     def of(cls, peak: Mapping[str, int], fresh: int) -> Self:
-        """From the labels of a tally; up to ``fresh`` bytes of what has no label are gradients."""
+        """Build from the labels of a tally; up to ``fresh`` unlabelled bytes count as gradients."""
         kept, copies = peak.get("activations", 0), peak.get("copies", 0)
         rest = sum(peak.values()) - kept - copies
         return cls(kept, rest - min(rest, fresh), copies, min(rest, fresh))
 
     @property
     def parts(self) -> tuple[int, int, int, int]:
-        """In the order of the fields."""
+        """Bytes in the order of the fields."""
         return self.activations, self.temporaries, self.copies, self.gradients
 
     def total(self) -> int:
-        """Of all parts."""
+        """Return the bytes of all parts."""
         return sum(self.parts)
 
     def beyond(self, other: StepMemory, steps: float) -> StepMemory:
-        """The straight line from this through another, ``steps`` times their distance further; never below 0."""
+        """Extrapolate linearly from this through ``other``, ``steps`` times their distance further; never below 0."""
         line = (b + (b - a) * steps for a, b in zip(self.parts, other.parts, strict=True))
         return StepMemory(*(max(0, round(value)) for value in line))
 
 
 def measure_step(config: PretrainedConfig, batch: MicroBatch, step: Step) -> StepMemory:
-    """Run a micro-batch on a model of this config: in full, or two short forms of it and a straight line through them.
+    """Measure a micro-batch on a model of this config: the full model, or a line through two with fewer layers.
 
-    Each phase has a line of its own: which of them is the fullest depends on the number of layers.
+    Each phase is extrapolated separately, because the number of layers determines which phase has the peak.
     """
     layers = int(config.get_text_config().num_hidden_layers)
     if layers <= 2 * FEW:
@@ -93,11 +93,11 @@ def measure_step(config: PretrainedConfig, batch: MicroBatch, step: Step) -> Ste
 
 
 def _run(config: PretrainedConfig, batch: MicroBatch, step: Step) -> dict[str, StepMemory]:
-    """Phase -> its fullest moment."""
+    """Run a step on fake tensors; return phase -> memory at its peak."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = skeleton(config, step.lora)
     if model._can_set_experts_implementation():
-        model.set_experts_implementation("grouped_mm")  # shapes of the others depend on values
+        model.set_experts_implementation("grouped_mm")  # shapes of the other implementations depend on values
     if step.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if step.lora is not None:
@@ -116,14 +116,14 @@ def _run(config: PretrainedConfig, batch: MicroBatch, step: Step) -> dict[str, S
         with torch.set_grad_enabled(step.backward), torch.autocast("cpu", torch.bfloat16, enabled=step.autocast):
             loss = forward(tally)
             if step.backward:
-                with torch.autocast("cpu", enabled=False):  # casts of weights stay until the outer context ends
+                with torch.autocast("cpu", enabled=False):  # cast weights stay until the outer context ends
                     loss.backward()
     fresh = 0 if step.accumulates or not step.backward else sum(w.nbytes for w in weights)
     return {phase: StepMemory.of(peak, fresh) for phase, peak in tally.peaks.items()}
 
 
 def _mark_phases(policy: Policy, tally: Tally) -> None:
-    """Tell the tally when the output head, the layers and the embedding are on their way back."""
+    """Register hooks that tell the tally when backward reaches the output head, the layers and the embedding."""
 
     def returned(module: nn.Module, _: Any, output: Any, phase: str) -> None:
         hidden = output if isinstance(output, Tensor) else output.last_hidden_state
@@ -137,7 +137,7 @@ def _mark_phases(policy: Policy, tally: Tally) -> None:
 
 
 def _packed(policy: Policy, batch: MicroBatch) -> Callable[[Tally], Tensor]:
-    """As :meth:`Policy.forward`; places come from the real lengths, before tensors have no data any more."""
+    """Return a forward pass as in :meth:`Policy.forward`; positions are computed from real lengths beforehand."""
     layout = PackedLayout.of(batch)
     plan = attention_plan(layout.segments, layout.crossings, layout.longest, torch.device("cpu"))
     ids, positions = layout.token_ids.unsqueeze(0), layout.positions.unsqueeze(0)

@@ -1,4 +1,4 @@
-"""Counting the bytes of tensors that have shapes but no data: a training step is run and its peak is noted."""
+"""Count the bytes of fake tensors, to measure the peak memory of a training step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch.utils._pytree import tree_leaves
 __all__ = ["Tally"]
 
 COPIES = "copies"
-"""Label of what a precision plugin casts weights to."""
+"""Label of weights cast to compute precision."""
 
 
 class Tally(TorchDispatchMode):
-    """Adds up the storages that operations make and drop, by the label that was set when they were made.
+    """Dispatch mode that sums the storages operations allocate and free, by the label at allocation.
 
     Args:
-        weights: tensors that exist already; they and views of them count for nothing.
+        weights: existing tensors; they and views of them are not counted.
     """
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
@@ -31,20 +31,20 @@ class Tally(TorchDispatchMode):
         self._kept = list(weights)
         self._alive: dict[int, str] = {}
         self.now: dict[str, int] = {}
-        """Label -> bytes that are in use."""
+        """Label -> bytes in use."""
         self.peaks: dict[str, dict[str, int]] = {}
-        """Phase -> the same at the moment of the phase at which they were the most together."""
+        """Phase -> label -> bytes, at the peak of the phase."""
         self._label, self._phase = "other", ""
         self.enter("forward")
 
     def enter(self, phase: str) -> None:
-        """What follows is another phase, with a peak of its own."""
+        """Start a new phase with its own peak."""
         self._phase = phase
         self.peaks[phase] = dict(self.now)
 
     @contextmanager
     def label(self, name: str) -> Iterator[None]:
-        """What is made inside is counted under this name."""
+        """Count allocations within the context under this label."""
         before, self._label = self._label, name
         try:
             yield
@@ -52,7 +52,7 @@ class Tally(TorchDispatchMode):
             self._label = before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, then count what is new."""
+        """Run an operation, then count new storages."""
         if func is torch.ops.aten._grouped_mm.default:
             out = _grouped(*args)
         else:
@@ -79,7 +79,7 @@ class Tally(TorchDispatchMode):
 
 
 def _grouped(a: Tensor, b: Tensor, offsets: Tensor | None = None, *_: Any) -> Tensor:
-    """The shape of ``torch._grouped_mm``, whose own shape rule knows bfloat16 only."""
+    """Return the output of ``torch._grouped_mm`` by shape only; its own meta rule supports only bfloat16."""
     if a.dim() == 2 and b.dim() == 2:
         assert offsets is not None
         return a.new_empty(offsets.shape[0], a.shape[0], b.shape[1])

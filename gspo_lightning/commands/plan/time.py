@@ -1,4 +1,4 @@
-"""How long an iteration takes, phase by phase: a roofline over data sheets, with everything that it assumes."""
+"""Time of an iteration, phase by phase: a roofline estimate from data sheets, with its assumptions."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["ASSUMPTIONS", "DECODING", "SAMPLED", "Phase", "cache_read", "decodin
 
 PREFILL, DECODING, FORWARD_BACKWARD = "prompts (prefill)", "decoding", "forward and backward"
 SAMPLED = (PREFILL, DECODING)
-"""Phases in which responses are sampled."""
+"""Phases of sampling."""
 
 EFFICIENCY = 0.35
-"""Share of a device's peak that matrix products reach over a whole pass, training and prefill."""
+"""Share of a device's peak FLOP/s that matrix products reach over a pass of training or prefill."""
 READING = 0.6
 """Share of a device's bandwidth that decoding reaches."""
 LAUNCHES = {"GroupedSampler": 0.5e-3, "TransformersGenerate": 0.8e-3}
-"""Seconds per decoder layer and step that Python and kernel launches cost at least."""
+"""Minimum seconds per decoder layer and decoding step, for Python and kernel launches."""
 GRAPH = 0.05e-3
-"""The same for a server, which replays CUDA graphs."""
+"""Minimum seconds per decoder layer and decoding step of a server, which replays CUDA graphs."""
 SERVED_MEMORY = 0.9
-"""Share of a device's memory that a server fills with weights and its cache."""
+"""Share of a device's memory that a server fills with weights and KV cache."""
 ACROSS = 50e9
-"""Bytes per second and device between machines: 400 Gb/s each."""
+"""Bytes per second and device between machines: 400 Gb/s per device."""
 LINK_SHARE = 0.7
 """Share of a link's rate that collectives reach."""
 
@@ -47,27 +47,27 @@ ASSUMPTIONS = (
     "between machines; communication overlaps with computing",
     "rewards are scored while responses are sampled; evaluation, checkpoints and start-up are not counted",
 )
-"""What :func:`phases_of` takes for granted, as sentences."""
+"""Assumptions of :func:`phases_of`, as sentences."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of an iteration."""
+    """Phase of an iteration."""
 
     name: str
     seconds: float
     tokens: int
-    """That go through the model in it, over all devices; 0 where none do."""
+    """Tokens that pass through the model in this phase, over all devices; 0 if none."""
     bound: str
-    """What it waits for: compute, bandwidth, launches, communication."""
+    """Bottleneck: compute, bandwidth, launches or communication."""
 
     def rate(self, devices: int) -> float:
-        """Tokens per second and device."""
+        """Return the tokens per second and device."""
         return self.tokens / self.seconds / devices if self.seconds else 0.0
 
 
 def phases_of(job: Job, device: Device) -> list[Phase]:
-    """The phases of one iteration, in their order."""
+    """Return the phases of one iteration, in order."""
     work = work_of(job)
     found = [*_sampling(job, device, work)]
     if (handed := _handing_over(job, device)) is not None:
@@ -99,7 +99,7 @@ def _teacher(job: Job, device: Device, work: Work, tokens: int) -> Phase:
 
 
 def _critic(job: Job, device: Device, work: Work, tokens: int) -> list[Phase]:
-    """Its updates; a head alone costs neither communication nor an optimizer step that counts."""
+    """Return the critic's updates; for a head alone, communication and the optimizer step are negligible."""
     name = "critic's updates"
     if (critic := job.of_critic) is None:
         return [Phase(name, work.critic_flops / _speed(job, device), tokens, "compute")]
@@ -109,16 +109,16 @@ def _critic(job: Job, device: Device, work: Work, tokens: int) -> list[Phase]:
 
 
 def decoding_seconds(job: Job, device: Device, rows: int, tokens: int) -> tuple[float, str]:
-    """Seconds that ``rows`` responses of one device take for ``tokens`` tokens each, and what they wait for.
+    """Return the seconds to decode ``rows`` responses of ``tokens`` tokens on one device, and the bottleneck.
 
-    A step reads all weights and the cache so far, computes, and costs launches; the slowest of the three counts. In
-    this process one wave follows another; a server takes a response as soon as there is room.
+    The slowest of three costs counts in each step: reading all weights and the cache, compute, and launches. In
+    this process waves run one after another; a server admits a response as soon as there is room.
 
     Args:
-        job: model and precision; its lengths are those of a row of the cache.
-        device: one.
-        rows: responses of this device.
-        tokens: of each.
+        job: model and precision; its lengths determine a cache row.
+        device: one device.
+        rows: number of responses on this device.
+        tokens: tokens per response.
     """
     found = footprint(config_of(job.model), job.compute_bytes)
     room = min(rows, memory_of(job, device).rows if job.in_process else _served(job, device, found))
@@ -130,47 +130,47 @@ def decoding_seconds(job: Job, device: Device, rows: int, tokens: int) -> tuple[
 
 
 def _step(job: Job, device: Device, found: Footprint, rows: float, tokens: int) -> tuple[float, str]:
-    """Seconds of a decoding step of so many rows, and what they wait for."""
+    """Return the seconds of a decoding step of ``rows`` responses, and the bottleneck."""
     counts, layers = counts_of(job.model), int(config_of(job.model).get_text_config().num_hidden_layers)
-    shared = found.row(job.max_prompt) if job.waves_fit and job.packed else 0  # read once for a group
+    shared = found.row(job.max_prompt) if job.waves_fit and job.packed else 0  # read once per group
     cache = rows * (cache_read(found, job.max_prompt, tokens) - shared) + rows / job.group_size * shared
-    weights = (counts.total - counts.vision) * job.compute_bytes  # a step of many rows meets every expert
+    weights = (counts.total - counts.vision) * job.compute_bytes  # a step of many rows uses every expert
     costs = {
         "bandwidth": (weights + cache) / (device.bandwidth * READING),
         "compute": rows * 2.0 * counts.active / (_speed(job, device) / job.world),
         "launches": LAUNCHES.get(job.source, GRAPH) * layers,
     }
-    if job.lockstep and job.in_process:  # every layer is put together anew, before it is needed
+    if job.lockstep and job.in_process:  # every layer is gathered again in each step
         costs["communication"] = counts.total * job.compute_bytes * (job.world - 1) / job.world / _link(job, device)
     bound = max(costs, key=lambda name: costs[name])
     return costs[bound], bound
 
 
 def cache_read(found: Footprint, start: int, tokens: int) -> float:
-    """Bytes of a row's past that a step reads (of states: and writes), on average over its response.
+    """Return the cache bytes that a step reads per row (and writes, for states), averaged over the response.
 
     Args:
-        found: what the model keeps.
-        start: tokens of the prompt.
-        tokens: of the response.
+        found: KV-cache size of the model.
+        start: prompt tokens.
+        tokens: response tokens.
     """
     total = 2.0 * found.state
     for size, kept in found.layers:
         growing = tokens if kept is None else min(max(0, kept - start), tokens)
-        full = tokens - growing  # steps that see a whole window
+        full = tokens - growing  # steps with a full window
         total += size * (growing * (start + growing / 2) + full * (kept or 0)) / tokens
     return total
 
 
 def _served(job: Job, device: Device, found: Footprint) -> int:
-    """Responses that a server decodes at the same time: pages are taken as a row grows."""
+    """Return the number of responses that a server decodes at the same time; its pages are allocated on demand."""
     free = SERVED_MEMORY * device.memory - counts_of(job.model).total * job.compute_bytes
     own = cache_read(found, job.max_prompt, job.max_response) - found.state
     return max(1, int(free / max(own, 1.0)))
 
 
 def _speed(job: Job, device: Device) -> float:
-    """FLOP per second of all devices."""
+    """Return the FLOP per second of all devices."""
     return device.flops * (1.0 if job.compute_bytes == 2 or device.cpu else 0.25) * job.world * EFFICIENCY
 
 
@@ -185,12 +185,12 @@ def _sampling(job: Job, device: Device, work: Work) -> tuple[Phase, Phase]:
 
 
 def _link(job: Job, device: Device) -> float:
-    """Bytes per second between devices, the slowest on the way."""
+    """Return the bytes per second between devices, over the slowest link."""
     return LINK_SHARE * (ACROSS if job.nodes > 1 else device.link)
 
 
 def _handing_over(job: Job, device: Device) -> Phase | None:
-    """The weights on their way to who samples: shards are gathered, servers are sent them."""
+    """Return the phase that gathers shards or sends weights to servers; None if sampling uses them in place."""
     if job.in_process and (job.strategy != "fsdp" or job.lockstep):
         return None
     sent = counts_of(job.model).total * job.compute_bytes
@@ -198,7 +198,7 @@ def _handing_over(job: Job, device: Device) -> Phase | None:
 
 
 def _forward(name: str, job: Job, device: Device, flops: float, tokens: int, counts: Counts, passes: int = 1) -> Phase:
-    """Forward passes over a rollout batch, for which shards are gathered once a micro-batch."""
+    """Return the phase of forward passes over a rollout batch; shards are gathered once per micro-batch."""
     sent = 0.0
     if job.strategy == "fsdp":
         gathers = passes * job.minibatches * job.micro_batches
@@ -213,7 +213,7 @@ def _longer(name: str, compute: float, wait: float, tokens: int) -> Phase:
 def _training(name: str, job: Job, device: Device, flops: float, tokens: int, counts: Counts) -> Phase:
     updates, others = job.minibatches * job.epochs, (job.world - 1) / job.world
     sent = 2.0 * counts.trainable * 4 * others * updates if job.world > 1 else 0.0  # an all-reduce of gradients
-    if job.strategy == "fsdp":  # gathered twice and scattered once for every micro-batch
+    if job.strategy == "fsdp":  # two all-gathers and one reduce-scatter per micro-batch
         sent = counts.total * (2 * job.compute_bytes + 4) * others * updates * job.micro_batches
     return _longer(name, flops / _speed(job, device), sent / _link(job, device), tokens)
 

@@ -1,4 +1,4 @@
-"""What the pictures of prompts cost: tokens, weights of the vision tower, its activations and its work."""
+"""Cost of pictures in prompts: tokens, and the vision tower's weights, activations and FLOP."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ __all__ = ["Tower", "tower_of"]
 
 @dataclass(frozen=True)
 class Tower:
-    """A vision tower, with one picture of the largest size in every prompt.
+    """Vision tower, with one picture of the largest size in every prompt.
 
-    Weights are counted by what they multiply: ``per_patch`` of blocks and the embedding of patches, ``per_token`` of
-    what merges patches into tokens.
+    Weights are counted by what they multiply: ``per_patch`` for blocks and patch embedding, ``per_token`` for the
+    merger of patches into tokens.
     """
 
     parameters: int
     trained: bool
-    """Whether its weights, or adapters in it, are trained: then it has a backward pass, and activations are kept."""
+    """True if its weights or adapters are trained: then it has a backward pass and keeps activations."""
     pixels: int
-    """Of the largest picture: a larger one is scaled down."""
+    """Pixels of the largest picture; a larger one is scaled down."""
     side: int
-    """Pixels along each side of what one token stands for."""
+    """Side length in pixels of the square that one token represents."""
     longest: int
-    """Tokens of a prompt, at most (``data.max_prompt_tokens``)."""
+    """Maximum tokens of a prompt (``data.max_prompt_tokens``)."""
     merge: int
     per_patch: int
     per_token: int
     patch: int
-    """Numbers of a patch."""
+    """Values of a patch."""
     hidden: int
     kept: int
-    """Numbers of a patch in a layer, as measured: where the inner layer is not gated, 10 of the tower's width (what is
-    normalised, queries, keys and values before and after their rotation, what attention gives) and 2 of its inner
-    width; where it is, 14 and 4."""
+    """Values kept per patch and layer, as measured: if the MLP is not gated, 10 of the tower's width (normalised
+    inputs, queries, keys and values before and after rotation, attention output) and 2 of its inner width; if it is
+    gated, 14 and 4."""
     features: int
-    """Numbers of a token: what stands in the place of its embedding, and what is added in some layers."""
+    """Values per token: the features that replace its embedding and those added in some layers."""
     spans: tuple[int, ...]
-    """Patches that a patch attends to, for each layer; 0: all."""
+    """Patches that a patch attends to, per layer; 0 means all."""
     fixed: bool = False
-    """Whether every picture has as many tokens, whatever ``data.pictures.max_pixels`` says."""
+    """True if every picture has the same number of tokens, regardless of ``data.pictures.max_pixels``."""
 
     @property
     def largest(self) -> int:
@@ -66,29 +66,29 @@ class Tower:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the largest picture that a prompt has room for."""
+        """Tokens of the largest picture that fits into a prompt."""
         return min(self.largest, self.longest)
 
     @property
     def patches(self) -> int:
-        """Of that picture."""
+        """Patches of the largest picture that fits into a prompt."""
         return self.tokens * self.merge**2
 
     @property
     def flops(self) -> float:
-        """Of a forward pass over that picture: 2 for each weight and patch or token, and attention on top."""
+        """FLOP of a forward pass over that picture: 2 per weight and patch or token, plus attention."""
         weights = self.patches * self.per_patch + self.tokens * self.per_token
         seen = sum(min(span or self.patches, self.patches) for span in self.spans)
         return 2.0 * weights + 4.0 * self.hidden * self.patches * seen
 
     def bytes(self, pictures: int, size: int, *, keeps: bool, checkpointing: bool) -> int:
-        """Of pictures that are seen at a time: their pixels, activations, and features.
+        """Return the bytes of pictures processed at a time: pixels, activations and features.
 
         Args:
-            pictures: of the largest size.
-            size: bytes of a number.
-            keeps: for a backward pass; else one layer at a time.
-            checkpointing: keep the input of each layer only.
+            pictures: number of pictures of the largest size.
+            size: bytes per value.
+            keeps: keep activations for a backward pass; else only one layer's at a time.
+            checkpointing: keep only the input of each layer.
         """
         layers = len(self.spans)
         kept = self.kept * layers if keeps else self.kept
@@ -99,7 +99,7 @@ class Tower:
 
 
 def tower_of(job: Job) -> Tower | None:
-    """The tower of a job's model; None: it reads text only."""
+    """Return the vision tower of a job's model; None if the model reads only text."""
     config = config_of(job.model)
     if not reads_pictures(config):
         return None
@@ -142,7 +142,7 @@ def _of_qwen(tower: Any, config: Any) -> dict[str, Any]:
 
 
 def _of_siglip(parts: dict[str, Any], config: Any) -> dict[str, Any]:
-    """A SigLIP tower and what follows it: patches of a tile, or of a picture of fixed size, see each other."""
+    """Describe a SigLIP tower and its projector: patches of a tile or a fixed-size picture attend to each other."""
     vision, (tower, mapping) = config.vision_config, parts.values()
     width, inner, patch = int(vision.hidden_size), int(vision.intermediate_size), int(vision.patch_size)
     across = int(vision.image_size) // patch
@@ -160,7 +160,7 @@ def _of_siglip(parts: dict[str, Any], config: Any) -> dict[str, Any]:
 
 
 def _weights(module: Any) -> int:
-    """Of matrices: what multiplies."""
+    """Count the weights of matrices, which multiply."""
     return 0 if module is None else sum(p.numel() for p in module.parameters() if p.dim() > 1)
 
 
@@ -169,7 +169,7 @@ def _gated(tower: Any) -> bool:
 
 
 def _pixels(job: Job, config: PretrainedConfig) -> int:
-    """Of the largest picture as the model reads it."""
+    """Return the pixels of the largest picture as the model reads it."""
     name = job.model.name_or_path
     known = PICTURE_PIXELS.get(config.model_type)
     if known is not None and name not in TINY_MODELS and not Path(name).is_dir():

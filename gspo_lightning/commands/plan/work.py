@@ -1,4 +1,4 @@
-"""The arithmetic of an iteration: rows, updates, tokens, floating-point operations."""
+"""Arithmetic of an iteration: rows, updates, tokens and FLOP."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ __all__ = ["Work", "equation", "work_of"]
 
 @dataclass(frozen=True)
 class Work:
-    """Of one iteration, all ranks together, if every response has the greatest length."""
+    """Tokens and FLOP of one iteration over all ranks, if every response has the maximum length."""
 
     prompt_tokens: int
     response_tokens: int
     sampling_flops: float
     training_flops: float
     old_flops: float
-    """Of the forward pass that gives old log-probabilities."""
+    """FLOP of the forward pass for old log-probabilities."""
     token_flops: float
-    """Of a forward pass, per token."""
+    """FLOP of a forward pass, per token."""
     trained_prompt_tokens: int
-    """That go through a forward pass in training: where rows are packed, a prompt once in each mini-batch that has
-    responses to it."""
+    """Prompt tokens of a training forward pass; if rows are packed, a prompt counts once per mini-batch with responses
+    to it."""
     reference_flops: float = 0.0
-    """Of the reference policy's forward pass."""
+    """FLOP of the reference policy's forward pass."""
     teacher_flops: float = 0.0
-    """Of the teacher's forward passes, here or behind a URL."""
+    """FLOP of the teacher's forward passes, here or behind a URL."""
     value_flops: float = 0.0
-    """Of a critic's values."""
+    """FLOP of a critic's values."""
     critic_flops: float = 0.0
-    """Of a critic's updates."""
+    """FLOP of a critic's updates."""
     prefill_flops: float = 0.0
-    """Of the vision tower before responses are sampled; in ``sampling_flops``, too."""
+    """FLOP of the vision tower before sampling; included in ``sampling_flops``."""
     vision_flops: float = 0.0
-    """Of the vision tower in one forward pass over the rollout batch; in ``old_flops`` and ``training_flops``, too."""
+    """FLOP of the vision tower in one forward pass over the rollout batch; included in ``old_flops`` and
+    ``training_flops``."""
 
 
 def equation(job: Job) -> str:
-    """From prompts to optimizer steps, as the numbers multiply and divide."""
+    """Return the arithmetic from prompts to optimizer steps as text."""
     rows = job.prompts * job.group_size
     cut = rows // job.minibatches
     ranks = f" = {job.world} ranks x {cut // job.world}" if job.world > 1 else ""
@@ -61,9 +62,9 @@ def equation(job: Job) -> str:
 
 
 def work_of(job: Job) -> Work:
-    """Tokens are upper bounds; 2 FLOP per active weight and token forward, 4 backward, and attention on top.
+    """Return upper bounds of tokens and FLOP: 2 FLOP per active weight and token forward, 4 backward, plus attention.
 
-    Of a model that reads pictures, every prompt has one of the largest size.
+    For a vision model, every prompt has one picture of the largest size.
     """
     rows = job.prompts * job.group_size
     prompt = round((job.prompts_per_update * job.minibatches if job.packed else rows) * job.max_prompt)
@@ -85,7 +86,7 @@ def work_of(job: Job) -> Work:
 
 
 def _token_flops(job: Job, active: int) -> float:
-    """Of a forward pass of a model with so many active parameters, per token."""
+    """Return the FLOP per token of a forward pass of a model with ``active`` active parameters."""
     config = config_of(job.model).get_text_config()
     head = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     attention = 4.0 * int(config.num_attention_heads) * head * _attended(config, job.longest)
@@ -93,9 +94,9 @@ def _token_flops(job: Job, active: int) -> float:
 
 
 def _attended(config: PretrainedConfig, length: int) -> float:
-    """Tokens that a token sees, on average over a sequence and added up over the layers; linear ones see none."""
+    """Return the tokens attended to by a token, averaged over a sequence and summed over layers; linear layers: 0."""
     limit = getattr(config, "sliding_window", None)
-    usual = "full_attention" if limit is None else "sliding_attention"  # as transformers' cache takes it
+    usual = "full_attention" if limit is None else "sliding_attention"  # as in transformers' cache
     kinds = getattr(config, "layer_types", None) or [usual] * int(config.num_hidden_layers)
     window = min(length, int(limit or length))
     seen = {"sliding_attention": window * (1 - window / length / 2), "linear_attention": 0.0, "conv": 0.0}
@@ -103,22 +104,22 @@ def _attended(config: PretrainedConfig, length: int) -> float:
 
 
 def _training_passes(job: Job) -> float:
-    """Forward and backward, as forward passes."""
-    frozen = 1.0 if job.lora is not None else 2.0  # no gradients of frozen weights
+    """Return the cost of forward and backward in forward passes."""
+    frozen = 1.0 if job.lora is not None else 2.0  # no gradients for frozen weights
     return 1.0 + frozen + (1.0 if job.checkpointing else 0.0)
 
 
 def _tower_flops(job: Job, *, trained: bool = False) -> float:
-    """Of the vision tower of a job's model over a rollout batch; with its backward pass where it is ``trained``."""
+    """Return the vision tower's FLOP over a rollout batch; ``trained`` adds the backward pass of a trained tower."""
     if (tower := tower_of(job)) is None:
         return 0.0
     return (_training_passes(job) if trained and tower.trained else 1.0) * tower.flops * job.prompts_seen
 
 
 def _teacher(job: Job, token: float, tokens: int) -> float:
-    """One forward pass over a rollout batch; for whole distributions, one in every pass of training.
+    """Return the FLOP of a teacher's forward pass over a rollout batch; full distributions need one per training pass.
 
-    A server packs nothing and may be any model: it is taken for one of the policy's size.
+    A server packs nothing and may serve any model; the policy's size is assumed.
     """
     if job.teacher_served:
         return token * job.prompts * job.group_size * job.longest
@@ -129,7 +130,7 @@ def _teacher(job: Job, token: float, tokens: int) -> float:
 
 
 def _critic(job: Job, tokens: int) -> tuple[float, float]:
-    """Of values and of updates; a critic that shares the policy's model trains its head only."""
+    """Return the FLOP of a critic's values and updates; a critic on the policy's model trains only its head."""
     if job.critic_shared:
         forward = _token_flops(job, trunk_counts(job.model).active) * tokens + _tower_flops(job)
         return forward, job.critic_epochs * forward

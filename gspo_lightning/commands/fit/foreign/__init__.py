@@ -1,4 +1,4 @@
-"""Settings of TRL, transformers, verl and OpenRLHF, and what they are called here: one table for messages and pages."""
+"""Settings of TRL, transformers, verl and OpenRLHF and their names here, for error messages and documentation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ TRANSFORMERS: Table = read_table("transformers")
 VERL: Table = read_table("verl")
 _OTHER = read_table("other")
 OPENRLHF = _OTHER["OpenRLHF"]
-"""Words of OpenRLHF, slime and our own :class:`~gspo_lightning.GSPOConfig`."""
+"""Settings of OpenRLHF, slime and :class:`~gspo_lightning.GSPOConfig`."""
 BEGINNINGS = _OTHER["verl"]
-"""Beginning of a dotted name -> what becomes of all that is not in :data:`VERL`; the longest beginning counts."""
+"""Prefix of a dotted name -> its meaning here, for settings not in :data:`VERL`; the longest prefix counts."""
 _VERL_ROOMS = {"actor_rollout_ref", "algorithm", "critic", "custom_reward_function", "global_profiler", "ray_kwargs",
                "reward_model"}  # fmt: skip
 
@@ -27,7 +27,7 @@ def _dotted() -> dict[str, Word]:
 
 @cache
 def _flat() -> dict[str, tuple[str, Word]]:
-    """Framework and meaning of every word without a dot; verl's last words where they are nobody else's."""
+    """Return undotted name -> (framework, meaning); verl's last parts count if unique and unused elsewhere."""
     last: dict[str, set[str]] = {}
     for name in _dotted():
         last.setdefault(name.rpartition(".")[2], set()).add(name)
@@ -40,7 +40,7 @@ def _flat() -> dict[str, tuple[str, Word]]:
 
 
 def foreign(key: str) -> tuple[str, Word] | None:
-    """Framework and meaning of a setting that is not ours, as somebody wrote it; None where nobody has such a word.
+    """Return framework and meaning of a setting of another framework; None if no framework has it.
 
     >>> foreign("actor_rollout_ref.rollout.n")
     ('verl', Word(ours=('data.group_size',), note=''))
@@ -58,7 +58,7 @@ def foreign(key: str) -> tuple[str, Word] | None:
 
 
 def translation(framework: str, word: Word) -> tuple[str, str]:
-    """Problem and fix of a message about one word.
+    """Return problem and fix of the message about a setting of another framework.
 
     >>> translation("TRL", Word(("data.group_size",)))
     ('is a word of TRL', 'this is called data.group_size here')

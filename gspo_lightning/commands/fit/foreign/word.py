@@ -1,4 +1,4 @@
-"""A setting of another framework: what it is called here and what differs, or why there is none."""
+"""Setting of another framework: its name here and what differs, or why there is no equivalent."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ __all__ = ["Table", "Word", "read_table"]
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """``ours`` are settings of a config (``data.group_size``), the one to write first; none where nothing corresponds.
+    """Equivalent of another framework's setting.
 
-    ``note`` says how the value changes and what differs, or why there is nothing.
+    ``ours`` are settings of a config (``data.group_size``), the preferred one first; empty if there is no equivalent.
+    ``note`` says how the value changes and what differs, or why there is no equivalent.
     """
 
     ours: tuple[str, ...]
@@ -23,7 +24,7 @@ class Word:
 
     @property
     def called(self) -> str:
-        """What it is called here.
+        """Name here.
 
         >>> Word(("data.group_size",)).called, Word((), "there is no cache").called
         ('data.group_size', 'no equivalent')
@@ -39,11 +40,11 @@ class Word:
 
 
 Table = Mapping[str, Mapping[str, Word]]
-"""Subject -> their word -> what becomes of it."""
+"""Subject -> name in the other framework -> equivalent here."""
 
 
 def read_table(name: str) -> dict[str, dict[str, Word]]:
-    """The words of one YAML file of this folder, by subject."""
+    """Read the settings of one YAML file of this folder, by subject."""
     text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
     written = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return {subject: {word: _word(**said) for word, said in part.items()} for subject, part in written.items()}
