@@ -1,4 +1,4 @@
-"""``gspo data``: files of prompts before training."""
+"""``gspo data``: prepare files of prompts for training."""
 
 from gspo_lightning.commands.data.command import main
 

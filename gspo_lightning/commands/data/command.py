@@ -1,4 +1,4 @@
-"""``gspo data VERB``: the verbs, and their order in a project."""
+"""``gspo data VERB``: list of verbs and dispatch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERBS = {
     "filter": "keep prompts by their pass rate",
     "mix": "several files in one, by weights",
 }
-"""In the order in which they are used: each is ``add_arguments`` and ``run`` in a file of its name beside this one."""
+"""Verbs in order of use; each is a module of the same name in this package, with ``add_arguments`` and ``run``."""
 
 
 def main(argv: Sequence[str]) -> int:

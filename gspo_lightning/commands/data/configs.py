@@ -1,4 +1,4 @@
-"""What a config says about records, and a model's tokenizer."""
+"""Settings about records from a training config, and loading of tokenizers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["of_config", "tokenizer_of"]
 
 
 def of_config(files: Sequence[str], rest: Sequence[str]) -> Setting:
-    """Columns, rewards, tokenizer and limit of a config of ``gspo fit``; no weights are loaded."""
+    """Return columns, rewards, tokenizer and prompt limit of a ``gspo fit`` config; no weights are loaded."""
     found: list[Setting] = []
 
     def look(cli: TrainingCLI) -> None:
@@ -29,5 +29,5 @@ def of_config(files: Sequence[str], rest: Sequence[str]) -> Setting:
 
 
 def tokenizer_of(name: str) -> Any:
-    """Of a hub id, a folder or a tiny model."""
+    """Load the tokenizer of a hub id, a folder or a tiny model."""
     return load_tokenizer(ModelSettings(name))

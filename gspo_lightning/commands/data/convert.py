@@ -1,4 +1,4 @@
-"""``gspo data convert``: a public set's columns under our names, and any format that prompts are read in."""
+"""``gspo data convert``: rename the columns of public data sets, and convert between file formats."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["DESCRIPTION", "add_arguments", "run"]
 
 DESCRIPTION = "Write records with the columns of ours (prompt, answer ...) from a file of a public set, or of your own."
 Row = tuple[Callable[[], str], Any]
-"""How messages name a record, and the record."""
+"""Record, preceded by a function that returns its name in messages."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the verb."""
+    """Add the arguments of the verb."""
     parser.add_argument(
         "--input",
         nargs="+",
@@ -42,10 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Convert.
+    """Convert the input files.
 
     Raises:
-        UserError: an option or a record is wrong, or the columns are those of no known set.
+        UserError: an option or a record is wrong, or the columns match no known data set.
     """
     for number, path in enumerate(options.input):
         if not path.is_file():

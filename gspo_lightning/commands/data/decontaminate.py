@@ -1,4 +1,4 @@
-"""``gspo data decontaminate``: no prompt that gives a benchmark away, and a certificate that says so."""
+"""``gspo data decontaminate``: drop prompts that leak a benchmark, and write a certificate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _REASONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the verb."""
+    """Add the arguments of the verb."""
     add_files(parser)
     parser.add_argument(
         "--against", nargs="+", type=Path, required=True, metavar="FILE", help="prompts of benchmarks, of either format"
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(slots=True)
 class _Answers:
-    """Records with an answer of a benchmark, which are counted but not dropped."""
+    """Records that share an answer with a benchmark; counted but not dropped."""
 
     known: set[str]
     equal: set[int] = field(default_factory=set)
@@ -63,7 +63,7 @@ class _Answers:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Drop what leaks.
+    """Drop prompts that leak a benchmark.
 
     Raises:
         UserError: an option or a record is wrong.
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _benchmarks(options: argparse.Namespace) -> list[Inputs]:
-    """The files of ``--against``, each a benchmark."""
+    """Open the files of ``--against``, each a benchmark."""
     benchmarks = [Inputs([path], "--against") for path in options.against]
     for number, path in enumerate(options.against):
         if any(path.samefile(other) for other in options.against[:number]):
@@ -138,7 +138,7 @@ def _benchmark_prompts(benchmarks: Sequence[Inputs], column: str) -> list[Benchm
 
 
 def _search(inputs: Inputs, column: str, search: LeakSearch, answers: _Answers) -> None:
-    """Every record, a block at a time."""
+    """Search every record for leaks, a block at a time."""
     identifiers = Identifiers(inputs)
     texts: list[str] = []
     split: list[list[str]] = []

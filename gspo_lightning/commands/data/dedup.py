@@ -1,4 +1,4 @@
-"""``gspo data dedup``: one of every prompt, with all that repeat it beside it."""
+"""``gspo data dedup``: keep one of each prompt, and write its duplicates to a separate file."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _REASONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the verb."""
+    """Add the arguments of the verb."""
     add_files(parser)
     add_column(parser)
     add_threshold(parser)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Drop what repeats an earlier prompt.
+    """Drop prompts that repeat an earlier one.
 
     Raises:
         UserError: an option or a record is wrong.
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def find_repeats(inputs: Inputs, column: str, threshold: float, outputs: Outputs) -> Repeats:
-    """Which records repeat which."""
+    """Find exact, normalised and near-duplicates; every repeat points to the record that is kept."""
     prompts = read_prompts(inputs, column, outputs.scratch)
     found = equal_texts(prompts.texts, *prompts.hashes())
     places = np.flatnonzero(found.of < 0)
@@ -60,7 +60,7 @@ def find_repeats(inputs: Inputs, column: str, threshold: float, outputs: Outputs
         NearDuplicates(prompts.texts, places, threshold, outputs.scratch, bar.update).repeats(found)
     prompts.texts.close()
     for record in np.flatnonzero((found.kind != Kind.NEAR) & (found.of >= 0)).tolist():
-        if (further := int(found.of[found.of[record]])) >= 0:  # what it equals is itself nearly another one
+        if (further := int(found.of[found.of[record]])) >= 0:  # the prompt it equals is itself a near-duplicate
             found.similarity[record] = found.similarity[found.of[record]]
             found.of[record], found.kind[record] = further, Kind.NEAR
     return found

@@ -1,4 +1,4 @@
-"""``gspo data difficulty``: how often each prompt is passed, by a model or in rollouts that were recorded."""
+"""``gspo data difficulty``: measure the pass rate of each prompt, by sampling or from recorded rollouts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ DESCRIPTION = (
     "(the first one, or data.evaluation.accuracy_reward), with a 95 % interval. An interrupted command continues."
 )
 PASSES_ON = True
-"""Words that are not of the verb are those of ``gspo fit``, for the config."""
+"""True: other options are passed on to ``gspo fit``, for the config."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the verb."""
+    """Add the arguments of the verb."""
     add_files(parser)
     parser.add_argument(
         "--config", action="append", default=[], metavar="FILE", help="of gspo fit: model, rollout source, rewards"
@@ -42,11 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
-    """Sample or read, then write.
+    """Sample responses or read recorded rollouts, then write the pass rates.
 
     Raises:
         UserError: an option, the config or a record is wrong.
-        InfrastructureError: too many responses could not be judged.
+        InfrastructureError: too many responses could not be graded.
     """
     if bool(options.config) == bool(options.recorded):
         said = "is one of two that say who answers" if options.config else "is missing"

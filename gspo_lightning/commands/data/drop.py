@@ -1,4 +1,4 @@
-"""How a verb that drops records begins and ends: the files, the copy, the certificate, the table."""
+"""Common part of verbs that drop records: the files, the copy, the certificate and the table."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["Found", "drop"]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Which records a verb drops. Records are numbered from 0 over all inputs."""
+    """Decision of a verb on which records to drop; records are numbered from 0 over all inputs."""
 
     keeps: Callable[[int], bool]
-    """Number of a record -> whether it is kept."""
+    """Record number -> True if the record is kept."""
     why: Callable[[int], Mapping[str, Any]]
-    """Number of a dropped record -> what is written beside it."""
+    """Number of a dropped record -> columns added to it."""
     counts: Mapping[str, int]
-    """Reason -> dropped records, for the table."""
+    """Reason -> number of dropped records, for the table."""
     certificate: Certificate | None = None
-    """Of the output; None takes that of the inputs."""
+    """Certificate of the output; None keeps that of the inputs."""
 
 
 def drop(
@@ -40,14 +40,14 @@ def drop(
     against: Sequence[Path] = (),
     certifies: bool = False,
 ) -> None:
-    """Copy what is kept to ``--output``, and everything else to the file beside it, with its reason.
+    """Copy kept records to ``--output`` and dropped ones, with the reason, to a file in the same folder.
 
     Args:
-        verb: for the table.
-        options: with ``input`` and ``output``.
-        find: reads the inputs and decides.
-        against: further files that are read, so no output may be one of them.
-        certifies: whether ``find`` returns a certificate.
+        verb: name of the verb, for the table.
+        options: parsed options, with ``input`` and ``output``.
+        find: reads the inputs and decides which records to drop.
+        against: further input files; no output may be one of them.
+        certifies: True if ``find`` returns a certificate.
 
     Raises:
         UserError: an option or a record is wrong.

@@ -1,4 +1,4 @@
-"""``gspo data filter``: prompts by how often they are passed."""
+"""``gspo data filter``: keep prompts by their pass rate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMN, UNKNOWN = "pass_rate", "no pass rate"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the verb."""
+    """Add the arguments of the verb."""
     add_files(parser)
     parser.add_argument(
         "--pass_rate", nargs=2, type=float, required=True, metavar=("LOW", "HIGH"), help="shares, for example .1 .9"
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Keep what lies in the range.
+    """Keep prompts whose pass rate lies in the range.
 
     Raises:
         UserError: an option or a record is wrong.
@@ -61,7 +61,7 @@ def _reason(rate: float, low: float) -> str:
 
 
 def _rate(inputs: Inputs, record: Record) -> float:
-    """The share, or -1 where nobody knows it."""
+    """Return the pass rate of a record, or -1 if it is null."""
     where = inputs.name(record.file, record.number)
     value: Any = record.values.get(COLUMN)
     if value is None and COLUMN in record.values:

@@ -1,4 +1,4 @@
-"""Which answers of a file its reward can read, asked of the reward itself, and what tests of programs are in."""
+"""Check which reference answers of a file its reward can parse, and count the kinds of program tests."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from gspo_lightning.rewards.code.answer import BadAnswerError, read_answer
 __all__ = ["Golds", "read_golds"]
 
 _MOST = 2000
-"""Records whose answers are read, from all over the file."""
+"""Maximum number of records checked, spread over the file."""
 _TESTS = ("tests", "inputs", "input_output", "public_tests", "public_test_cases", "test", "test_list", "assert_case")
 
 
 @dataclass(slots=True)
 class Golds:
-    """What was found."""
+    """Results of the check of reference answers."""
 
     reward: str = ""
     read: int = 0
     of: int = 0
     unreadable: list[tuple[str, str]] = field(default_factory=list)
-    """(where, why) of each."""
+    """(place, reason) of each unreadable answer."""
     kinds: Counter[str] = field(default_factory=Counter)
-    """Kind and language of tests."""
+    """Kind and language of tests -> number of records."""
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the results as lines of text."""
         if not self.reward:
             return ["answers: no record has one"]
         looked = "all" if self.read == self.of else f"{self.read:,} of them, from all over the file,"
@@ -48,13 +48,13 @@ class Golds:
 
 
 def read_golds(inputs: Inputs, columns: Mapping[str, Any], rewards: Mapping[str, Reward], named: str | None) -> Golds:
-    """Give each reward an empty answer to records: *missing* means that it cannot read what it would compare with.
+    """Score an empty response to each record: the status *missing* means that the reference answer cannot be parsed.
 
     Args:
-        inputs: read once more.
-        columns: our word -> theirs.
-        rewards: of a config; the one of ``named`` is taken before them.
-        named: ``NAME[:JSON]``; where nothing is named, the kind of the answers decides.
+        inputs: the files, read once more.
+        columns: name here -> column of the file.
+        rewards: rewards of a config; ``named`` takes precedence.
+        named: reward as ``NAME[:JSON]``; without any reward, the kind of the answers determines it.
     """
     step = max(1, -(-len(inputs) // _MOST))
     samples, places = [], []
@@ -92,7 +92,7 @@ def _sample(index: int, values: Mapping[str, Any]) -> Sample:
 
 
 def _guessed(samples: list[Sample]) -> dict[str, Reward]:
-    """Tests are for programs, everything else is read as mathematics."""
+    """Return CodeExecutor if most answers are program tests, else MathVerifier."""
     answers = [sample.columns.get("answer") for sample in samples]
     tests = sum(isinstance(one, Mapping) and any(name in one for name in _TESTS) for one in answers)
     name = "CodeExecutor" if 2 * tests > len(answers) else "MathVerifier"

@@ -1,4 +1,4 @@
-"""``gspo data mix``: several files as one, by weights, each record at most once."""
+"""``gspo data mix``: interleave several files by weights, using each record at most once."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _ROWS = 8192
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the verb."""
+    """Add the arguments of the verb."""
     add_files(parser)
     parser.add_argument("--weights", nargs="+", type=float, metavar="W", help="one for each file (default: alike)")
     parser.add_argument("--size", type=int, metavar="N", help="records (default: as many as the weights allow)")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Mix.
+    """Mix the input files.
 
     Raises:
         UserError: an option or a record is wrong, or a file has too few records.
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
         raise UserError("--weights", f"has {len(weights)} numbers for {len(inputs.paths)} files")
     if not all(0 < weight < float("inf") for weight in weights):
         raise UserError("--weights", "must all be finite and above 0", fix="leave a file out instead")
-    exponent = math.frexp(max(weights))[1]  # only ratios matter, and a sum of very large ones is infinite
+    exponent = math.frexp(max(weights))[1]  # only ratios matter, and the sum of very large weights would be infinite
     weights = [math.ldexp(weight, -exponent) for weight in weights]
     certificate = inherited(inputs.paths)
     targets = [*([certificate_file(options.output)] if certificate else []), options.output]
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def size_of(counts: Sequence[int], weights: Sequence[float]) -> int:
-    """The most records that files of so many can give.
+    """Return the largest mixture possible from files with these record counts.
 
     >>> size_of([100, 10], [3, 1]), size_of([30, 10], [3, 1])
     (42, 40)
@@ -90,7 +90,7 @@ def size_of(counts: Sequence[int], weights: Sequence[float]) -> int:
 
 
 def _quotas(size: int, weights: Sequence[float]) -> list[int]:
-    """By the largest remainder; of equal ones the first.
+    """Apportion ``size`` records by weights with the largest-remainder method; ties go to the first file.
 
     >>> _quotas(10, [3, 1]), _quotas(4, [1, 1, 1])
     ([8, 2], [2, 1, 1])
@@ -104,7 +104,7 @@ def _quotas(size: int, weights: Sequence[float]) -> list[int]:
 
 
 def order(quotas: Sequence[int]) -> Iterator[int]:
-    """Which file gives the next record, so that every beginning is mixed as the whole is.
+    """Yield the file of each next record, so that every prefix has the same mixture as the whole.
 
     >>> list(order([3, 1]))
     [0, 0, 1, 0]

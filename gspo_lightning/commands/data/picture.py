@@ -1,4 +1,4 @@
-"""The picture of a report: how long prompts are, and what share of them has which fault."""
+"""Figure of a data report: histogram of prompt lengths and the share of prompts with each fault."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["draw"]
 
 
 def draw(path: Path, lengths: np.ndarray, unit: str, limit: int | None, faults: Mapping[str, int]) -> None:
-    """Write it.
+    """Draw the figure and write it to a file.
 
     Args:
-        path: of a PNG.
-        lengths: of the prompts.
-        unit: of the lengths.
-        limit: prompts above it are never trained on.
+        path: PNG file to write.
+        lengths: lengths of the prompts.
+        unit: unit of the lengths.
+        limit: longer prompts are dropped in training; None draws no line.
         faults: name -> number of prompts.
     """
     figure = Figure(figsize=(8, 5), layout="constrained")

@@ -1,4 +1,4 @@
-"""Progress of a pass over files, with the time that is left."""
+"""Progress bar of a pass over files, with the remaining time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEP = 256
 
 @contextmanager
 def reading(inputs: Inputs, what: str) -> Iterator[Callable[[Record], None]]:
-    """A bar for one pass; what it gives is called with every record. Lines count their bytes, rows count one."""
+    """Show a bar for one pass; yields a function to call with each record. JSONL counts bytes, Parquet counts rows."""
     lines = inputs.format == ".jsonl"
     total, unit = (inputs.bytes, "B") if lines else (inputs.rows, " records")
     waiting = [0, 0]

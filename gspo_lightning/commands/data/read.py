@@ -1,4 +1,4 @@
-"""The first pass over files: every prompt checked, and kept in a file in its normalised form."""
+"""First pass over files: check every prompt and store its normalised text in a file."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["Prompts", "read_prompts"]
 
 @dataclass(slots=True)
 class Prompts:
-    """The prompts of files."""
+    """Prompts of all input files."""
 
     texts: TextStore
-    """Normalised."""
+    """Normalised texts."""
     raw: array[int] = field(default_factory=lambda: array("Q"))
-    """64-bit hashes of the prompts as they are."""
+    """64-bit hashes of the unchanged prompts."""
     normal: array[int] = field(default_factory=lambda: array("Q"))
-    """Of the normalised texts."""
+    """64-bit hashes of the normalised texts."""
 
     def hashes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Both as arrays."""
+        """Return the hashes of raw and normalised prompts as arrays."""
         return np.frombuffer(self.raw, dtype=np.uint64), np.frombuffer(self.normal, dtype=np.uint64)
 
 
@@ -40,13 +40,13 @@ def read_prompts(
     """Read all records once.
 
     Args:
-        inputs: the files.
-        column: with the prompt.
-        folder: for the texts.
-        see: is given every record and its prompt.
+        inputs: input files.
+        column: name of the prompt column.
+        folder: folder for the texts.
+        see: called with every record and its prompt.
 
     Raises:
-        UserError: a record that cannot be used, with file and line.
+        UserError: a record cannot be used; the message has file and line.
     """
     prompts, identifiers = Prompts(TextStore(folder / "texts")), Identifiers(inputs)
     with reading(inputs, "read") as step:

@@ -1,4 +1,4 @@
-"""Passes in recorded rollouts, by the text of the prompt."""
+"""Pass counts from recorded rollouts, matched by the text of the prompt."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ __all__ = ["recorded_tallies"]
 
 
 def recorded_tallies(inputs: Inputs, column: str, paths: Sequence[Path], reward: str | None) -> list[Tally | None]:
-    """What was counted for each record; None for one that was never answered.
+    """Return the pass count of each record; None for a record without a response.
 
     Args:
-        inputs: the records.
-        column: with their prompt.
-        paths: files of rollouts (``data.record_rollouts``, ``gspo predict``), or folders of such.
-        reward: the part that decides; None takes the total.
+        inputs: input files.
+        column: name of the prompt column.
+        paths: files of rollouts (``data.record_rollouts``, ``gspo predict``), or folders of such files.
+        reward: reward part to count; None takes the total.
 
     Raises:
-        UserError: a rollout cannot be read, or none answers one of the prompts.
+        UserError: a rollout cannot be read, or no rollout matches a prompt.
     """
     counts: dict[bytes, list[int]] = {}
     for prompt, value in _rollouts(paths, reward):
@@ -50,7 +50,7 @@ def recorded_tallies(inputs: Inputs, column: str, paths: Sequence[Path], reward:
 
 
 def _rollouts(paths: Sequence[Path], reward: str | None) -> Iterator[tuple[str, float | None]]:
-    """(prompt, value) of every rollout."""
+    """Yield (prompt, reward) of every rollout."""
     files: list[Path] = []
     for path in paths:
         inside = sorted(f for f in path.iterdir() if f.suffix in FORMATS) if path.is_dir() else [path]

@@ -1,4 +1,4 @@
-"""``gspo data report``: what is in a file of prompts, on the terminal and as a picture."""
+"""``gspo data report``: summarise a file of prompts on the terminal and in a figure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EXAMPLES, _SHOWN = 3, 160
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the verb."""
+    """Add the arguments of the verb."""
     parser.add_argument("input", nargs="+", type=Path, metavar="FILE", help="JSON lines or Parquet")
     parser.add_argument("--config", action="append", default=[], metavar="FILE", help="of gspo fit")
     parser.add_argument("--model", metavar="NAME", help="whose tokens lengths are counted in (default: characters)")
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, rest: Sequence[str]) -> None:
-    """Read, show and draw.
+    """Read the files, print the report and draw the figure.
 
     Raises:
         UserError: an option, the config or a record is wrong.

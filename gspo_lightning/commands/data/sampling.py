@@ -1,4 +1,4 @@
-"""Passes of responses that the model of a config gives, some prompts at a time, each batch kept in a journal."""
+"""Pass counts of responses sampled by the model of a config; each batch of prompts is saved in a journal."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from gspo_lightning.types import Prompt, Rollout
 __all__ = ["sampled_tallies"]
 
 _ROWS = 256
-"""Responses that are asked for at a time: what an interruption costs at most."""
+"""Responses sampled at a time, which is the most an interruption can lose."""
 
 
 class _Joined(OnDemand[Record]):
-    """Several files as one sequence."""
+    """Sequence of the records of several files."""
 
     def __init__(self, files: Sequence[Sequence[Record]]) -> None:
         self._files = files
@@ -54,20 +54,20 @@ class _Joined(OnDemand[Record]):
         return len(self._places)
 
     def at(self, place: int) -> Record:
-        """One of them."""
+        """Return one record."""
         packed = self._places[place]
         return self._files[packed >> 40][packed & (1 << 40) - 1]
 
 
 class _Journal:
-    """Tallies by number of the record, a line each; the first line says what they were counted for.
+    """Journal file of tallies by record number, one per line; the first line describes the command.
 
     Args:
-        path: goes on where it ends; a line that was cut off is dropped.
-        asked: everything that a tally depends on.
+        path: journal file to continue; a truncated last line is dropped.
+        asked: everything that the tallies depend on.
 
     Raises:
-        UserError: it was begun for something else.
+        UserError: the journal belongs to another command, or the file is not a journal.
     """
 
     def __init__(self, path: Path, asked: dict[str, Any]) -> None:
@@ -88,7 +88,7 @@ class _Journal:
             self._write([asked])
 
     def add(self, tallies: dict[int, Tally]) -> None:
-        """Keep some, on disk."""
+        """Append tallies to the journal, flushed to disk."""
         self.done |= tallies
         self._write([[number, *tally] for number, tally in tallies.items()])
 
@@ -103,7 +103,7 @@ class _Journal:
 
 
 def _lines(path: Path, content: bytes) -> list[Any]:
-    """What a journal holds: what it was begun for, then number, passes and samples of records."""
+    """Parse a journal: the description of its command, then [number, passes, samples] of each record."""
     try:
         lines = [json.loads(line) for line in content.splitlines()]
         numbers = all([isinstance(n, int) for n in line] == [True] * 3 for line in lines[1:])
@@ -116,19 +116,19 @@ def _lines(path: Path, content: bytes) -> list[Any]:
 
 
 def sampled_tallies(inputs: Inputs, options: argparse.Namespace, rest: Sequence[str]) -> list[Tally | None]:
-    """What was counted for each record; None for one whose prompt the model has no room for.
+    """Return the pass count of each record; None for a record whose prompt is too long.
 
     Args:
-        inputs: the records, under the config's names of columns.
-        options: ``config``, ``ckpt_path``, ``samples``, ``output``.
-        rest: further words of ``gspo fit``.
+        inputs: input files, with the columns of the config.
+        options: parsed options ``config``, ``ckpt_path``, ``samples`` and ``output``.
+        rest: further options of ``gspo fit``.
 
     Raises:
-        UserError: the config or a record is wrong, or the journal belongs to something else.
-        InfrastructureError: too many responses could not be judged.
+        UserError: the config or a record is wrong, or the journal belongs to another command.
+        InfrastructureError: too many responses could not be graded.
     """
     identifiers = Identifiers(inputs)
-    for record in inputs.records():  # also what NaN, and an id of two files, are refused by
+    for record in inputs.records():  # this pass also refuses NaN, and an id in two files
         identifiers.add(record)
     words = [word for file in options.config for word in ("--config", file)]
     words += [f"--ckpt_path={options.ckpt_path}"] if options.ckpt_path else []
@@ -164,7 +164,7 @@ def _counted(cli: TrainingCLI, inputs: Inputs, options: argparse.Namespace) -> l
 
 
 def _asked(config: Any) -> Any:
-    """What a response and its verdict depend on."""
+    """Return the settings that a response and its score depend on."""
     return [config.seed_everything, config.plugins, config.model, config.data]
 
 
@@ -196,7 +196,7 @@ def _sample(
 
 
 def _tally(group: Sequence[Rollout], name: str) -> Tally:
-    """A recorded verdict may have no parts of these names; then its total decides."""
+    """Count the passes of a group by the named reward part, or by the total if a rollout has no such part."""
     values = [rollout.reward_parts.get(name, rollout.reward) for rollout in group]
     known = [value for value in values if value is not None]
     return Tally(sum(value >= 1 for value in known), len(known))

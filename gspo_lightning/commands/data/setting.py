@@ -1,4 +1,4 @@
-"""What a report is told about records."""
+"""Settings about records for a data report."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Setting"]
 
 @dataclass(slots=True)
 class Setting:
-    """What a config says about the records."""
+    """Settings of a config about records."""
 
     columns: Mapping[str, Any]
     rewards: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: Any = None
     limit: int | None = None
-    """Tokens of the longest prompt that is trained on."""
+    """Maximum prompt length in tokens; longer prompts are dropped in training."""

@@ -1,4 +1,4 @@
-"""``gspo data split``: prompts that are held out, with nothing nearly the same on the other side."""
+"""``gspo data split``: hold prompts out, with no near-duplicates across the split."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DESCRIPTION = "Split prompts in two; those that are nearly the same stay on one 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the verb."""
+    """Add the arguments of the verb."""
     add_files(parser)
     parser.add_argument(
         "--held_out", type=Path, metavar="FILE", help="default: OUTPUT with .held_out before its suffix"
@@ -37,10 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Split.
+    """Split the records into training and held-out files.
 
     Raises:
-        UserError: an option or a record is wrong, or there are too few prompts that differ.
+        UserError: an option or a record is wrong, or there are too few distinct prompts.
     """
     check_threshold(options.threshold)
     if not 0 < options.share < 1:
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _clusters(inputs: Inputs, column: str, threshold: float, outputs: Outputs) -> np.ndarray:
-    """A number for each record, the same for those that a chain of near-duplicates connects."""
+    """Return a cluster number per record; records connected by a chain of near-duplicates share one."""
     prompts = read_prompts(inputs, column, outputs.scratch)
     found = equal_texts(prompts.texts, *prompts.hashes())
     places = np.flatnonzero(found.of < 0)
@@ -79,7 +79,7 @@ def _clusters(inputs: Inputs, column: str, threshold: float, outputs: Outputs) -
 
 
 def _drawn(clusters: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """Which records are held out: whole clusters in a drawn order, as long as they fit."""
+    """Return a mask of held-out records: whole clusters in random order, as long as they fit."""
     wanted = max(1, round(share * len(clusters)))
     heads, sizes = np.unique(clusters, return_counts=True)
     draws = [blake2b(f"{seed}/{head}".encode(), digest_size=8).digest() for head in heads.tolist()]

@@ -1,4 +1,4 @@
-"""What became of the records, on the terminal."""
+"""Terminal tables of record counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["dropped_table", "show"]
 
 
 def show(title: str, rows: Mapping[str, int], total: int) -> None:
-    """Counts with their share of all."""
+    """Print counts with their share of the total."""
     table = Table(title=title, title_justify="left")
     for name in ("", "records", "share"):
         table.add_column(name, justify="left" if not name else "right")
@@ -24,7 +24,7 @@ def show(title: str, rows: Mapping[str, int], total: int) -> None:
 
 
 def dropped_table(verb: str, total: int, dropped: Mapping[str, int], output: Path) -> None:
-    """What was read, kept and dropped, and where it lies."""
+    """Print the numbers of read, dropped and kept records, and the output files."""
     kept = total - sum(dropped.values())
     show(f"gspo data {verb}", {"read": total, **{f"dropped: {k}": n for k, n in dropped.items()}, "kept": kept}, total)
     say(f"written: {output}")

@@ -1,4 +1,4 @@
-"""Passes counted for each record, and a copy of the records with what they say."""
+"""Pass counts per record, and writing them as columns into a copy of the records."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ COLUMNS = ("pass_rate", "pass_rate_low", "pass_rate_high", "pass_samples")
 
 
 class Tally(NamedTuple):
-    """Verdicts on the responses to a prompt; those that are missing are not counted."""
+    """Number of passes and of scored responses of a prompt; missing scores are not counted."""
 
     passes: int
     samples: int
 
 
 def journal_of(output: Path) -> Path:
-    """Where an interrupted command goes on."""
+    """Return the journal file from which an interrupted command resumes."""
     return output.with_name(f"{output.name}.progress.jsonl")
 
 
 def columns_of(tally: Tally | None) -> dict[str, Any]:
-    """What a record gets.
+    """Return the columns added to a record.
 
     >>> columns_of(Tally(2, 8))
     {'pass_rate': 0.25, 'pass_rate_low': 0.056, 'pass_rate_high': 0.5916, 'pass_samples': 8}
@@ -46,7 +46,7 @@ def columns_of(tally: Tally | None) -> dict[str, Any]:
 
 
 def rewrite(inputs: Inputs, path: Path, tallies: Sequence[Tally | None]) -> None:
-    """The records with the columns; the rest of each stays as it is."""
+    """Write a copy of the records with the added columns; all other columns are unchanged."""
     with tqdm(desc="write", total=len(tallies), unit=" records", unit_scale=True) as bar:
         write = _rows if inputs.format == ".parquet" else _lines
         for written in write(inputs, path, tallies):
@@ -61,7 +61,7 @@ def _lines(inputs: Inputs, path: Path, tallies: Sequence[Tally | None]) -> Itera
 
 
 def _line(record: Record, added: dict[str, Any]) -> bytes:
-    """The line with the columns at its end; a record that has them already gets new values."""
+    """Return a JSON line with the columns appended; existing values of these columns are replaced."""
     if any(name in record.values for name in added) or not record.values:
         return json.dumps({**record.values, **added}, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
     text = whole_line(record.raw).rstrip()

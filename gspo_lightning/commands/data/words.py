@@ -1,4 +1,4 @@
-"""The words that several verbs share."""
+"""Arguments shared by several verbs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["add_column", "add_files", "add_threshold", "check_threshold"]
 
 
 def add_files(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """``--input`` and ``--output``."""
+    """Add ``--input`` and ``--output``."""
     parser.add_argument(
         "--input", nargs="+", type=Path, required=required, metavar="FILE", help="JSON lines or Parquet"
     )
@@ -21,12 +21,12 @@ def add_files(parser: argparse.ArgumentParser, *, required: bool = True) -> None
 
 
 def add_column(parser: argparse.ArgumentParser) -> None:
-    """``--column``."""
+    """Add ``--column``."""
     parser.add_argument("--column", default="prompt", metavar="NAME", help="with the prompt (default: prompt)")
 
 
 def add_threshold(parser: argparse.ArgumentParser) -> None:
-    """``--threshold``."""
+    """Add ``--threshold``."""
     parser.add_argument(
         "--threshold",
         type=float,
@@ -37,10 +37,10 @@ def add_threshold(parser: argparse.ArgumentParser) -> None:
 
 
 def check_threshold(value: float) -> None:
-    """A similarity that MinHash finds.
+    """Check that MinHash can find near-duplicates at this similarity.
 
     Raises:
-        UserError: it is outside of 0.3 to 1.
+        UserError: the similarity is outside of 0.3 to 1.
     """
     if not 0.3 <= value <= 1:
         raise UserError("--threshold", f"is {value:g}; it must lie in 0.3 to 1", fix="0.7 for near-duplicates")

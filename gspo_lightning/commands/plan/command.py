@@ -63,7 +63,7 @@ def plan(cli: TrainingCLI, device_word: str | None, phases: bool = False) -> boo
     """
     config = cli.config[cli.subcommand]
     device = device_of(device_word, str(config.trainer.accelerator))
-    job = job_of(cli.model, cli.datamodule, config, packed=device.cpu)  # on a GPU, fit tries both: plan for the larger
+    job = job_of(cli.model, cli.datamodule, config, packed=device.cpu)  # a GPU run may fall back to padding
     check_precision(str(config.trainer.precision))
     cli.datamodule.settings.check_ranks(job.world)
     check_context(cli.datamodule.longest, _positions(job))
