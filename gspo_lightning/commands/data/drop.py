@@ -25,7 +25,7 @@ class Found:
     keeps: Callable[[int], bool]
     """Record number -> True if the record is kept."""
     why: Callable[[int], Mapping[str, Any]]
-    """Number of a dropped record -> columns added to it."""
+    """Number of a dropped record -> fields written with it, such as the reason."""
     counts: Mapping[str, int]
     """Reason -> number of dropped records, for the table."""
     certificate: Certificate | None = None

@@ -79,7 +79,7 @@ def _clusters(inputs: Inputs, column: str, threshold: float, outputs: Outputs) -
 
 
 def _drawn(clusters: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """Return a mask of held-out records: whole clusters in random order, as long as they fit."""
+    """Return a mask of held-out records: whole clusters in an order drawn from the seed, as long as they fit."""
     wanted = max(1, round(share * len(clusters)))
     heads, sizes = np.unique(clusters, return_counts=True)
     draws = [blake2b(f"{seed}/{head}".encode(), digest_size=8).digest() for head in heads.tolist()]
