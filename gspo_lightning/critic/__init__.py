@@ -1,4 +1,4 @@
-"""The critic: what a state is worth before the rest of a response is written, learned beside the policy."""
+"""The critic: a value model trained beside the policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The value loss, clipped or not."""
+"""Compute the value loss, with or without clipping."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["value_loss"]
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Half the squared error, summed over tokens; with ``clip`` the larger one of a clipped and a plain error.
+    """Return half the squared error, summed over tokens; with ``clip``, the larger of the clipped and the plain error.
 
     ``0.5 sum max((V - R)^2, (V_old + clamp(V - V_old, -clip, clip) - R)^2)``: the value loss of PPO's own code
-    (github.com/openai/baselines; arXiv 2005.12729 tells how much is in the code and not in the paper).
+    (github.com/openai/baselines; arXiv 2005.12729 lists what is in the code but not in the paper).
 
     Args:
         values: [N, T] with gradient.
         old_values: [N, T] before the first update on these rollouts.
         returns: [N, T] targets.
         mask: [N, T] bool, True on the tokens that count.
-        clip: how far a value may move from the old one, in reward units; None: no limit.
+        clip: largest distance of a value from the old one, in reward units; None: no limit.
 
     Returns:
         The sum, a scalar with gradient, and the number of tokens whose gradient was clipped away.

@@ -1,7 +1,7 @@
-"""A critic in a checkpoint: whole tensors under the names of the model, whatever number of ranks wrote them.
+"""Checkpoint state of a critic: whole tensors under the model's names, for any number of ranks.
 
-Both forms of FSDP give a rank a contiguous piece of every flattened parameter, in the order of ranks. So a tensor is
-written flat, its pieces one after another, and a rank reads its piece at the place where those before it end.
+Both versions of FSDP give each rank a contiguous piece of every flattened parameter, in rank order. So tensors are
+written flat, as the concatenation of all pieces, and a rank reads its piece behind those of the ranks before it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 def written_state(
     trunk: nn.Module | None, head: nn.Linear, optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, Any]:
-    """Tensors and primitives only. Of a sharded trunk on the first rank only; a collective then.
+    """Return the critic's state as tensors and primitives; with a sharded trunk a collective, whole on rank 0 only.
 
     Args:
-        trunk: with the parameters of the second optimizer, AdamW; None where only the head is trained.
-        head: with those of the first.
+        trunk: holds the parameters of the second optimizer, AdamW; None if only the head is trained.
+        head: holds those of the first.
         optimizers: one or two.
     """
     state: dict[str, Any] = {"head": _cpu(head.state_dict()), "head_optimizer": _cpu(optimizers[0].state_dict())}
@@ -45,7 +45,7 @@ def written_state(
 def read_state(
     state: Mapping[str, Any], trunk: nn.Module | None, head: nn.Linear, optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
-    """The inverse of :func:`written_state`; every rank has the whole state. The learning rate stays this run's."""
+    """Load what :func:`written_state` returned; every rank has the whole state. Keeps the learning rate of this run."""
     head.load_state_dict(state["head"])
     rates = [group["lr"] for group in optimizers[0].param_groups]
     optimizers[0].load_state_dict(state["head_optimizer"])
@@ -74,7 +74,7 @@ def _trained(trunk: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _joined(own: dict[str, Tensor], step: float, sharded: bool) -> dict[str, Any]:
-    """The pieces of all ranks, on the first; of a rank that holds nothing of a parameter, there is no state."""
+    """Join the pieces of all ranks on the first; a rank without a piece of a parameter has no state for it."""
     if not sharded:
         return {"step": step, **own}
     ranks = gather_objects((own, step))
@@ -84,7 +84,7 @@ def _joined(own: dict[str, Tensor], step: float, sharded: bool) -> dict[str, Any
 
 
 def _starts(sizes: dict[str, int], sharded: bool) -> dict[str, int]:
-    """Where this rank's piece of each flattened parameter begins."""
+    """Return the offset of this rank's piece in each flattened parameter."""
     if not sharded:
         return dict.fromkeys(sizes, 0)
     before = all_gather_objects(sizes)[: rank_and_world()[0]]
@@ -97,7 +97,7 @@ def _fill(target: Tensor, whole: Tensor, start: int) -> None:
 
 
 def _cpu(state: Any) -> Any:
-    """The same, its tensors copied to the CPU."""
+    """Return a copy whose tensors are on the CPU."""
     if isinstance(state, Tensor):
         return state.detach().cpu().clone()
     if isinstance(state, dict):

@@ -1,4 +1,4 @@
-"""The model under the value head: hidden states from the same packed layout as the policy's log-probabilities."""
+"""Backbone of the critic: hidden states in the same packed layout as the policy's log-probabilities."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ __all__ = ["Trunk", "another_trunk", "copied_trunk"]
 
 
 class Trunk(nn.Module):
-    """A policy's model without its output head, to be called like any module (FSDP gathers around that call)."""
+    """Policy model without its output head, called like any module (FSDP gathers around that call)."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         self.policy = policy
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """The hidden states [M, D] that the M response tokens are predicted from, and their rows and steps [M]."""
+        """Return hidden states [M, D], from which M response tokens are predicted, and their rows and steps [M]."""
         found = self.policy.states(batch)
         return found.hidden, found.rows, found.steps
 
 
 def copied_trunk(policy: Policy, *, own_frozen: bool) -> Trunk:
-    """A copy of the policy as it is now, trained where the policy is, without the output head.
+    """Copy the policy as it is now, without the output head; the same weights are trained.
 
     Args:
-        policy: whole.
-        own_frozen: also copy weights that are never trained (the base under adapters): sharding takes a weight away
-            from whoever else has it.
+        policy: whole (not sharded).
+        own_frozen: also copy weights that are never trained (the base under adapters). Needed for sharding, which
+            takes a weight away from every other module that holds it.
     """
     memo: dict[int, nn.Module | nn.Parameter] = {id(policy.model.get_output_embeddings()): nn.Identity()}
     if own_frozen:
@@ -53,17 +53,17 @@ def copied_trunk(policy: Policy, *, own_frozen: bool) -> Trunk:
 def another_trunk(
     settings: ModelSettings, policy: Policy, *, longest: int, device: torch.device, dtype: torch.dtype | None
 ) -> Trunk:
-    """Another model with the policy's tokens.
+    """Load another model that has the policy's tokenizer.
 
     Args:
         settings: of the other model.
-        policy: whose tokens it reads.
-        longest: tokens that a row may have.
-        device: that will train.
-        dtype: of autocast in training; None: there is none.
+        policy: supplies the tokenizer to compare with.
+        longest: largest number of tokens of a row.
+        device: training device.
+        dtype: autocast dtype in training; None: no autocast.
 
     Raises:
-        UserError: it cannot be loaded, or it would read other tokens or fewer of them.
+        UserError: the model cannot be loaded, has another vocabulary, or its context is shorter than ``longest``.
     """
     name = settings.name_or_path
     context = context_length(settings)
@@ -88,5 +88,5 @@ def another_trunk(
 
 
 def critic_settings(settings: ModelSettings, name: str) -> ModelSettings:
-    """How another model is loaded: like the policy, but from its own place and without changes to its config."""
+    """Return settings to load another model: the policy's, with another name and no revision or config overrides."""
     return dataclasses.replace(settings, name_or_path=name, revision=None, config_overrides={})

@@ -1,4 +1,4 @@
-"""The critic of a run: a model with a value head, its optimizer, and its updates on a rollout batch."""
+"""Critic of a run: a model with a value head, its optimizers, and its updates on a rollout batch."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from gspo_lightning.update.optimizers import fuse
 __all__ = ["Rows", "ValueModel"]
 
 Rows = Sequence[Sequence[Sequence[Rollout]]]
-"""The rollouts of each micro-batch of each mini-batch."""
+"""Rollouts of each micro-batch of each mini-batch."""
 
 
 class ValueModel:
-    """Predicts the rewards that are still to come, for each token of a response; ``GAE`` compares what came with it.
+    """Value model that predicts the remaining reward at each token of a response; ``GAE`` uses it as the baseline.
 
-    It reads the same packed rows as the policy, so a prompt is computed once for all its responses. Its head is a
-    float32 layer that starts at zero: at first every value is 0. On every rollout batch it is trained before the
-    policy is, with values from before as the baseline.
+    It reads the same packed rows as the policy, so a prompt is computed once for all its responses. The head is a
+    float32 layer initialized to zero, so every value starts at 0. On every rollout batch the critic is trained before
+    the policy; the baseline is its values from before that training.
 
     Args:
         name_or_path: another model with the same tokenizer, as ``model.name_or_path``; None copies the policy as it is
-            at the start of the run. LoRA adapters are those of ``model.lora`` in both cases.
-        share: read the policy's own hidden states; only the head is trained, and no gradient of a value reaches the
+            at the start of the run. Both use the LoRA adapters of ``model.lora``.
+        share: read the policy's own hidden states; only the head is trained, and no value gradient reaches the
             policy. Costs next to nothing. Not with FSDP.
         lr: learning rate of AdamW (without weight decay). It follows the shape of ``model.lr_scheduler``: in each
-            iteration it is multiplied by what the policy's rate has become of the configured one by then. During
-            ``warm_up``, when that schedule has not begun, it stays as it is.
-        warm_up: critic updates behind the values that the policy first learns from, rounded up to whole iterations:
-            until then the policy stays as it is (VC-PPO, arXiv 2503.01491), and so does the schedule of its rate.
+            iteration it is multiplied by the policy's present rate divided by the configured one. During
+            ``warm_up``, before that schedule begins, it is constant.
+        warm_up: critic updates before the policy starts to learn, rounded up to whole iterations. Until then the
+            policy and its learning rate schedule do not change (VC-PPO, arXiv 2503.01491).
         epochs: passes over each rollout batch, each with ``data.minibatches_per_rollout`` updates.
-        clip: how far a value may move from the one before the first update on a rollout batch, in reward units
+        clip: largest distance of a value from the one before the first update on a rollout batch, in reward units
             (PPO's value clipping; 0.2 is usual); None sets no limit.
         gradient_clip: largest norm of the critic's gradient; None sets no limit.
     """
@@ -83,14 +83,14 @@ class ValueModel:
         self.name_or_path, self.share, self.lr, self.warm_up = name_or_path, share, lr, warm_up
         self.epochs, self.clip, self.gradient_clip = epochs, clip, gradient_clip
         self.updates = 0
-        """Made so far."""
+        """Updates made so far."""
         self.updates_judged = 0
-        """Behind the values of the rollout batch that is trained on."""
+        """Updates behind the values of the current rollout batch."""
         self.trunk: nn.Module | None = None
-        """:class:`Trunk`, sharded where the policy is; None before :meth:`build`."""
+        """:class:`Trunk`, sharded if the policy is; None before :meth:`build`."""
         self.head = nn.Linear(1, 1)
         self.optimizers: list[torch.optim.Optimizer] = []
-        """Of the head, and of the trunk unless it is shared."""
+        """One for the head, and one for the trunk unless it is shared."""
         self._reduces_last = False
 
     # building ----------------------------------------------------------------------------------------------------
@@ -105,15 +105,15 @@ class ValueModel:
         dtype: torch.dtype | None = None,
         sharding: Sharding | None = None,
     ) -> None:
-        """Make the model and its optimizer; called once, with the policy whole and at its start.
+        """Build the model and its optimizers. Call once, at the start of the run, while the policy is whole.
 
         Args:
             policy: of the run.
-            settings: of the policy; needed where the critic is another model.
-            longest: tokens that a row may have.
-            device: that will train; None: where the policy is.
-            dtype: of autocast in training; None: there is none.
-            sharding: spreads the policy, and so the critic; None keeps it whole.
+            settings: of the policy; needed if the critic is another model.
+            longest: largest number of tokens of a row.
+            device: training device; None: the policy's.
+            dtype: autocast dtype in training; None: no autocast.
+            sharding: shards the policy, and so the critic; None keeps it whole.
 
         Raises:
             UserError: the other model cannot be loaded or does not fit.
@@ -145,28 +145,28 @@ class ValueModel:
             fuse(optimizer)
 
     def trained_trunk(self) -> list[nn.Parameter]:
-        """The parameters under the head that are trained."""
+        """Return the trained parameters below the head."""
         return [] if self.share or self.trunk is None else [p for p in self.trunk.parameters() if p.requires_grad]
 
     @property
     def warming(self) -> bool:
-        """Whether the policy has to wait: the values of this rollout batch are those of a critic that is too young."""
+        """True if the policy must wait: the critic behind the present values has had fewer than ``warm_up`` updates."""
         return self.updates_judged < self.warm_up
 
     @property
     def sharded(self) -> bool:
-        """Whether its parameters are spread over ranks."""
+        """True if the critic's own parameters are sharded over ranks."""
         return self.trunk is not None and not self.share and is_sharded(self.trunk)
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Device of the value head."""
         return self.head.weight.device
 
     # values ------------------------------------------------------------------------------------------------------
 
     def values(self, batch: MicroBatch) -> Tensor:
-        """[N, T] float32: what the state before each response token is worth; 0 beyond a row's response."""
+        """Return values [N, T] float32 of the state before each response token; 0 beyond a row's response."""
         assert self.trunk is not None, "build() was not called"
         with torch.no_grad() if self.share else nullcontext():
             hidden, rows, steps = self.trunk(batch)
@@ -179,7 +179,7 @@ class ValueModel:
         """Fill ``values`` of every rollout.
 
         Args:
-            batches: the mini-batches of a rollout batch, this rank's part.
+            batches: this rank's mini-batches of a rollout batch.
             rows: their rollouts, in the same places.
         """
         assert self.trunk is not None
@@ -201,9 +201,9 @@ class ValueModel:
         Gradients do not depend on how mini-batches were cut or on how many ranks hold them.
 
         Args:
-            batches: the mini-batches of a rollout batch, this rank's part.
+            batches: this rank's mini-batches of a rollout batch.
             rows: their rollouts, in the same places.
-            lr_factor: what the learning rate is multiplied by, once the policy learns.
+            lr_factor: multiplies the learning rate after the warm-up.
             memory: cuts an update that does not fit into smaller pieces; None: running out of memory is an error.
 
         Returns:
@@ -211,7 +211,7 @@ class ValueModel:
 
         Raises:
             NonFiniteError: a gradient is not finite; the critic stays as it was before that update.
-            InfrastructureError: a row does not fit into memory, or not all ranks' do; the critic stays as it was, too.
+            InfrastructureError: a row does not fit into memory, or one of several ranks ran out; the critic does not change.
         """
         sums, norms = torch.zeros(3, dtype=torch.float64, device=self.device), 0.0
         lr = self.lr if self.warming else self.lr * lr_factor
@@ -235,7 +235,7 @@ class ValueModel:
     def _update(
         self, pairs: Sequence[tuple[MicroBatch, Sequence[Rollout]]], memory: MemoryLimit | None
     ) -> tuple[Tensor, float]:
-        """One optimizer step; returns [loss, clipped, tokens] summed over this rank's tokens, and the gradient norm."""
+        """Take one optimizer step; return this rank's sums [loss, clipped, tokens] and the gradient norm."""
         parts, rollouts = [part.to(self.device) for part, _ in pairs], [rollout for _, own in pairs for rollout in own]
         if memory is None:
             return self._backward(parts, rollouts), self._step()
@@ -244,7 +244,7 @@ class ValueModel:
         return memory.retry_smaller(work, parts, f"critic update {self.updates + 1}"), self._step()
 
     def _backward(self, parts: Sequence[MicroBatch], rollouts: Sequence[Rollout]) -> Tensor:
-        """The gradient of an update, from nothing.
+        """Clear gradients and compute those of one update.
 
         Args:
             parts: micro-batches, on the critic's device.
@@ -274,7 +274,7 @@ class ValueModel:
         return value_loss(values, old_values, returns, part.response_mask, self.clip)
 
     def _step(self) -> float:
-        """Reduce what no strategy reduces, clip, step; returns the norm before clipping."""
+        """Reduce gradients that no strategy reduces, clip, step; return the norm before clipping."""
         replicated = list(self.head.parameters()) + ([] if self.sharded else self.trained_trunk())
         world = rank_and_world()[1]
         for parameter in replicated if world > 1 else ():
@@ -301,7 +301,7 @@ class ValueModel:
     # checkpoints -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights that are trained, optimizer and count, whole, on the rank that writes; a collective if sharded."""
+        """Return trained weights, optimizers and update counts, whole, on the writing rank; a collective if sharded."""
         if self.sharded:
             assert self.trunk is not None
             reshard(self.trunk)
@@ -309,10 +309,10 @@ class ValueModel:
         return {"updates": self.updates, "judged": self.updates_judged, "share": self.share, **state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`, on any number of ranks.
+        """Load what :meth:`state_dict` returned, on any number of ranks.
 
         Raises:
-            UserError: it is the state of another kind of critic.
+            UserError: the checkpoint was written with another value of ``share``.
         """
         if bool(state["share"]) != self.share:
             raise UserError(
@@ -329,7 +329,7 @@ class ValueModel:
 
 @contextlib.contextmanager
 def _own_ways(policy: Policy) -> Iterator[None]:
-    """The routers of a shared trunk are the policy's: here they choose freely and are not watched."""
+    """Let the routers of a shared trunk, which are the policy's, choose freely and unrecorded."""
     routing, policy.routing = policy.routing, None
     try:
         yield
@@ -338,12 +338,12 @@ def _own_ways(policy: Policy) -> Iterator[None]:
 
 
 def _pairs(batch: MiniBatch, rows: Sequence[Sequence[Rollout]]) -> Iterator[tuple[MicroBatch, Sequence[Rollout]]]:
-    """Each micro-batch with its rollouts; a filler, which stands for the rows of a rank that has none, has none."""
+    """Yield each micro-batch with its rollouts; a filler (on a rank without rows) has none."""
     yield from zip(batch.micro_batches, rows or [()], strict=True)
 
 
 def _targets(parts: Sequence[MicroBatch], rollouts: Sequence[Rollout]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Old values and returns [N, T] float32 of each micro-batch, whose rows are these rollouts in order."""
+    """Yield old values and returns [N, T] float32 of each micro-batch; its rows are the rollouts in order."""
     start = 0
     for part in parts:
         count, width = part.response_mask.shape if part.weight else (0, 0)

@@ -1,4 +1,4 @@
-"""The old policy: the frozen snapshot that samples and that the ratio divides by, and the reference."""
+"""Old policy (the frozen snapshot that samples and that ratios divide by), reference policy and teacher."""
 
 from __future__ import annotations
 

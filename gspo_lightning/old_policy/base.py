@@ -1,4 +1,4 @@
-"""The old policy: the frozen snapshot that samples *and* that the ratio divides by, behind one interface."""
+"""Old policy: the frozen snapshot that samples rollouts and is the denominator of ratios."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNPREPARED = "a micro-batch without old_logprobs reached training: prepare() was
 
 
 class OldPolicy(nn.Module):
-    """The policy of the last refresh. ``refresh_every`` counts iterations (rollout batches)."""
+    """Policy of the last refresh. ``refresh_every`` counts iterations (rollout batches)."""
 
     def __init__(self, refresh_every: int = 1) -> None:
         super().__init__()
@@ -28,28 +28,28 @@ class OldPolicy(nn.Module):
 
     @abstractmethod
     def sampling_policy(self, policy: Policy) -> Policy:
-        """The weights that rollouts are sampled from."""
+        """Return the policy whose weights sample rollouts."""
 
     @abstractmethod
     def refresh(self, policy: Policy, iteration: int) -> None:
-        """Called before each rollout: take a new snapshot if this iteration is due for one."""
+        """Take a new snapshot if this iteration is due for one; called before each rollout."""
 
     @abstractmethod
     def prepare(self, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
-        """Called once after each rollout, before the first update on it, with the mini-batches that need it."""
+        """Prepare mini-batches that need old log-probabilities; called once per rollout, before its first update."""
 
     @abstractmethod
     def evaluate(self, batch: MicroBatch, temperature: float) -> Tensor:
-        """Log-probabilities [N, T] of the snapshot for a micro-batch that has none yet."""
+        """Return the snapshot's log-probabilities [N, T] for a micro-batch that has none yet."""
 
     def logprobs(self, batch: MicroBatch, temperature: float, current: Tensor | None = None) -> Tensor:
-        """Old log-probabilities [N, T] of a micro-batch while it is trained on.
+        """Return old log-probabilities [N, T] of a micro-batch during training.
 
         Args:
             batch: N rows.
-            temperature: the one responses were sampled at.
-            current: the policy's own log-probabilities [N, T], given where no update has been made since the snapshot:
-                they are the old ones.
+            temperature: sampling temperature of the responses.
+            current: the policy's own log-probabilities [N, T]; pass them if no update has been made since the snapshot,
+                because they are the old ones then.
         """
         if current is not None:
             old = current.detach()
@@ -62,8 +62,8 @@ class OldPolicy(nn.Module):
         return old
 
     def shard(self, policy: Policy, shard: Callable[..., Policy]) -> None:
-        """Called once with the policy before it is sharded: a form that keeps weights keeps them sharded, too."""
+        """Shard kept weights like the policy; called once, before the policy is sharded."""
 
     def due(self, iteration: int) -> bool:
-        """Whether a snapshot is taken before this iteration's rollout."""
+        """True if a snapshot is taken before this iteration's rollout."""
         return iteration % self.refresh_every == 0

@@ -1,4 +1,4 @@
-"""A policy that is asked for log-probabilities and never trained: the reference, and a teacher in this process."""
+"""Policy that gives log-probabilities and is never trained: the reference, or a teacher in this process."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["FrozenPolicy", "own_ways"]
 
 
 class FrozenPolicy:
-    """Weights that stay as they are, asked through the same forward as the policy.
+    """Frozen weights, evaluated by the same forward pass as the policy.
 
     It is not part of the module tree: neither the optimizer, nor DDP, nor a checkpoint, nor an export sees it. A
     resumed run makes it again from the same start.
 
     Args:
-        policy: the weights; they are nobody else's.
-        shard: spreads it over ranks, where the strategy does so with the trained policy.
+        policy: the weights; nothing else may hold them.
+        shard: shards it over ranks, if the strategy shards the trained policy.
     """
 
     field: ClassVar[str]
-    """Of a micro-batch, that :meth:`fill` computes."""
+    """Field of a micro-batch that :meth:`fill` computes."""
 
     def __init__(self, policy: Policy, shard: Callable[[Policy], Policy] | None = None) -> None:
         plain = policy.requires_grad_(False).eval()
@@ -36,7 +36,7 @@ class FrozenPolicy:
         self.policy: Policy = plain if shard is None else shard(plain)
 
     def fill(self, batches: Sequence[MiniBatch], temperature: float, device: torch.device) -> list[MiniBatch]:
-        """The mini-batches with :attr:`field` [N, T], evaluated once per rollout batch in the training layout."""
+        """Return the mini-batches with :attr:`field` [N, T], computed once per rollout batch in the training layout."""
         self._to(device)
         with self._as_it_was():
             return with_logprobs(self.field, self.policy, batches, temperature)
@@ -53,7 +53,7 @@ class FrozenPolicy:
 
 @contextmanager
 def own_ways(policy: Policy) -> Iterator[None]:
-    """Routers choose freely and are not watched."""
+    """Let routers choose freely, neither replayed nor recorded."""
     inner = unwrapped(policy)
     routing, inner.routing = inner.routing, None
     try:

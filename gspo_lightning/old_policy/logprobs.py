@@ -1,9 +1,9 @@
-"""Which log-probabilities a ratio divides by: the sampler's, where they are good enough, or the trainer's own.
+"""Old log-probabilities: take the sampler's if they are precise enough, or recompute them.
 
-A sampler has seen every log-probability of its tokens already; to compute them again costs a forward pass over all of
-them. But its numbers come from another code path, and what the two differ by looks like a ratio. So it is measured, at
-no cost, in the first update of every iteration: there the policy still is the old policy, its own log-probabilities are
-the old ones, and the difference to the sampler's is noise alone.
+A sampler already knows the log-probability of every token it sampled; recomputing costs a forward pass over all of
+them. But the sampler's numbers come from other code, and their error looks like a ratio. The first update of every
+iteration measures that error at no cost: the policy is still the old policy, so its own log-probabilities are
+the old ones, and the difference from the sampler's is noise alone.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ log = logging.getLogger(__name__)
 
 OldLogProbsChoice = Literal["auto", "source", "recompute"]
 SHARE = 0.1
-"""Of the clip range: noise below it hardly moves anything across the edge of the band."""
+"""Share of the clip range: noise below it hardly moves anything across a clip boundary."""
 UNCLIPPED = 0.01
-"""Clip range that an objective without one is treated to have."""
+"""Clip range assumed for an objective without one."""
 
 
 class OldLogProbs:
-    """The choice of a run, and the measurement it rests on.
+    """Source of a run's old log-probabilities, and the noise measurement behind it.
 
     Args:
-        choice: ``auto``: the sampler's where their measured noise is below a tenth of the clip range, else recomputed;
+        choice: ``auto``: the sampler's if their measured noise is at most a tenth of the clip range, else recomputed;
             ``source``: the sampler's; ``recompute``: never the sampler's.
-        objective: has the clip range, and says whether it is about sequences or tokens.
+        objective: supplies the clip range and the level of its ratio, sequence or token.
     """
 
     def __init__(self, choice: OldLogProbsChoice, objective: Objective) -> None:
@@ -45,14 +45,15 @@ class OldLogProbs:
         ranges = [r for r in (objective.clip_low, objective.clip_high) if r is not None and r > 0]
         self.tolerance = SHARE * (min(ranges) if ranges else UNCLIPPED)
         self.noise: float | None = None
-        """Root mean square of the difference in nats: of a sequence's mean log-ratio or a token's; None at first."""
+        """Root mean square gap of a sequence's mean log-ratio or a token's log-ratio, nats; None before a measurement."""
         self._said: bool | None = None
         self.ahead = False
         """Rollouts come from older weights (asynchronous): the old policy is the one at the start of training on them,
-        and what the source reports belongs into the correction of the objective."""
+        and the source's log-probabilities belong to the objective's correction.
+        """
 
     def note(self, sums: Mapping[str, tuple[float, float]]) -> None:
-        """Take the noise from the sums, over all ranks, of an update on rollouts of the very same weights."""
+        """Set :attr:`noise` from the sums over all ranks of an update on rollouts of the very same weights."""
         if self.ahead:
             return
         name = "sampler_sequence_gap_squared" if self.level == "sequence" else "sampler_logprob_gap_squared"
@@ -69,18 +70,18 @@ class OldLogProbs:
         *,
         first_is_free: bool,
     ) -> list[MiniBatch]:
-        """The mini-batches of a rollout with what their updates will need.
+        """Return the mini-batches of a rollout with old log-probabilities, or marked to take the source's.
 
         Args:
             old_policy: can evaluate its snapshot.
             policy: the live policy.
             batches: in the order of their updates.
             temperature: of the rollouts.
-            first_is_free: the first one is trained on once, while the policy is the snapshot; it needs nothing.
+            first_is_free: the first mini-batch is trained on once, while the policy is the snapshot, and needs nothing.
 
         Raises:
-            UserError: ``source``, but the rollouts have no log-probabilities; or the experts of the rollouts are to be
-                replayed (R3), but some came without.
+            UserError: the choice is ``source``, but the rollouts have no log-probabilities; or experts are to be
+                replayed (R3), but some rollouts have none.
         """
         _check_routes(policy, batches)
         replayed = policy.routing is not None and policy.routing.replay != "off" and self.choice != "source"
@@ -95,14 +96,14 @@ class OldLogProbs:
 
     @property
     def as_behaviour(self) -> bool:
-        """Whether ratios divide by older weights than those at the start of training, by choice."""
+        """True if ratios, by choice, divide by older weights than those at the start of training."""
         return self.ahead and self.choice == "source"
 
     def from_source(self, batches: Sequence[MiniBatch]) -> bool:
-        """Whether the updates on these mini-batches take the source's log-probabilities.
+        """True if the updates on these mini-batches take the source's log-probabilities.
 
         Raises:
-            UserError: ``source``, but the rollouts have no log-probabilities.
+            UserError: the choice is ``source``, but the rollouts have no log-probabilities.
         """
         known = all(m.behaviour_logprobs is not None for b in batches for m in b.micro_batches)
         if self.choice == "source" and not known:
@@ -134,7 +135,7 @@ class OldLogProbs:
 
 
 def _check_routes(policy: Policy, batches: Sequence[MiniBatch]) -> None:
-    """Whatever old log-probabilities are taken from: a micro-batch without experts would be routed freely."""
+    """Refuse an R3 run whose rollouts lack experts: those micro-batches would be routed freely."""
     if policy.routing is None or policy.routing.replay != "R3":
         return
     if any(part.routes is None for batch in batches for part in batch.micro_batches):

@@ -1,4 +1,4 @@
-"""What a precision can bear: checks before the first rollout, and the noise of ratios that are 1."""
+"""Numerical noise of ratios that should be 1, checked before the first rollout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def band(objective: Objective) -> float | None:
-    """The smaller side of an objective's clip range; None where it has none."""
+    """Return the smaller side of an objective's clip range; None if it has none."""
     sides = (getattr(objective, name, None) for name in ("clip_low", "clip_high"))
     found = [float(side) for side in sides if side is not None and side > 0]
     return min(found) if found else None
@@ -37,12 +37,12 @@ def ratio_noise(
     other: Callable[[], Tensor] | None = None,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> float:
-    """Mean over sequences of |mean log-ratio| between two evaluations of one policy; nats.
+    """Return the mean over sequences of |mean log-ratio| between two evaluations of the same weights, in nats.
 
     Args:
-        policy: both times the same weights.
+        policy: evaluated once or twice.
         batch: N rows on its device.
-        other: the second evaluation, [N, T]; the first one again by default.
+        other: the second evaluation, [N, T]; by default the policy again.
         context: of the forward passes (autocast).
     """
     with context():
@@ -60,10 +60,10 @@ def _gap(batch: MicroBatch, first: Tensor, second: Tensor) -> float:
 def check_ratio_noise(
     policy: Policy, batch: MicroBatch, objective: Objective, context: Callable[[], AbstractContextManager[Any]]
 ) -> None:
-    """The same weights give ratios of 1: old and new log-probabilities may differ by a tenth of the clip range at most.
+    """Refuse a precision whose noise exceeds a tenth of the objective's clip range: the same weights must give ratio 1.
 
-    Compared are two evaluations of the same micro-batch, as old log-probabilities are computed and as an update does
-    (with gradients, so by the kernels of training), and the same rows cut into smaller micro-batches.
+    Compares the forward pass that computes old log-probabilities with that of an update (with gradients, so with
+    the kernels of training), then the whole micro-batch with the same rows cut into smaller ones.
 
     Args:
         policy: as it will be trained, on its device.
@@ -72,9 +72,9 @@ def check_ratio_noise(
         context: of the forward passes (autocast).
 
     Raises:
-        UserError: the first two differ by more, so that clipping would act on noise; or in float32 the cuts do. Where
-            products are rounded another cut is another rounding, which there is a message about: an update sees the
-            cut that its old log-probabilities come from, unless memory runs out in between.
+        UserError: the first two differ by more, so that clipping would act on noise; or, in float32, the cuts do. In
+            lower precision another cut rounds differently, which is only logged: an update sees the cut that its old
+            log-probabilities come from, unless memory runs out in between.
     """
     if (limit := band(objective)) is None:
         return
@@ -105,14 +105,14 @@ def check_ratio_noise(
 
 
 def _as_in_an_update(policy: Policy, batch: MicroBatch) -> Tensor:
-    """[N, T], with gradients; not of shards, which a forward pass without a backward pass would leave gathered."""
+    """Return [N, T] computed with gradients; without if sharded, as no backward pass would free the gathered shards."""
     with torch.set_grad_enabled(not is_sharded(policy)):
         return policy(batch)[0].detach()
 
 
 @torch.no_grad()
 def _in_pieces(policy: Policy, batch: MicroBatch) -> Tensor:
-    """[N, T], the rows of the batch in two micro-batches."""
+    """Return [N, T] of the rows computed in two or more micro-batches."""
     parts = cut_rows(batch, batch.input_ids.numel() // 2, policy.packed)
     width = batch.response_mask.shape[1]
     found = [policy(part)[0] for part in parts]

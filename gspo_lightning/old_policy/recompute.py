@@ -19,10 +19,10 @@ __all__ = ["with_logprobs"]
 
 @torch.no_grad()
 def with_logprobs(name: str, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
-    """The mini-batches with the field ``name`` [N, T] of every micro-batch filled in: log-probabilities under a policy.
+    """Return the mini-batches with log-probabilities [N, T] under a policy in the field ``name`` of every micro-batch.
 
-    They are computed on the policy's device and stay with the micro-batch. So do the experts that its tokens went to,
-    where the policy's routers are watched and the rollout did not bring its own.
+    They are computed on the policy's device and stored on the micro-batch's. The experts of its tokens are stored, too,
+    if the policy's routing is recorded and the rollout brought none, and always under ``R2``.
     """
     if not batches:
         return []

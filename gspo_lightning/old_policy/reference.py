@@ -1,4 +1,4 @@
-"""The reference policy: the frozen start of a run, which a KL term is measured to."""
+"""Reference policy of the KL term: the frozen policy at the start of a run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["ReferencePolicy"]
 
 
 class ReferencePolicy(FrozenPolicy):
-    """A frozen copy of the initial policy, kept only where a KL term needs it (``kl_coef``, ``kl_in_reward``).
+    """Frozen copy of the initial policy, kept only if a KL term needs it (``kl_coef``, ``kl_in_reward``).
 
-    One more copy of the weights that are trained, unless these are new adapters: then the reference is the policy with
-    its adapters off.
+    Costs one more copy of the trained weights. If new adapters are trained, it costs none: the reference is the policy
+    with its adapters off.
 
     Args:
-        policy: at its start.
-        shard: spreads a copy over ranks.
+        policy: at the start of the run.
+        shard: shards a copy over ranks.
     """
 
     field = "ref_logprobs"
@@ -39,7 +39,7 @@ class ReferencePolicy(FrozenPolicy):
             super().__init__(policy.frozen_copy(), shard)
 
     def follow(self, policy: Policy) -> None:
-        """The policy has been sharded: where it is the reference, too, that is the one to call."""
+        """Point to the sharded policy, if the reference is the policy with its adapters off."""
         if self.adapted:
             self.policy = policy
 
@@ -50,14 +50,14 @@ class ReferencePolicy(FrozenPolicy):
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """What it takes to make it again beside the policy of a checkpoint."""
+        """Return what is needed to rebuild the reference beside the policy of a checkpoint."""
         return {"adapters_off": self.adapted, "weights": {} if self.adapted else self.policy.model.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], policy: Policy) -> None:
-        """The inverse of :meth:`state_dict`, wherever this one would have started.
+        """Load what :meth:`state_dict` returned, whatever start this reference was built from.
 
         Args:
-            state: older code wrote the weights alone, and took adapters off wherever there were any.
+            state: older code wrote only the weights, and always turned adapters off.
             policy: of the same checkpoint, whole.
         """
         before, weights = self.adapted, state.get("weights", state)
@@ -79,21 +79,20 @@ class ReferencePolicy(FrozenPolicy):
         max_tokens: int,
         device: torch.device,
     ) -> None:
-        """Set each rollout's ``kl_penalty`` to ``coef`` times its summed log-ratio to the reference, nats.
+        """Set each rollout's ``kl_penalty``: ``coef`` times its summed log-ratio to the reference, in nats.
 
         ``token_penalties`` are the terms of the sum.
 
         The k1 estimator of KL(old policy || reference) over the whole response, as in reinforcement learning from human
-        feedback (InstructGPT, arXiv 2203.02155). Both sides go through the same forward pass over the same rows: a
-        sampler's log-probabilities differ by more than a small KL, and here a policy that is the reference has exactly
-        none.
+        feedback (InstructGPT, arXiv 2203.02155). Both sides use the same forward pass over the same rows, because the
+        error of a sampler's log-probabilities exceeds a small KL. So a policy equal to the reference gets exactly 0.
 
         Args:
             rollouts: of this rank, any number.
             old: the weights that sampled them, on ``device``.
             coef: reward units per nat.
             temperature: of the rollouts.
-            max_tokens: that go through a model at once.
+            max_tokens: token budget of one forward pass.
             device: of the policy.
         """
         self._to(device)

@@ -1,6 +1,6 @@
-"""The old policy: the frozen snapshot that samples *and* that the ratio divides by, behind one interface.
+"""Old policies: cached log-probabilities, a snapshot on the device, or one in host memory.
 
-The forms differ in memory, not in numbers: in float32 they give bit-identical training.
+They differ in memory, not in numbers: in float32 they give bit-identical training.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["CachedLogProbs", "OffloadedSnapshot", "ResidentSnapshot"]
 
 
 class CachedLogProbs(OldPolicy):
-    """The snapshot evaluated once, right after sampling, in the training layout; no second model in memory.
+    """Snapshot evaluated once, right after sampling, in the training layout; no second model in memory.
 
-    Only the log-probabilities of the rollouts are kept, so the snapshot cannot outlive one iteration.
+    Keeps only the log-probabilities of the rollouts, so the snapshot cannot outlive one iteration.
     """
 
     def __init__(self, refresh_every: int = 1) -> None:
@@ -38,23 +38,23 @@ class CachedLogProbs(OldPolicy):
             )
 
     def sampling_policy(self, policy: Policy) -> Policy:
-        """The live policy: at sampling time it is the snapshot."""
+        """Return the live policy, which is the snapshot while it samples."""
         return policy
 
     def refresh(self, policy: Policy, iteration: int) -> None:
-        """Nothing to copy."""
+        """Do nothing: no weights are kept."""
 
     def prepare(self, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
         """Evaluate every micro-batch with the weights that sampled it."""
         return with_logprobs("old_logprobs", policy, batches, temperature)
 
     def evaluate(self, batch: MicroBatch, temperature: float) -> Tensor:
-        """Too late: the weights have changed."""
+        """Refuse: the weights have changed since sampling."""
         raise ValueError(UNPREPARED)
 
 
 class ResidentSnapshot(OldPolicy):
-    """A second, frozen copy of the weights on the same device; allows ``refresh_every`` above 1."""
+    """Second, frozen copy of the weights on the same device; allows ``refresh_every`` above 1."""
 
     snapshot: Policy
 
@@ -65,16 +65,16 @@ class ResidentSnapshot(OldPolicy):
         copy_weights(policy, self.snapshot)
 
     def sampling_policy(self, policy: Policy) -> Policy:
-        """The snapshot."""
+        """Return the snapshot."""
         return self.snapshot
 
     def refresh(self, policy: Policy, iteration: int) -> None:
-        """Copy the weights when due (or when there is no snapshot yet)."""
+        """Copy the weights if due, or if there is no snapshot yet."""
         if self.due(iteration) or "snapshot" not in self._modules:
             self._copy(policy)
 
     def prepare(self, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
-        """Nothing to cache: the snapshot is evaluated micro-batch by micro-batch. Its routes are needed before."""
+        """Add routes to the mini-batches (R2 only); :meth:`evaluate` computes log-probabilities later."""
         if policy.routing is None or policy.routing.replay != "R2":
             return list(batches)
         filled = with_logprobs("old_logprobs", self.snapshot, batches, temperature)
@@ -82,53 +82,53 @@ class ResidentSnapshot(OldPolicy):
 
     @torch.no_grad()
     def evaluate(self, batch: MicroBatch, temperature: float) -> Tensor:
-        """A forward of the snapshot through the same path as the policy's."""
+        """Return the snapshot's log-probabilities [N, T], computed like the policy's."""
         logprobs: Tensor = self.snapshot(batch, temperature)[0]
         return logprobs
 
     def shard(self, policy: Policy, shard: Callable[..., Policy]) -> None:
-        """The snapshot is spread over ranks like the policy, frozen weights under adapters included."""
+        """Shard the snapshot like the policy, including frozen weights under adapters."""
         self.snapshot = shard(self._own_copy(policy))
 
     def _own_copy(self, policy: Policy) -> Policy:
-        """Nothing is shared with the policy: sharding takes a weight away from whoever else has it."""
+        """Copy every weight: sharding would take shared ones away from the policy."""
         own: dict[int, Any] = {id(p): nn.Parameter(p.detach().clone(), False) for p in policy.model.parameters()}
         return policy.frozen_copy(own).train(policy.training)
 
     def materialise(self, policy: Policy) -> None:
-        """Make room for a snapshot, which a checkpoint may be about to fill."""
+        """Create the snapshot, so that a checkpoint can fill it."""
         if "snapshot" not in self._modules:
             self._copy(policy)
 
 
 class OffloadedSnapshot(ResidentSnapshot):
-    """A second, frozen copy of the weights in the machine's memory; on the device only while it samples.
+    """Second, frozen copy of the weights in host memory; on the device only while it samples and is evaluated.
 
-    Its log-probabilities are kept from then on, as those of :class:`CachedLogProbs`. Allows ``refresh_every`` above 1.
+    Its log-probabilities are cached like those of :class:`CachedLogProbs`. Allows ``refresh_every`` above 1.
     """
 
     def shard(self, policy: Policy, shard: Callable[..., Policy]) -> None:
-        """Every rank keeps its share of the snapshot in the main memory; layers visit the device while they compute."""
+        """Shard the snapshot in host memory; layers visit the device while they compute."""
         self.snapshot = shard(self._own_copy(policy), offload=True)
 
     def sampling_policy(self, policy: Policy) -> Policy:
-        """The snapshot, on the policy's device."""
+        """Move the snapshot to the policy's device and return it."""
         self._move(policy, policy.device)
         return self.snapshot
 
     def prepare(self, policy: Policy, batches: Sequence[MiniBatch], temperature: float) -> list[MiniBatch]:
-        """Evaluate every micro-batch with the snapshot, then let go of the device's memory."""
+        """Evaluate every micro-batch with the snapshot, then free the device's memory."""
         self._move(policy, policy.device)
         found = with_logprobs("old_logprobs", self.snapshot, batches, temperature)
         self._move(policy, torch.device("cpu"))
         return found
 
     def evaluate(self, batch: MicroBatch, temperature: float) -> Tensor:
-        """Too late: the snapshot has left the device."""
+        """Refuse: the snapshot has left the device."""
         raise ValueError(UNPREPARED)
 
     def _move(self, policy: Policy, device: torch.device) -> None:
-        """What the snapshot shares with the policy (weights under adapters) stays where it is; so do shards."""
+        """Move the snapshot, except weights shared with the policy (the base under adapters) and shards."""
         if is_sharded(self.snapshot):
             return
         shared = {id(p) for p in policy.parameters()}

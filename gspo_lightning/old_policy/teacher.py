@@ -1,4 +1,4 @@
-"""The teacher of on-policy distillation: what it thinks of the tokens that the policy has sampled."""
+"""Teacher of on-policy distillation: gives log-probabilities of the tokens that the policy sampled."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ FIELD = "model.teacher"
 
 
 class Teacher(ABC):
-    """Anything that gives log-probabilities of given tokens, in this process or elsewhere; it is never trained."""
+    """Source of log-probabilities of given tokens, in this process or elsewhere; never trained."""
 
     @abstractmethod
     def fill(self, batches: Sequence[MiniBatch], temperature: float, device: torch.device) -> list[MiniBatch]:
-        """The mini-batches with ``teacher_logprobs`` [N, T], float32, nats. Every rank calls it once a rollout batch.
+        """Return the mini-batches with ``teacher_logprobs`` [N, T], float32, nats; once a rollout batch, on every rank.
 
         Args:
             batches: of this rank.
@@ -37,20 +37,20 @@ class Teacher(ABC):
         """
 
     def distribution(self, part: MicroBatch) -> Distribution | None:
-        """For the exact KL: what it predicts for the rows of a micro-batch on the policy's device; None: not asked."""
+        """Return the prediction for a micro-batch on the policy's device, for the exact KL; None if not used."""
         return None
 
     def close(self) -> None:  # noqa: B027 - most have nothing to close
-        """Let go of connections."""
+        """Close connections."""
 
 
 class LocalTeacher(FrozenPolicy, Teacher):
-    """A frozen model in this process.
+    """Frozen model in this process.
 
     Args:
-        policy: its weights and tokenizer, already checked and with its layout chosen.
+        policy: weights and tokenizer, already checked and with its layout chosen.
         exact: compare whole distributions in every update instead of one log-probability per token once.
-        shard: spreads it over ranks.
+        shard: shards it over ranks.
     """
 
     field = "teacher_logprobs"
@@ -60,11 +60,11 @@ class LocalTeacher(FrozenPolicy, Teacher):
         self.exact = exact
 
     def fill(self, batches: Sequence[MiniBatch], temperature: float, device: torch.device) -> list[MiniBatch]:
-        """See :meth:`Teacher.fill`; nothing to do ahead of an update where whole distributions are compared."""
+        """Return the mini-batches as in :meth:`Teacher.fill`; unchanged if whole distributions are compared."""
         return list(batches) if self.exact else super().fill(batches, temperature, device)
 
     def distribution(self, part: MicroBatch) -> Distribution | None:
-        """See :meth:`Teacher.distribution`."""
+        """Return the prediction for a micro-batch if whole distributions are compared, else None."""
         if not self.exact:
             return None
         self._to(part.input_ids.device)
@@ -73,14 +73,14 @@ class LocalTeacher(FrozenPolicy, Teacher):
 
 
 def check_vocabulary(policy: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase) -> None:
-    """The same token ids mean the same text to both.
+    """Refuse a teacher whose token ids mean other text than the policy's.
 
     Args:
-        policy: tokenizer of the model that is trained.
-        teacher: tokenizer of the model that is asked about its token ids.
+        policy: tokenizer of the trained model.
+        teacher: tokenizer of the model that scores its token ids.
 
     Raises:
-        UserError: they do not; names the first token that differs, or how many tokens a picture has.
+        UserError: the tokenizers differ; names the first differing token, or the number of tokens of a picture.
     """
     mine, theirs = policy.get_vocab(), teacher.get_vocab()
     if mine == theirs:
@@ -97,10 +97,10 @@ def check_vocabulary(policy: PreTrainedTokenizerBase, teacher: PreTrainedTokeniz
 
 
 def check_outputs(policy: Policy, teacher: Policy, *, exact: bool) -> None:
-    """The teacher has a logit for every token; where whole distributions are compared, both have as many entries.
+    """Refuse a teacher with too few logits for the tokens or, with ``exact``, with another number than the policy.
 
     Raises:
-        UserError: they have not.
+        UserError: the numbers of logits do not fit.
     """
     mine, theirs = (int(p.model.config.get_text_config().vocab_size) for p in (policy, teacher))
     if theirs < len(policy.tokenizer):

@@ -1,1 +1,1 @@
-"""Packing: rows cut into micro-batches by a token budget, and what happens when memory runs out."""
+"""Packing: cut rows into micro-batches by a token budget, and retry smaller when memory runs out."""

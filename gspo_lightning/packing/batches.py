@@ -1,7 +1,7 @@
-"""From scored groups to mini-batches (one optimizer step each) to micro-batches (one forward each).
+"""Cut scored groups into mini-batches (one optimizer step each) and micro-batches (one forward pass each).
 
-:mod:`gspo_lightning.packing.deal` says which rows a mini-batch has. Micro-batches keep its rows of one prompt together
-under a token budget, or, for a model that needs padding, hold rows of similar length. How a mini-batch is cut never
+:mod:`gspo_lightning.packing.deal` chooses the rows of a mini-batch. Micro-batches keep its rows of one prompt together
+under a token budget or, for a model that needs padding, hold rows of similar length. How a mini-batch is cut never
 changes a loss or gradient, because denominators belong to the mini-batch.
 """
 
@@ -48,13 +48,13 @@ def make_mini_batches(
 
     Args:
         groups: P groups of rollouts; missing or masked rollouts keep their row with an empty response mask.
-        mini_batches: how many; must divide P.
+        mini_batches: number of mini-batches; must divide P.
         max_tokens: budget of one micro-batch, see :func:`cut_micro_batches`.
         order: a permutation of ``range(P)``; the identity by default.
         iteration: number of the rollout batch, recorded in each mini-batch.
-        first_index: index of the first mini-batch (later epochs over the same rollouts go on counting).
+        first_index: index of the first mini-batch (later epochs over the same rollouts continue the count).
         packed: for a policy that shares prompts and needs no padding (``Policy.packed``).
-        version: of the policy now, see :func:`make_micro_batch`.
+        version: the policy's present version, see :func:`make_micro_batch`.
         deal: see :func:`gspo_lightning.packing.deal.deal_rows`.
 
     Raises:
@@ -74,9 +74,9 @@ def cut_groups(
     deal: Deal = "groups",
     base: int = 0,
 ) -> list[list[list[Rollout]]]:
-    """Which rollouts stand in which micro-batch of which mini-batch; see :func:`make_mini_batches`.
+    """Assign rollouts to the micro-batches of each mini-batch; see :func:`make_mini_batches`.
 
-    A mini-batch of which this rank has no row has no micro-batch either (``shuffled`` only).
+    A mini-batch without a row on this rank has no micro-batch here (``shuffled`` only).
 
     Raises:
         UserError: P is not a multiple of ``mini_batches``.
@@ -94,9 +94,10 @@ def batches_of(
     sources: Sequence[str] = (),
     accuracy_reward: str = "",
 ) -> list[MiniBatch]:
-    """The mini-batches of rollouts that are cut already (:func:`cut_groups`), from these ``sources``.
+    """Build mini-batches from rollouts that :func:`cut_groups` has cut.
 
-    A filler stands for the rows of a mini-batch of which this rank has none.
+    A filler stands in for a mini-batch without a row on this rank. ``version``, ``sources`` and ``accuracy_reward`` are
+    those of :func:`make_micro_batch`.
     """
     made = [[make_micro_batch(part, version, sources, accuracy_reward) for part in parts] for parts in rows]
     spare = next(part for parts in made for part in parts)
@@ -106,7 +107,7 @@ def batches_of(
 
 
 def with_advantages(batches: Sequence[MiniBatch], rows: Sequence[Sequence[Sequence[Rollout]]]) -> list[MiniBatch]:
-    """The mini-batches with what their rollouts, :func:`batches_of` the same ``rows``, are worth by now."""
+    """Return the mini-batches that :func:`batches_of` made of ``rows`` with the rollouts' present advantages."""
     return [
         replace(
             batch,
@@ -129,9 +130,9 @@ def cut_micro_batches(
     Args:
         rollouts: rows of a mini-batch.
         max_tokens: budget. Padded: rows x the longest row. Packed: tokens of the distinct prompts and of all responses.
-        packed: keep the rows of a prompt together, which pay for it once; only a group that is larger than the budget
-            is split. Loads are balanced. Otherwise rows of similar length stand together.
-        version: of the policy now, see :func:`make_micro_batch`.
+        packed: keep rows of a prompt together, so that they pay for it once; only a group larger than the budget is
+            split. Loads are balanced. Otherwise rows of similar length stand together.
+        version: the policy's present version, see :func:`make_micro_batch`.
 
     Raises:
         UserError: a single row is longer than the budget: it could never be trained on.
@@ -151,7 +152,7 @@ def _cut(rollouts: Sequence[Rollout], max_tokens: int, packed: bool) -> list[lis
 
 
 def _cut_rows(rollouts: Sequence[Rollout], max_tokens: int) -> list[list[Rollout]]:
-    """Rows sorted by length, cut so that rows x longest row stays within the budget."""
+    """Sort rows by length and cut them so that rows x longest row stays within the budget."""
     rows = sorted(rollouts, key=_length, reverse=True)  # a stable sort: equal lengths keep their order
     cuts: list[list[Rollout]] = [[]]
     width = _length(rows[0])
@@ -164,7 +165,7 @@ def _cut_rows(rollouts: Sequence[Rollout], max_tokens: int) -> list[list[Rollout
 
 
 def _cut_groups(rollouts: Sequence[Rollout], max_tokens: int) -> list[list[Rollout]]:
-    """Groups dealt to as few micro-batches as possible, the longest first to the emptiest."""
+    """Deal groups to as few micro-batches as possible, the longest first to the emptiest."""
     groups: dict[int, list[Rollout]] = {}
     for rollout in rollouts:
         groups.setdefault(rollout.prompt.id, []).append(rollout)
@@ -183,7 +184,7 @@ def _cut_groups(rollouts: Sequence[Rollout], max_tokens: int) -> list[list[Rollo
 
 
 def _split(group: list[Rollout], max_tokens: int) -> list[list[Rollout]]:
-    """A group as it is, or in parts if it is larger than the budget; each part repeats the prompt."""
+    """Return the group whole, or in parts if it is larger than the budget; each part repeats the prompt."""
     if _packed_size(group) <= max_tokens:
         return [group]
     prompt = len(group[0].prompt.token_ids)
@@ -209,10 +210,10 @@ def _length(rollout: Rollout) -> int:
 def make_micro_batch(
     rollouts: Sequence[Rollout], version: int | None = None, sources: Sequence[str] = (), accuracy_reward: str = ""
 ) -> MicroBatch:
-    """Left-aligned rows: prompt, response, padding (id 0, masked by length, so its value is never read).
+    """Build left-aligned rows: prompt, response, padding (id 0, masked by length, so its value is never read).
 
-    ``version`` is the policy's now; tokens of responses in pieces that an earlier one sampled are marked as stale.
-    ``sources`` are those of a mixture; ``accuracy_reward`` says which responses are correct.
+    ``version`` is the policy's present version: response tokens that an earlier version sampled are marked stale.
+    ``sources`` are those of a mixture; ``accuracy_reward`` names the reward that decides which responses are correct.
     """
     prompts = torch.tensor([len(r.prompt.token_ids) for r in rollouts])
     responses = torch.tensor([r.token_ids.shape[0] for r in rollouts])
@@ -247,7 +248,7 @@ def make_micro_batch(
 
 
 def _routes(rollouts: Sequence[Rollout], width: int) -> Tensor | None:
-    """[N, width, L, k] where the rollouts have routes; padding has the first k experts."""
+    """Return routes [N, width, L, k] if all rollouts have them, else None; padding has the first k experts."""
     known = [r.routes for r in rollouts if r.routes is not None]
     if len(known) < len(rollouts):
         return None
@@ -259,7 +260,7 @@ def _routes(rollouts: Sequence[Rollout], width: int) -> Tensor | None:
 
 
 def _segments(rollouts: Sequence[Rollout], width: int) -> Tensor | None:
-    """[N, width] which step a token is in, a new one wherever any reward ends one; None where no steps were scored."""
+    """Return each token's step [N, width]; a step ends wherever any reward ends one. None if no steps were scored."""
     if not any(rollout.steps for rollout in rollouts):
         return None
     segments = torch.zeros(len(rollouts), width, dtype=torch.int64)
@@ -270,7 +271,7 @@ def _segments(rollouts: Sequence[Rollout], width: int) -> Tensor | None:
 
 
 def _advantages(rollouts: Sequence[Rollout], steps: int) -> Tensor:
-    """[N] float32, or [N, T] where a row has one for each token."""
+    """Return advantages [N] float32, or [N, T] if any row has one for each token."""
     if all(r.token_advantages is None for r in rollouts):
         return torch.tensor([r.advantage for r in rollouts], dtype=torch.float32)
     values = torch.zeros(len(rollouts), steps, dtype=torch.float32)
@@ -281,9 +282,9 @@ def _advantages(rollouts: Sequence[Rollout], steps: int) -> Tensor:
 
 
 def filler(like: MicroBatch) -> MicroBatch:
-    """A one-row micro-batch of weight 0: keeps a rank that has fewer micro-batches in step with the others.
+    """Return a one-row micro-batch of weight 0, which keeps a rank with fewer micro-batches in step with the others.
 
-    Every tensor has the first row of ``like``, but mask and advantages are zeros.
+    Every tensor is the first row of ``like``, but mask and advantages are zeros.
     """
     tensors = {f.name: v for f in dataclasses.fields(like) if isinstance(v := getattr(like, f.name), Tensor)}
     row: dict[str, Any] = {name: value[:1] for name, value in tensors.items()}

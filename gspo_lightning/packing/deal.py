@@ -1,9 +1,9 @@
-"""Which mini-batch each response of a rollout batch is trained in.
+"""Deal the responses of a rollout batch to mini-batches.
 
-A group's advantages add up to 0, so its rows pull against each other: a mini-batch that holds a few rows of every group
-is nearer to the gradient of the whole rollout batch than one that holds a few whole groups (docs/dealing.md). A group
-stays on the rank that sampled it, and which mini-batch a row goes to depends on its place in the iteration alone, never
-on the number of ranks.
+A group's advantages sum to 0, so its rows pull against each other. A mini-batch with a few rows of every group is
+therefore closer to the gradient of the whole rollout batch than one with a few whole groups (docs/dealing.md). A group
+stays on the rank that sampled it. The mini-batch of a row depends only on its place in the iteration, never on the
+number of ranks.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ DEFAULT_DEAL: Deal = "stratified"
 def deal_rows(
     groups: Sequence[Sequence[Rollout]], *, mini_batches: int, deal: Deal = DEFAULT_DEAL, base: int = 0
 ) -> list[list[Rollout]]:
-    """The rows of each mini-batch on this rank, in the order of the groups.
+    """Return the rows of each mini-batch on this rank, in the order of the groups.
 
-    The groups of an iteration form ``mini_batches`` blocks, one after another. ``groups`` trains on a block at a time.
-    ``stratified`` deals the G rows of every group like cards: those of block b begin at mini-batch b. So every
-    mini-batch has the same number of rows on every rank, also where G is no multiple of ``mini_batches`` or below it.
-    ``shuffled`` cuts a permutation of the rows of all ranks into equal parts; of one part a rank may have few or none.
+    The groups of an iteration form ``mini_batches`` consecutive blocks. ``groups`` trains on one block at a time.
+    ``stratified`` deals the G rows of every group like cards; those of block b begin at mini-batch b. So every
+    mini-batch has the same number of rows on every rank, even if G is not a multiple of ``mini_batches`` or is smaller.
+    ``shuffled`` cuts a permutation of the rows of all ranks into equal parts; a rank may have few or no rows of a part.
 
     Args:
         groups: this rank's, of G rollouts each, in the order of :meth:`gspo_lightning.prompts.order.PromptOrder.share`.
-        mini_batches: how many; must divide the groups.
-        deal: how.
-        base: stream (:func:`gspo_lightning.randomness.stream`) of the permutation of ``shuffled``.
+        mini_batches: number of mini-batches; must divide the number of groups.
+        deal: one of :data:`Deal`.
+        base: random stream (:func:`gspo_lightning.randomness.stream`) of the permutation of ``shuffled``.
 
     Raises:
-        UserError: the groups are not a multiple of ``mini_batches``.
+        UserError: the number of groups is not a multiple of ``mini_batches``.
     """
     if len(groups) % mini_batches:
         raise UserError(
@@ -63,7 +63,7 @@ def deal_rows(
 
 
 def _shuffled_places(groups: Sequence[Sequence[Rollout]], mini_batches: int, base: int) -> list[list[int]]:
-    """The mini-batch of every row: a permutation of the rows of all ranks, cut into equal parts."""
+    """Return the mini-batch of every row: a permutation of the rows of all ranks, cut into equal parts."""
     rank, world = rank_and_world()
     size, total = len(groups[0]), len(groups) * world
     found = permutation(base, total * size) // (total * size // mini_batches)
@@ -72,7 +72,7 @@ def _shuffled_places(groups: Sequence[Sequence[Rollout]], mini_batches: int, bas
 
 
 def prompts_per_update(deal: Deal, *, prompts: int, group_size: int, mini_batches: int) -> float:
-    """Distinct prompts of which a mini-batch has rows; of a random permutation about as many as on average.
+    """Return the number of distinct prompts in a mini-batch; for ``shuffled`` approximately the average.
 
     >>> deals = ("groups", "stratified", "shuffled")
     >>> [round(prompts_per_update(deal, prompts=32, group_size=8, mini_batches=4), 1) for deal in deals]

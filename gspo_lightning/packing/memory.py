@@ -1,4 +1,4 @@
-"""Out of memory in a micro-batch: the mini-batch is done again in smaller pieces, and the run remembers."""
+"""Out of memory in a micro-batch: repeat the mini-batch in smaller pieces and remember the smaller budget."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ FILE = "memory.json"
 
 
 class MemoryLimit:
-    """The token budget of a run, halved whenever a micro-batch did not fit.
+    """Token budget of a run, halved whenever a micro-batch does not fit.
 
     Args:
         configured: ``data.max_tokens_per_micro_batch``.
-        packed: whether the model in question, policy or critic, leaves padding out.
+        packed: True if the model in question, policy or critic, leaves padding out.
     """
 
     def __init__(self, configured: int, packed: bool = False) -> None:
         self.configured, self.packed, self.sharded = configured, packed, False
         self.budget = configured
         self.folder: Path | None = None
-        """The run folder, where the budget is remembered for a resume."""
+        """Run folder, which keeps the budget for a resume."""
 
     def resume(self, folder: Path) -> None:
-        """Take the budget that an earlier part of this run came down to, unless the config has changed since."""
+        """Restore the budget that an earlier part of this run came down to, unless the config has changed since."""
         try:
             found = json.loads((folder / FILE).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -53,23 +53,23 @@ class MemoryLimit:
             log.info("token budget of a micro-batch: %d instead of %d (%s)", self.budget, self.configured, found["why"])
 
     def fit(self, parts: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """Micro-batches within the budget; they are so already unless it has become smaller since they were cut."""
+        """Return micro-batches within the budget; cuts only if the budget has shrunk since they were made."""
         if self.budget >= self.configured:
             return list(parts)
         return [piece for part in parts for piece in cut_rows(part, self.budget, self.packed)]
 
     def retry_smaller(self, work: Callable[[list[MicroBatch]], T], parts: Sequence[MicroBatch], update: str) -> T:
-        """Do the work of an update; where it does not fit, do all of it again with half the budget.
+        """Run one update; if it does not fit, repeat all of it with half the budget.
 
         On several ranks none can repeat alone: all stop, and a resume takes half the budget.
 
         Args:
             work: clears gradients and runs every micro-batch.
             parts: this rank's micro-batches.
-            update: what is done, for the message: "update 3".
+            update: name of the update in messages: "update 3".
 
         Raises:
-            InfrastructureError: several ranks, or a single row does not fit.
+            InfrastructureError: out of memory on one of several ranks, or with a single row.
         """
         pieces = self.fit(parts)
         while True:
@@ -125,7 +125,7 @@ class MemoryLimit:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device or the machine had no memory left."""
+    """True if a device or the machine ran out of memory."""
     text = str(error)
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and ("not enough memory" in text or "can't allocate memory" in text)
@@ -133,7 +133,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _cost(part: MicroBatch, packed: bool) -> int:
-    """Tokens that go through the model: packed, each distinct prompt once; else rows x the longest."""
+    """Return the tokens that go through the model: packed, each distinct prompt once; else rows x the longest row."""
     if not packed or part.prompt_index is None:
         return int(part.lengths.max()) * int(part.input_ids.shape[0])
     prompts = {int(i): int(n) for i, n in zip(part.prompt_index, part.prompt_lengths, strict=True)}
@@ -141,7 +141,7 @@ def _cost(part: MicroBatch, packed: bool) -> int:
 
 
 def cut_rows(part: MicroBatch, budget: int, packed: bool) -> list[MicroBatch]:
-    """The rows of a micro-batch in pieces within a budget; a single row is never cut."""
+    """Cut a micro-batch by rows into pieces within a budget; a single row is never cut."""
     count = int(part.input_ids.shape[0])
     if count == 1 or _cost(part, packed) <= budget:
         return [part]
@@ -151,7 +151,7 @@ def cut_rows(part: MicroBatch, budget: int, packed: bool) -> list[MicroBatch]:
 
 
 def _rows(part: MicroBatch, rows: slice) -> MicroBatch:
-    """Some rows, without the columns that none of them fills."""
+    """Select rows and drop the columns that none of them fills."""
     width, steps = int(part.lengths[rows].max()), int(part.response_lengths[rows].max())
     taken: dict[str, Any] = {}
     for f in dataclasses.fields(part):

@@ -1,1 +1,1 @@
-"""The policy: a transformers causal language model, its tokenizer, and the one forward behind every log-probability."""
+"""Policy: a transformers causal language model, its tokenizer, and the one forward behind every log-probability."""

@@ -1,7 +1,7 @@
-"""The running average of the weights that are trained, and how it travels in checkpoints.
+"""Running average of the trained weights, and its place in checkpoints.
 
-Rollouts, old policy and optimizer belong to the weights of now; evaluations, ``gspo validate`` and ``gspo export`` to
-their average, which therefore stands under ``state_dict`` in checkpoints, as Lightning has it.
+Rollouts, old policy and optimizer use the current weights. Evaluations, ``gspo validate`` and ``gspo export`` use their
+average, which therefore stands under ``state_dict`` in checkpoints, as in Lightning.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from gspo_lightning.policy.policy import Policy
 __all__ = ["Average", "holds_average", "training_weights"]
 
 CURRENT, COUNT = "current_model_state", "averaging_state"
-"""Keys of checkpoints, as in Lightning's: the weights of now, and how many have been averaged."""
+"""Keys of checkpoints, as in Lightning's: the current weights, and the number of averaged ones."""
 
 
 class Average:
-    """The running average of a policy's trained weights; others are never averaged.
+    """Running average of a policy's trained weights; others are never averaged.
 
     Args:
-        policy: the weights of now, which :meth:`update` reads.
-        device: where the average is kept; None: where the policy is.
-        how: of ``torch.optim.swa_utils.AveragedModel``: ``avg_fn`` or ``multi_avg_fn``.
+        policy: the current weights, which :meth:`update` reads.
+        device: where the average is kept; None: the policy's device.
+        how: arguments of ``torch.optim.swa_utils.AveragedModel``: ``avg_fn`` or ``multi_avg_fn``.
     """
 
     def __init__(self, policy: Policy, device: torch.device | int | None = None, **how: Any) -> None:
@@ -39,16 +39,16 @@ class Average:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the weights of now into the average; the first ones are it."""
+        """Add the current weights to the average; the first ones start it."""
         self._model.update_parameters(self._live)
 
     def policy(self, live: Policy) -> Policy:
-        """A policy with the averaged weights, in eval mode; it shares their memory where they are on its device."""
+        """Return a policy with the averaged weights, in eval mode; shares their memory if they are on its device."""
         weights = {id(p): self._at(i).to(live.device) for i, p in enumerate(self._live)}
         return live.frozen_copy({key: nn.Parameter(w, requires_grad=False) for key, w in weights.items()}).eval()
 
     def put_into(self, checkpoint: dict[str, Any]) -> None:
-        """Put the average under ``state_dict``, and beside it what training goes on with."""
+        """Put the average under ``state_dict``, and the weights that training resumes from beside it."""
         state = dict(checkpoint["state_dict"])
         names = {f"policy.{name}": i for name, i in self._places.items() if f"policy.{name}" in state}
         checkpoint[CURRENT] = {name: state[name] for name in names}
@@ -57,7 +57,7 @@ class Average:
 
     @torch.no_grad()
     def load(self, checkpoint: dict[str, Any]) -> None:
-        """The inverse of :meth:`put_into`."""
+        """Load what :meth:`put_into` wrote."""
         for name, i in self._places.items():
             self._at(i).copy_(checkpoint["state_dict"][f"policy.{name}"])
         self._model.n_averaged.copy_(checkpoint[COUNT]["n_averaged"])
@@ -69,7 +69,7 @@ class Average:
 
 
 def holds_average(checkpoint: dict[str, Any]) -> bool:
-    """Whether an average of weights stands under ``state_dict``.
+    """True if ``state_dict`` holds an average of weights.
 
     Raises:
         UserError: it does, and a sharding strategy has taken it for the weights to train.
@@ -84,6 +84,6 @@ def holds_average(checkpoint: dict[str, Any]) -> bool:
 
 
 def training_weights(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """The ``state_dict`` that training goes on with: the weights of now, also where it holds their average."""
+    """Return the ``state_dict`` that training resumes from: the current weights, even if it holds their average."""
     state: dict[str, Any] = checkpoint["state_dict"] | checkpoint.get(CURRENT, {})
     return state

@@ -1,4 +1,4 @@
-"""What is verified on a model before it is trained: that its logits and its layout mean what this package thinks."""
+"""Checks of a model before training: its logits and row layout mean what this package assumes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ ANOTHER = "use another model family, or report this with the name of the model"
 def check_head(policy: Policy) -> None:
     """Compare :meth:`Policy.head` on the backbone with the model's own logits on a few tokens.
 
-    A family whose head does more than this package knows would be trained on wrong log-probabilities; here it is loud.
+    A family whose head does more than this package knows would be trained on wrong log-probabilities.
 
     Raises:
-        UserError: they differ.
+        UserError: the logits differ.
     """
     ids = few_tokens(policy.model, 4)
     with torch.no_grad(), warnings.catch_warnings(), _refusing(policy):
@@ -49,7 +49,7 @@ def check_head(policy: Policy) -> None:
 
 @contextlib.contextmanager
 def _refusing(policy: Policy) -> Iterator[None]:
-    """Whatever a family raises that this package has never seen is a reason to refuse it, and no crash."""
+    """Turn any exception of an unknown model family into a refusal."""
     try:
         yield
     except UserError:
@@ -66,19 +66,19 @@ def choose_layout(
     device: torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Set ``policy.packed`` by what the model itself answers, and refuse a model that padded rows are wrong for.
+    """Set ``policy.packed`` by probing the model, and refuse a model whose padded rows are wrong.
 
-    Rotary embeddings that follow the length of a call are pinned first (:mod:`gspo_lightning.policy.rope`).
+    Rotary embeddings that depend on the length of a call are pinned first (:mod:`gspo_lightning.policy.rope`).
 
     Args:
         policy: the model.
         layout: ``auto`` falls back to padding with a message; ``packed`` insists.
         longest: tokens of the longest row that training, sampling or an evaluation may see.
-        device: where it will be trained; where it is, by default.
-        dtype: that attention will compute in there; the weights' own by default.
+        device: training device; the policy's by default.
+        dtype: compute dtype of attention there; the weights' own by default.
 
     Raises:
-        UserError: a row is not the same alone as among others; or ``packed`` is asked for and this model cannot.
+        UserError: a row's result depends on other rows; or ``packed`` is set, but the model does not support it.
     """
     policy.packed = False
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
@@ -120,10 +120,10 @@ def _why_not_packed(asked: Probe, device: torch.device, dtype: torch.dtype) -> s
 
 
 def why_no_kernel(policy: Policy, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why packed rows cannot attend on a device; None: they can.
+    """Return why packed rows cannot attend on a device; None if they can.
 
-    Tried there on random numbers, in the dtype that will be used and in no other, since every one costs kernels: a
-    kernel that is compiled for a device may fail or be wrong in many ways.
+    Runs attention there on random numbers, only in the dtype in use because every dtype compiles kernels. A compiled
+    kernel may fail or be wrong in many ways.
     """
     config = policy.model.config.get_text_config()
     heads = config.num_attention_heads
@@ -137,10 +137,10 @@ def why_no_kernel(policy: Policy, device: torch.device, dtype: torch.dtype) -> s
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Look at a model that was built by the user: what can be trained, and in which dtype.
+    """Check a model that the user built: its type, and the dtype of its trained weights.
 
     Raises:
-        UserError: it is no causal language model, has nothing to train, or weights to train in float16.
+        UserError: it is not a causal language model, has nothing to train, or has float16 weights to train.
     """
     causal = isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
     if not causal:

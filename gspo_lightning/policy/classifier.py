@@ -1,6 +1,6 @@
-"""Where a sequence classifier reads a row: at its last token, whatever stands beside it in a batch.
+"""Padding of sequence classifiers: a row must be read at its last token, whatever its neighbours in a batch.
 
-Decoders read the last token that is not the padding token of their config. Where rows are padded with another token,
+Decoders read the last token that is not the padding token of their config. If rows are padded with another token,
 they read a state of the padding in every row but the longest, and nothing fails.
 """
 
@@ -19,19 +19,20 @@ from gspo_lightning.errors import UserError
 __all__ = ["check_reading", "output_layers", "pad_of", "set_pad"]
 
 _SAME, _SAME_IN_16_BITS = 0.01, 0.1
-"""Largest mean difference between two readings of a row, in their mean size, that is rounding. Another token's state
-differs by about 1."""
+"""Largest mean difference between two readings of a row, relative to their mean size, that counts as rounding. Another
+token's state differs by about 1.
+"""
 
 
 def pad_of(model: PreTrainedModel) -> int | None:
-    """The padding token that a model looks for; None if it knows none, or one that is no token of its (-1)."""
+    """Return the padding token that a model looks for; None if it has none or an invalid one (-1)."""
     found = [getattr(config, "pad_token_id", None) for config in (model.config.get_text_config(), model.config)]
     known = [token for token in found if token is not None and 0 <= token < _tokens(model)]
     return known[0] if known else None
 
 
 def set_pad(model: PreTrainedModel, token: int, field: str = "model.name_or_path") -> None:
-    """Let a model take ``token`` for padding: the rows of a batch have to be padded with it.
+    """Set a model's padding token to ``token``; the rows of a batch must be padded with it.
 
     Raises:
         UserError: the model has no embedding for it.
@@ -48,7 +49,7 @@ def _tokens(model: PreTrainedModel) -> int:
 
 
 def output_layers(model: PreTrainedModel, outputs: int) -> list[nn.Linear]:
-    """The linear layers outside the backbone that have so many outputs."""
+    """Return the linear layers outside the backbone with ``outputs`` outputs."""
     backbone = set(model.base_model.modules())
     outside = (module for module in model.modules() if module not in backbone)
     return [module for module in outside if isinstance(module, nn.Linear) and module.out_features == outputs]
@@ -63,8 +64,8 @@ def check_reading(
     Args:
         model: a sequence classifier.
         alone: inputs of a batch whose first row has no padding.
-        beside: the same with a longer row, so the first one is padded.
-        field: how the message names the model.
+        beside: the same rows with a longer one, so that the first is padded.
+        field: name of the model's setting in the message.
 
     Raises:
         UserError: the first rows differ by more than rounding.
@@ -84,7 +85,7 @@ def check_reading(
 
 @contextmanager
 def _giving_what_it_reads(head: nn.Linear) -> Iterator[None]:
-    """A new head gives 0 for everything: the state that it is given says more."""
+    """Make a head return its input: a new head outputs 0 for everything, while its input state tells rows apart."""
 
     def state(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         given: Tensor = inputs[0]

@@ -1,9 +1,9 @@
-"""The weights as autocast would cast them, cast once for a whole rollout.
+"""Weights cast to autocast's dtype once per rollout.
 
-Autocast keeps weights in float32 and casts each one whenever a product reads it. Its cache does nothing where nothing
-is trained (``torch.inference_mode``) and is off under Lightning, so that sampling would read and write every weight at
-every token. What autocast casts is found out by watching one short forward pass; those weights are replaced, and what
-is computed stays the same, bit by bit.
+Autocast keeps weights in float32 and casts each one whenever a product reads it. Its cache does nothing if nothing is
+trained (``torch.inference_mode``) and is off under Lightning, so sampling would read and write every weight at
+every token. One short forward pass shows which weights autocast casts. Those are replaced, and results stay
+bit-identical.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ VIEWS = {
     "alias", "detach", "expand", "permute", "select", "slice", "split", "squeeze", "t", "transpose", "unbind",
     "unsqueeze", "view",
 }  # fmt: skip
-"""Operators that read no weight, only say where it lies."""
+"""Operators that take views: they do not read a weight."""
 TOKENS = 4
 
 
 @contextlib.contextmanager
 def in_compute_dtype(policy: Policy) -> Iterator[Policy]:
-    """A policy whose products cast no weight, for forward passes without gradients; the policy itself without autocast.
+    """Yield a policy whose products cast no weight, for forward passes without gradients; without autocast, the policy.
 
-    Called inside the autocast of the rollout. All other weights are the policy's own; the copy is dropped in the end.
+    Call it inside the autocast of the rollout. All other weights are the policy's own; the copy is dropped at the end.
     """
     dtype = autocast_dtype(policy.device)
     if dtype is None or policy.in_lockstep or not _wide(policy, dtype):
@@ -55,7 +55,7 @@ def _wide(policy: Policy, dtype: torch.dtype) -> bool:
 
 @torch.no_grad()
 def _twin(policy: Policy, cast: frozenset[str], dtype: torch.dtype) -> Policy:
-    """The policy with some of its weights cast, every one once; it shares all others."""
+    """Copy the policy with some of its weights cast, each once; all others are shared."""
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), False) for p in policy.model.parameters()}
     memo |= {id(b): b for b in policy.model.buffers()}
     twin = policy.frozen_copy(memo)
@@ -71,9 +71,9 @@ def _twin(policy: Policy, cast: frozenset[str], dtype: torch.dtype) -> Policy:
 
 
 def _cast_by_autocast(policy: Policy, dtype: torch.dtype) -> frozenset[str]:
-    """Names of the parameters that are read by casts to ``dtype`` and by nothing else.
+    """Return names of parameters that are read only by casts to ``dtype``.
 
-    A module that the pass does not reach (an expert without a token) is judged by others of its class.
+    A module that the pass does not reach (an expert without a token) is classified like others of its class.
     """
     watch = _Watch(policy.model, dtype)
     with torch.no_grad(), watch:
@@ -91,7 +91,7 @@ def _kind(watch: _Watch, key: str) -> tuple[type, str]:
 
 
 class _Watch(TorchDispatchMode):
-    """Who reads the parameters of a model, and how; autocast works above this mode."""
+    """Dispatch mode that records how a model's parameters are read; autocast works above it."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -99,7 +99,7 @@ class _Watch(TorchDispatchMode):
         self.owned: dict[str, nn.Module] = {}
         """Full name of each parameter, tied ones under each of their names -> its module."""
         self.only_cast: dict[str, bool] = {}
-        """Full name of each parameter that was read -> whether by casts alone."""
+        """Full name of each parameter that was read -> True if only by casts."""
         self._places: dict[int, list[str]] = {}
         for path, module in model.named_modules():
             for leaf, parameter in module._parameters.items():
@@ -109,7 +109,7 @@ class _Watch(TorchDispatchMode):
                     self._places.setdefault(_storage(parameter), []).append(name)
         self._inside: list[nn.Module] = []
         self._thread = threading.get_ident()
-        """Hooks see the modules of all threads; another one may be training."""
+        """Hooks see the modules of all threads, and another thread may be training."""
 
     def __enter__(self) -> _Watch:
         self._hooks = [
@@ -143,7 +143,7 @@ class _Watch(TorchDispatchMode):
         return out
 
     def _note(self, places: list[str], cast: bool) -> None:
-        """Tied parameters belong to the module that is being called, if it is one of their owners."""
+        """Attribute a read of tied parameters to the module being called, if it owns one of them."""
         here = [place for place in places if self._inside and self.owned[place] is self._inside[-1]]
         for place in here or places:
             self.only_cast[place] = self.only_cast.get(place, True) and cast

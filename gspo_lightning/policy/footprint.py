@@ -1,4 +1,4 @@
-"""What a row keeps of the past while it is sampled, by the model's config: keys, values and states of every layer."""
+"""Cache memory of a row during sampling, from the model's config: keys, values and states of every layer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Footprint", "footprint"]
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of one row.
+    """Cache memory of one row, in bytes.
 
     Args:
-        layers: of each layer with keys and values, the bytes of a token and how many of the last ones it keeps
+        layers: for each layer with keys and values, the bytes of a token and the number of last tokens kept
             (None: all).
-        state: of all recurrent states and convolutions, whatever the length of the row.
+        state: all recurrent states and convolutions together, independent of the length of the row.
     """
 
     layers: tuple[tuple[int, int | None], ...]
@@ -27,25 +27,25 @@ class Footprint:
 
     @property
     def token(self) -> int:
-        """Keys and values of a token in all layers."""
+        """Bytes of a token's keys and values in all layers."""
         return sum(size for size, _ in self.layers)
 
     @property
     def largest_layer(self) -> int:
-        """Keys and values of a token in one layer."""
+        """Largest bytes of a token's keys and values in one layer."""
         return max((size for size, _ in self.layers), default=0)
 
     def row(self, tokens: int) -> int:
-        """A row of so many tokens."""
+        """Return the bytes of a row of ``tokens`` tokens."""
         return self.state + sum(size * (tokens if kept is None else min(tokens, kept)) for size, kept in self.layers)
 
 
 def footprint(config: PretrainedConfig, itemsize: int) -> Footprint:
-    """Of a model, by the kinds of its layers as transformers' cache has them.
+    """Return a model's cache memory per row, from the kinds of its layers in transformers' cache.
 
     Args:
-        config: of the model; that of its text model counts.
-        itemsize: bytes of a number that it computes with; states are taken to be float32.
+        config: of the model; its text model counts.
+        itemsize: bytes per number in the compute dtype; states are assumed to be float32.
     """
     text = config.get_text_config(decoder=True)
     settings = list(getattr(text, "per_layer_config", ())) or [text] * _size(text, "num_hidden_layers")
@@ -60,9 +60,9 @@ def footprint(config: PretrainedConfig, itemsize: int) -> Footprint:
 
 
 def _numbers(config: Any) -> int:
-    """Keys and values of a token in a layer, 0 where a config does not say.
+    """Return the count of numbers in a token's keys and values in a layer, 0 if the config does not say.
 
-    DeepSeek's attention keeps what both are computed from.
+    DeepSeek's attention keeps the latent from which both are computed.
     """
     of = functools.partial(_size, config)
     if latent := of("kv_lora_rank"):
@@ -73,13 +73,13 @@ def _numbers(config: Any) -> int:
 
 
 def _size(config: Any, *names: str) -> int:
-    """The first of some fields that is there, the largest number of a list; 0 without any."""
+    """Return the first of some fields that exists, for a list its largest number; 0 if none does."""
     found = next((value for name in names if (value := getattr(config, name, None)) is not None), 0)
     return int(max(found, default=0) if isinstance(found, list | tuple) else found)
 
 
 def _state(config: Any) -> int:
-    """Numbers that a layer with states keeps, by the names that its family gives their sizes; 0 where none is known."""
+    """Return the count of numbers in a layer's recurrent state, from its family's field names; 0 if none is known."""
     of = functools.partial(_size, config)
     if values := of("linear_num_value_heads"):
         keys = of("linear_num_key_heads") * of("linear_key_head_dim")

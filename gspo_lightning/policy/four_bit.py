@@ -1,7 +1,7 @@
-"""Frozen weights in 4 bits under adapters (NF4; QLoRA, arXiv 2305.14314), by bitsandbytes, on GPUs and CPUs.
+"""Frozen 4-bit weights under adapters (NF4; QLoRA, arXiv 2305.14314), by bitsandbytes, on GPUs and CPUs.
 
-A layer keeps its name and its place: training and sampling see a linear layer that unpacks its weight while it
-computes, in the dtype that the weight had.
+A layer keeps its name and place: training and sampling see a linear layer that unpacks its weight during computation,
+in the weight's original dtype.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["dequantise", "quantise"]
 
 ROUTERS = ("gate", "router")
-"""Last names of linear layers that choose experts: small, and a rounded choice is another expert."""
+"""Last names of linear layers that choose experts: small, and a rounded choice selects another expert."""
 
 
 @torch.no_grad()
 def quantise(model: PreTrainedModel) -> None:
     """Pack the weight of every linear layer but the output head and routers, in place: 0.53 bytes per weight.
 
-    Fused experts of a mixture and embeddings are no linear layers and stay as they are. So does a vision tower: it has
+    Fused experts of a mixture and embeddings are not linear layers and stay unchanged. So does a vision tower: it has
     few weights, and its rounding errors would be in every token of a picture.
     """
     from bitsandbytes.nn import Linear4bit, Params4bit
@@ -45,7 +45,7 @@ def quantise(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def dequantise(model: nn.Module) -> None:
-    """The inverse of :func:`quantise`, but for what rounding has taken: ordinary linear layers, in place."""
+    """Turn packed layers into ordinary linear layers, in place; what rounding lost in :func:`quantise` stays lost."""
     packed = [(name, layer) for name, layer in model.named_modules() if type(layer).__name__ == "Linear4bit"]
     if not packed:
         return

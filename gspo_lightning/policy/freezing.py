@@ -1,4 +1,4 @@
-"""Parts of a model that training leaves as they are: the vision tower, or modules by name."""
+"""Freeze parts of a model: the vision tower, or modules by name."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gspo_lightning.policy.vision.families import tower_of, unread_of
 __all__ = ["VISION", "freeze", "layers_left_out", "trains_vision", "vision_layers"]
 
 VISION = "vision"
-"""In the place of a pattern: the tower that makes features of pictures, with what maps them to the text model."""
+"""Special pattern for the vision tower and the projector that maps its features to the text model."""
 
 
 def freeze(model: nn.Module, patterns: Sequence[str] | None) -> int:
-    """Freeze parts of a model, and what its pictures never go through; returns how many weights.
+    """Freeze parts of a model, and vision parts that its pictures never use; return the number of frozen weights.
 
     Args:
-        model: that will be trained.
+        model: to be trained.
         patterns: names of modules with ``*`` for anything (``model.layers.0``, ``*.embed_tokens``), or ``vision``. None
-            is ``vision`` where the model has a vision tower.
+            means ``vision`` if the model has a vision tower.
 
     Raises:
         UserError: a pattern names no module, or nothing is left to train.
@@ -36,7 +36,7 @@ def freeze(model: nn.Module, patterns: Sequence[str] | None) -> int:
 
 
 def layers_left_out(model: nn.Module, patterns: Sequence[str] | None) -> list[str]:
-    """Names of the linear layers that :func:`freeze` would freeze: no adapter belongs there.
+    """Return names of the linear layers that :func:`freeze` would freeze: they get no adapter.
 
     Raises:
         UserError: a pattern names no module.
@@ -45,12 +45,12 @@ def layers_left_out(model: nn.Module, patterns: Sequence[str] | None) -> list[st
 
 
 def vision_layers(model: nn.Module) -> list[str]:
-    """Names of the linear layers of a vision tower."""
+    """Return names of the linear layers of a vision tower."""
     return [name for path, module in tower_of(model).items() for name in _linear(path, module)]
 
 
 def trains_vision(model: nn.Module) -> bool:
-    """Whether weights of a vision tower are trained."""
+    """True if weights of a vision tower are trained."""
     return any(p.requires_grad for tower in tower_of(model).values() for p in tower.parameters())
 
 

@@ -1,4 +1,4 @@
-"""From how many tokens on a model computes in another way: its windows, chunks and indices, as far as names say."""
+"""Context lengths at which a model's computation changes: windows, chunks and index sizes, found by name."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["horizons"]
 IN_CONFIG = re.compile(
     r"sliding_window|window_size|attention_window|local_attention|chunk_size|index_topk|indexer_budget"
 )
-"""Parts of names of fields in configs."""
+"""Substrings of config field names."""
 ANYWHERE = re.compile(r"(window(_size)?|attention_chunk_size|local_attention|index_topk)$")
-"""Ends of names, of fields in configs and of attributes of modules; there, shorter ones say other things, too."""
+"""Endings of names of config fields and module attributes; as attributes, shorter names mean other things, too."""
 
 
 def horizons(policy: Policy) -> list[int]:
-    """Tokens (2 or more, in order) behind which a model may attend to others, or carry a state another way."""
+    """Return token counts (2 or more, ascending) beyond which a model may attend or carry state differently."""
     config = policy.model.config.get_text_config().to_dict()
     said = [value for name, value in config.items() if IN_CONFIG.search(name) or ANYWHERE.search(name)]
     said += [value for name, value in _attributes(policy) if ANYWHERE.search(name)]

@@ -1,6 +1,6 @@
-"""Whether the hub answers at all, asked once and without patience before the libraries ask with a lot of it.
+"""Check that the Hugging Face hub answers, once and with a short timeout, before libraries retry at length.
 
-transformers and datasets repeat a request that got no answer for 20 to 50 seconds, for each file.
+transformers and datasets repeat an unanswered request for 20 to 50 seconds, for each file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 from gspo_lightning.errors import UserError, first_line
 
 TRUST = "then set model.trust_remote_code: true (gspo export and replay: --trust_remote_code)"
-"""Where it is said that a model's code may be run: there, and in no other file."""
+"""How to allow a model's code to run; no other file says it."""
 
 __all__ = ["TRUST", "check_no_kernel", "check_reachable"]
 
@@ -22,9 +22,9 @@ SECONDS = 3.0
 
 @functools.cache
 def check_reachable(field: str, name: str, kind: Literal["model", "dataset"]) -> None:
-    """Refuse an id of the hub that nobody can be asked about. What the hub says about it is for the loaders to tell.
+    """Refuse a hub id if the hub does not answer. Loaders report what the hub says about the id.
 
-    Nothing is asked where the cache knows the id, or in offline mode.
+    Sends no request if the cache has the id, or in offline mode.
 
     Raises:
         UserError: no answer.
@@ -56,15 +56,15 @@ def _cached(name: str, kind: str) -> bool:
 
 
 def check_no_kernel(field: str, written: str | None, trusted: bool) -> None:
-    """No file names a kernel of the hub, which is code, too: transformers would download and run it.
+    """Refuse a file that names a kernel of the hub, which is code that transformers would download and run.
 
     Args:
-        field: what a message names.
-        written: an implementation of attention or of experts, as a model's config, a checkpoint or a dump has it.
-        trusted: whether a model's code may be run.
+        field: setting named in the message.
+        written: implementation of attention or experts in a model's config, a checkpoint or a dump.
+        trusted: True if a model's code may be run.
 
     Raises:
-        UserError: it does, and may not.
+        UserError: a kernel is named, and code is not trusted.
     """
     if written and "/" in written and not trusted:
         raise UserError(

@@ -1,8 +1,8 @@
-"""Pretrained models are loaded by one thread at a time.
+"""Lock that lets one thread at a time load pretrained models.
 
-``from_pretrained`` of transformers replaces ``PreTrainedModel.tie_weights`` while it runs. Two loads whose beginnings
-and ends cross leave it replaced: every later model of that process would silently lose its tied output head.
-Nothing here imports torch: reward workers start with it.
+``from_pretrained`` of transformers replaces ``PreTrainedModel.tie_weights`` while it runs. Two loads that overlap
+without nesting leave it replaced: every later model of the process would silently lose its tied output head.
+Nothing here imports torch, because reward workers start with it.
 """
 
 from __future__ import annotations
@@ -12,4 +12,4 @@ import threading
 __all__ = ["LOADING"]
 
 LOADING = threading.Lock()
-"""To be held while a model is made or loaded."""
+"""Hold it while a model is built or loaded."""

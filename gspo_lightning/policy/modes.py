@@ -1,4 +1,4 @@
-"""Train and eval mode of every module, kept over what changes them."""
+"""Restore the train or eval mode of every module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["modes_kept"]
 
 @contextlib.contextmanager
 def modes_kept(model: nn.Module) -> Iterator[None]:
-    """Every module leaves in the mode, train or eval, in which it came."""
+    """Restore every module's train or eval mode on exit."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield
