@@ -35,7 +35,7 @@ Rows = Sequence[Sequence[Sequence[Rollout]]]
 
 
 class ValueModel:
-    """Value model that predicts the remaining reward at each token of a response; ``GAE`` uses it as the baseline.
+    """Value model: predicts the remaining reward at each token of a response, the baseline of ``GAE``.
 
     It reads the same packed rows as the policy, so a prompt is computed once for all its responses. The head is a
     float32 layer initialized to zero, so every value starts at 0. On every rollout batch the critic is trained before
@@ -211,7 +211,7 @@ class ValueModel:
 
         Raises:
             NonFiniteError: a gradient is not finite; the critic stays as it was before that update.
-            InfrastructureError: a row does not fit into memory, or one of several ranks ran out; the critic does not change.
+            InfrastructureError: a row does not fit into memory, or a rank of several ran out; the critic is unchanged.
         """
         sums, norms = torch.zeros(3, dtype=torch.float64, device=self.device), 0.0
         lr = self.lr if self.warming else self.lr * lr_factor

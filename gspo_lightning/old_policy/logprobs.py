@@ -45,7 +45,7 @@ class OldLogProbs:
         ranges = [r for r in (objective.clip_low, objective.clip_high) if r is not None and r > 0]
         self.tolerance = SHARE * (min(ranges) if ranges else UNCLIPPED)
         self.noise: float | None = None
-        """Root mean square gap of a sequence's mean log-ratio or a token's log-ratio, nats; None before a measurement."""
+        """Root mean square of a sequence's mean log-ratio or a token's log-ratio, nats; None before a measurement."""
         self._said: bool | None = None
         self.ahead = False
         """Rollouts come from older weights (asynchronous): the old policy is the one at the start of training on them,

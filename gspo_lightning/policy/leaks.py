@@ -1,7 +1,7 @@
-"""Whether a row's log-probabilities are its own: whatever stands beside it in a micro-batch must not reach it.
+"""Row isolation checks: nothing beside a row in a micro-batch may change its log-probabilities.
 
-What a model is called, and which attributes it has, says little about that; so everything but one row is changed, and
-this row has to stay as it was up to rounding (:mod:`gspo_lightning.policy.rounding`).
+A model's name and attributes say little about that. So the checks change everything but one row, and require that
+this row stays the same up to rounding (:mod:`gspo_lightning.policy.rounding`).
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from gspo_lightning.types import MicroBatch
 __all__ = ["Probe", "answers", "carried_state", "probe", "probe_length"]
 
 TRIED = 256
-"""Longest row that is tried. Windows that are longer are known by their names; a few models have short ones."""
+"""Longest row tried. Longer windows are known by their names; a few models have short ones."""
 ATTENTION = {"full_attention", "attention", "sliding_attention", "chunked_attention", "global", "local"}
-"""Kinds of layers (of a config's ``layer_types``) that mix tokens by attention and by nothing else."""
+"""Kinds of layers (of a config's ``layer_types``) that mix tokens only by attention."""
 LONG = 4096
-"""Longest row of a probe in training's own layout: many blocks of any kernel."""
+"""Longest row of a probe in the training layout: many blocks of any kernel."""
 LEAK = 2.0
-"""A row may move by so many times what padded rows and rounding move it; it does not move at all but in mixtures of
-experts, whose products are cut by how many tokens an expert has. The smallest leak that was seen was 3.3 (measured)."""
+"""Largest allowed shift of a row, in multiples of the shift from padded rows and rounding.
+
+Only mixtures of experts shift at all, because their products are cut by the token counts of experts. The smallest leak
+seen was 3.3 (measured).
+"""
 WATCHED, COMPANION = 1, 0
-"""Rows of :func:`probe` with one prompt: what may not move, and what is changed but for its first token."""
+"""Rows of :func:`probe` with one prompt: one that may not move, and one that changes except for its first token."""
 
 
 def probe(policy: Policy, longest: int = 9) -> MicroBatch:
-    """Two prompts with two responses each, all of different lengths; one row has ``longest`` tokens, 9 or more."""
+    """Return two prompts with two responses each, all of different lengths; one row has ``longest`` (>= 9) tokens."""
     prompts, responses = torch.tensor([5, 5, 3, 3]), torch.tensor([4, 1, 6, 2])
     responses[WATCHED], responses[2] = max(1, longest - 6), longest - 3
     vocabulary = policy.model.config.get_text_config().vocab_size
@@ -47,11 +50,11 @@ def probe(policy: Policy, longest: int = 9) -> MicroBatch:
 
 
 def probe_length(policy: Policy, longest: int, budget: int) -> int:
-    """Tokens of the longest row of a :func:`probe` that fits into a micro-batch of a run; at most :data:`LONG`.
+    """Return the longest row of a :func:`probe` that fits into a micro-batch of a run, in tokens; at most :data:`LONG`.
 
     Args:
-        policy: knows how many positions it has.
-        longest: tokens that a row of the run may have.
+        policy: knows its number of positions.
+        longest: largest number of tokens of a row of the run.
         budget: tokens of a micro-batch.
     """
     context = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None) or longest
@@ -59,9 +62,9 @@ def probe_length(policy: Policy, longest: int, budget: int) -> int:
 
 
 def carried_state(model: PreTrainedModel) -> str | None:
-    """What a model hands from token to token beside attention, as far as it can be told from its parts; None: nothing.
+    """Name the state that a model carries from token to token beside attention, as far as its parts show; None: none.
 
-    A response that is packed behind another prompt would begin with the state that this one has left.
+    A response packed behind another prompt would begin with the state that this prompt left.
     """
     if getattr(model, "_is_stateful", False):
         return f"a state that {type(model).__name__} carries from token to token"
@@ -82,7 +85,7 @@ def _inside_a_token(kind: str) -> bool:
 
 @torch.no_grad()
 def answers(policy: Policy, rows: MicroBatch, *, packed: bool) -> Tensor:
-    """[N, T] log-probabilities of rows in one of the two layouts, whichever the policy has."""
+    """Return log-probabilities [N, T] of rows in the given layout, whatever layout the policy has."""
     before, policy.packed = policy.packed, packed
     try:
         return policy(rows)[0]
@@ -92,10 +95,10 @@ def answers(policy: Policy, rows: MicroBatch, *, packed: bool) -> Tensor:
 
 @dataclass
 class Probe:
-    """A policy's answers for one batch of rows, and for another one in which only one row is the same.
+    """Compare a policy's log-probabilities for a batch of rows with those for one that keeps only one row.
 
     Args:
-        policy: in eval or train mode; :attr:`Policy.packed` is what it was afterwards.
+        policy: in eval or train mode; :attr:`Policy.packed` is restored afterwards.
         longest: tokens of the longest row of the run.
     """
 
@@ -104,13 +107,13 @@ class Probe:
 
     @cached_property
     def rows(self) -> MicroBatch:
-        """As long as it takes to go beyond every window that is short enough to be tried."""
+        """Probe rows, long enough to exceed every window that is short enough to try."""
         found = [size + 2 for size in horizons(self.policy) if size + 2 <= min(self.longest, TRIED)]
         return probe(self.policy, max([9, *found]))
 
     @cached_property
     def others(self) -> MicroBatch:
-        """All tokens are other ones but those of the watched row, of its prompt, and of one response's beginning."""
+        """Probe rows with other tokens, except the watched row, its prompt, and the first token of one response."""
         rows, vocabulary = self.rows, int(self.policy.model.config.get_text_config().vocab_size)
         ids = (rows.input_ids + 1 + torch.arange(rows.input_ids.shape[1], device=rows.input_ids.device)) % vocabulary
         ids[WATCHED] = rows.input_ids[WATCHED]
@@ -120,28 +123,28 @@ class Probe:
 
     @cached_property
     def rounding(self) -> float:
-        """Mean difference (nats) that one rounding of the embeddings makes in this model's dtype."""
+        """Mean shift (nats) caused by one rounding of the embeddings in this model's dtype."""
         with nudged(self.policy.model):
             moved = answers(self.policy, self.rows, packed=False)
         return response_gap(moved, self.padded, self.rows.response_mask)
 
     @cached_property
     def limit(self) -> float:
-        """Mean difference (nats) between two ways to compute the same that is rounding."""
+        """Largest mean difference (nats) that counts as rounding between two computations of the same."""
         return OPERATIONS * self.rounding + FLOOR.get(self.padded.dtype, 1e-5)
 
     @cached_property
     def padded(self) -> Tensor:
-        """[N, T]."""
+        """Log-probabilities [N, T] of the padded probe rows."""
         return answers(self.policy, self.rows, packed=False)
 
     @cached_property
     def moved_by_others(self) -> float:
-        """How far padded rows move by what stands beside them (or after a token): none, or rounding; nats."""
+        """Shift of padded rows when neighbours or later tokens change: 0 or rounding; nats."""
         return self._moved(answers(self.policy, self.others, packed=False), self.padded)
 
     def why_not_exact(self) -> str | None:
-        """What is wrong with padded rows, which every model has to get right; None: nothing was found."""
+        """Return what is wrong with padded rows, which every model must get right; None if nothing was found."""
         if selected := _selected(self.policy, self.longest):
             return selected
         rows = self.rows
@@ -157,10 +160,10 @@ class Probe:
         return None
 
     def why_not_packed(self) -> str | None:
-        """What is wrong with rows that share prompts and have no padding; None: nothing was found.
+        """Return what is wrong with rows that share prompts and have no padding; None if nothing was found.
 
         Raises:
-            UnsupportedAttentionError: the model's attention is of a kind that plans do not know.
+            UnsupportedAttentionError: plans do not support the model's kind of attention.
         """
         with layers_attended() as layers:
             packed = answers(self.policy, self.rows, packed=True)
@@ -176,7 +179,7 @@ class Probe:
 
     @torch.no_grad()
     def _alone(self, row: int) -> Tensor:
-        """[T], by the model's own forward of one row without padding: the definition."""
+        """Return [T] from the model's own forward of one row without padding: the definition."""
         rows = self.rows
         width, count = int(rows.prompt_lengths[row]), int(rows.response_lengths[row])
         ids = rows.input_ids[row, : width + count]
@@ -185,17 +188,17 @@ class Probe:
         return torch.nn.functional.pad(found, (0, self.padded.shape[1] - count))
 
     def _moved(self, ours: Tensor, theirs: Tensor) -> float:
-        """Of the watched row, and of the first token of its companion, which sees nothing that has changed."""
+        """Mean difference on the watched row and on its companion's first token, which sees nothing that changed."""
         mask = torch.zeros_like(self.rows.response_mask)
         mask[WATCHED], mask[COMPANION, 0] = self.rows.response_mask[WATCHED], True
         return response_gap(ours, theirs, mask)
 
     @torch.no_grad()
     def _company(self) -> float:
-        """How far a row moves when the other row of its call stands at the last positions of the run; nats.
+        """Return the shift of a row when the other row of its call stands at the last positions of the run; nats.
 
-        Frequencies that follow the longest position of a call would change. A model without a known context is not
-        asked: its table of positions may end before.
+        Detects frequencies that follow the longest position of a call. Models without a known context are
+        skipped: their table of positions may end earlier.
         """
         context = getattr(self.policy.model.config.get_text_config(), "max_position_embeddings", None)
         tokens = few_tokens(self.policy.model, 6)
@@ -216,7 +219,7 @@ class Probe:
 
 
 def _selected(policy: Policy, longest: int) -> str | None:
-    """Attention to the few keys that score highest: ties and rounding decide, so padding does."""
+    """Refuse attention to the few highest-scoring keys: ties and rounding, and so padding, decide the selection."""
     config = policy.model.config.get_text_config()
     size = getattr(config, "index_topk", None)
     if isinstance(blocks := getattr(config, "index_topk_blocks", None), int):

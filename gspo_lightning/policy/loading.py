@@ -1,4 +1,4 @@
-"""Load what settings name: tokenizer, config and weights, by one thread at a time."""
+"""Load tokenizer, config and weights, one thread at a time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["context_length", "load_config", "load_policy", "load_tokenizer"]
 
 
 def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model; of one that reads pictures it knows the processor, too.
+    """Load a model's tokenizer, with the picture processor if the model reads pictures.
 
     Raises:
         UserError: not found, or without an end-of-sequence token (responses could never end).
@@ -63,7 +63,7 @@ def load_tokenizer(settings: ModelSettings) -> PreTrainedTokenizerBase:
 
 
 def _reads_pictures(settings: ModelSettings) -> bool:
-    """By the name of its family alone; a folder that holds a tokenizer and nothing else does not."""
+    """True if the config's family reads pictures; False for a folder that holds only a tokenizer."""
     try:
         written, _ = PretrainedConfig.get_config_dict(settings.name_or_path, revision=settings.revision)
     except (OSError, ValueError):
@@ -72,7 +72,7 @@ def _reads_pictures(settings: ModelSettings) -> bool:
 
 
 def _check_name(name: str) -> None:
-    """Refuse a model name that can be neither a folder, a hub id nor a built-in, before anything is loaded."""
+    """Refuse a model name that is neither a folder, a hub id nor a built-in, before anything is loaded."""
     if name in TINY_MODELS or Path(name).is_dir():
         return
     if name.startswith(("/", "./", "../", "~")) or name.count("/") > 1:
@@ -83,7 +83,7 @@ def _check_name(name: str) -> None:
 
 
 def context_length(settings: ModelSettings) -> int | None:
-    """Positions a model was built for, from its config alone; None if the config does not say.
+    """Return the number of positions a model was built for, from its config alone; None if the config does not say.
 
     Raises:
         UserError: the config cannot be loaded.
@@ -95,7 +95,7 @@ def context_length(settings: ModelSettings) -> int | None:
 
 
 def load_policy(settings: ModelSettings) -> Policy:
-    """Model and tokenizer, in the requested dtype, dropout off.
+    """Load model and tokenizer in the requested dtype, with adapters and freezing; dropout is off.
 
     Raises:
         UserError: the model cannot be found or loaded.
@@ -136,10 +136,10 @@ def _choose_experts(model: PreTrainedModel, word: str) -> None:
 
 
 def load_config(settings: ModelSettings) -> PretrainedConfig:
-    """The config of a model from the hub or a folder, with the overrides.
+    """Load the config of a model from the hub or a folder and apply the overrides.
 
     Raises:
-        UserError: it cannot be loaded, or an override is no field of it.
+        UserError: the config cannot be loaded, or an override is not one of its fields.
     """
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(

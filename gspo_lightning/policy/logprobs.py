@@ -1,8 +1,8 @@
-"""Token log-probabilities and entropies straight from hidden states, in chunks.
+"""Token log-probabilities and entropies from hidden states, in chunks.
 
-A [N, S, V] tensor of logits never exists: rows of hidden states pass through the output head ``chunk`` at a time, and
+A [N, S, V] tensor of logits never exists: hidden states pass through the output head ``chunk`` rows at a time, and
 their logits are recomputed in the backward pass. At V = 151,936 that is the largest tensor of a naive trainer. The
-gradient of the head's weight is as large as the head, so it is made once and added to in place.
+gradient of the head's weight is as large as the head, so it is allocated once and accumulated in place.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["logprobs_from_logits", "token_logprobs"]
 DEFAULT_CHUNK = 1024
 """Rows of hidden states per chunk. At V = 151,936 one chunk of float32 logits is 0.6 GiB."""
 BUFFER = {True: 1 << 17, False: 1 << 24}
-"""Numbers in the buffer that logits pass through, on a CPU (half a MiB: what its cache holds) and elsewhere."""
+"""Elements of the buffer that logits pass through, on a CPU (half a MiB: the size of its cache) and elsewhere."""
 
 
 def logprobs_from_logits(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probability of each target and the entropy of its distribution, in float32 or wider.
+    """Return the log-probability of each target and the entropy of its distribution, in float32 or wider.
 
     Args:
-        logits: [M, V], any float dtype; upcast before the log-softmax (in bf16 it alone costs 1e-3 nats).
+        logits: [M, V], any float dtype; upcast before the log-softmax (which in bf16 alone costs 1e-3 nats).
         targets: [M] int64.
-        temperature: divides the logits; it belongs into every log-probability that training uses.
+        temperature: divides the logits; every log-probability that training uses must include it.
 
     Returns:
         ``logprobs`` [M] and ``entropies`` [M], nats; both have gradients.
@@ -40,10 +40,10 @@ def logprobs_from_logits(logits: Tensor, targets: Tensor, temperature: float) ->
 
 
 class _LogProbs(torch.autograd.Function):
-    """Of [M, V] tensors only the logits are kept, and only their gradient is made.
+    """Log-probabilities and entropies that keep only the logits of all [M, V] tensors, and create only their gradient.
 
-    The rest passes through a buffer of a few rows, which on a CPU stays in the cache: a plain log-softmax and entropy
-    read and write tensors of that size a dozen times.
+    The rest passes through a buffer of a few rows, which on a CPU stays in the cache. A plain log-softmax and entropy
+    would read and write tensors of that size a dozen times.
     """
 
     @staticmethod
@@ -65,10 +65,10 @@ class _LogProbs(torch.autograd.Function):
 
 
 class _HeadLogProbs(torch.autograd.Function):
-    """The product with the head's weight [V, D] and :class:`_LogProbs`, ``chunk`` rows at a time, in one buffer.
+    """Product with the head's weight [V, D] followed by :class:`_LogProbs`, ``chunk`` rows at a time, in one buffer.
 
-    Computed in ``dtype``, autocast's where it is on: both factors are cast once in the forward pass and once in the
-    backward pass, and the gradient of the weight adds up in the weight's own dtype.
+    Computed in ``dtype``, autocast's if it is on: both factors are cast once in the forward pass and once in the
+    backward pass, and the gradient of the weight accumulates in the weight's own dtype.
     """
 
     @staticmethod
@@ -114,7 +114,7 @@ class _HeadLogProbs(torch.autograd.Function):
 
 
 def _measured(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for what is measured of each row: log-probability, entropy and log Z, float32 or wider."""
+    """Allocate per-row results: log-probability, entropy and log Z, float32 or wider."""
     wide = torch.promote_types(x.dtype, torch.float32)
     first, second, third = (x.new_empty(len(x), dtype=wide) for _ in range(3))
     return first, second, third
@@ -123,7 +123,7 @@ def _measured(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _measure(
     logits: Tensor, targets: Tensor, temperature: float, chosen: Tensor, entropy: Tensor, log_z: Tensor
 ) -> None:
-    """Log-probabilities, entropies and log Z of [M, V] logits into three [M] tensors."""
+    """Write log-probabilities, entropies and log Z of [M, V] logits into three [M] tensors."""
     for rows in _blocks(logits):
         part = logits[rows].to(log_z.dtype)
         top = part.amax(-1, keepdim=True)
@@ -148,7 +148,7 @@ def _differentiate(
     d_chosen: Tensor | None,
     d_entropy: Tensor | None,
 ) -> None:
-    """The gradient of [M, V] ``logits`` into ``gradient``, which may be ``logits``."""
+    """Write the gradient of [M, V] ``logits`` into ``gradient``, which may be ``logits``."""
     for rows in _blocks(logits):
         logp = logits[rows].to(log_z.dtype).div(temperature).sub_(log_z[rows].unsqueeze(-1))
         part = torch.exp(logp)
@@ -168,12 +168,12 @@ def _differentiate(
 
 
 def _blocks(logits: Tensor) -> list[slice]:
-    """Rows that pass through the buffer of :data:`BUFFER` at a time."""
+    """Return slices of rows that fit into a buffer of :data:`BUFFER` elements."""
     return _slices(logits, max(1, BUFFER[logits.device.type == "cpu"] // max(1, logits.shape[-1])))
 
 
 def _slices(x: Tensor, size: int) -> list[slice]:
-    """``size`` rows at a time; where there are only shapes, the first ones stand for all."""
+    """Return slices of ``size`` rows; for fake tensors, which have only shapes, just the first."""
     rows = range(0, len(x), size)
     return [slice(first, first + size) for first in (rows[:1] if isinstance(x, FakeTensor) else rows)]
 
@@ -186,12 +186,12 @@ def token_logprobs(
     temperature: float = 1.0,
     chunk: int = DEFAULT_CHUNK,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of ``targets`` under ``head(hidden)``, ``chunk`` rows of logits at a time.
+    """Return log-probabilities of ``targets`` under ``head(hidden)``, computing ``chunk`` rows of logits at a time.
 
     Args:
         head: maps hidden states [m, D] to logits [m, V] (output embedding, scaling and soft-capping). A plain
             ``nn.Linear`` without bias is not called in chunks: its product is part of the fast path.
-        hidden: [M, D], the hidden states that predict the targets.
+        hidden: [M, D], hidden states that predict the targets.
         targets: [M] int64.
         temperature: sampling temperature, > 0.
         chunk: rows per chunk.
@@ -232,14 +232,14 @@ def token_logprobs(
 
 
 def _dtype(hidden: Tensor) -> torch.dtype:
-    """That a product with hidden states is computed in, here and now."""
+    """Return the dtype of a product with hidden states under the present autocast."""
     kind = hidden.device.type
     casts = torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64
     return torch.get_autocast_dtype(kind) if casts else hidden.dtype
 
 
 def _is_product(head: Callable[[Tensor], Tensor], hidden: Tensor, dtype: torch.dtype) -> bool:
-    """Whether nothing but a product with a weight happens in it, in ``dtype``, unobserved."""
+    """True if the head is only a product with a weight, in ``dtype``, without hooks."""
     if not isinstance(head, nn.Linear) or {type(head), type(head.weight)} != {nn.Linear, nn.Parameter}:
         return False
     watched = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or "forward" in vars(head)

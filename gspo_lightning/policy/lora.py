@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) in an unmodified transformers model, by peft.
 
-The adapters are put into the model in place, so it stays the class it was: training, sampling and packed attention see
-no difference. Everything but the adapters is frozen; a checkpoint holds the adapters alone, the reference policy is the
+Adapters are injected into the model in place, so its class does not change: training, sampling and packed attention see
+no difference. Everything but the adapters is frozen. A checkpoint holds the adapters alone, the reference policy is the
 model with its adapters off, and an export has them merged into the weights.
 """
 
@@ -36,28 +36,30 @@ __all__ = [
 
 
 MARK = ".lora_"
-"""What names of adapter weights contain."""
+"""Substring of the names of adapter weights."""
 _SECOND = re.compile(r"\.lora_(embedding_)?B\b")
 BASE_NORM = "gspo_base_norm"
-"""Where a checkpoint of adapters says which frozen weights they belong to."""
+"""Checkpoint key for the norm of the frozen weights that its adapters belong to."""
 
 
 @dataclass(frozen=True)
 class LoRA:
-    """Which layers get adapters, and how large they are."""
+    """Settings of the adapters: layers and size."""
 
     r: int = 16
     """Rank of an adapter, >= 1."""
     alpha: float = 32.0
-    """The product of both factors is scaled by ``alpha / r``."""
+    """Scale: the product of both factors is multiplied by ``alpha / r``."""
     dropout: float = 0.0
-    """Only 0: dropout moves sequence ratios by more than the clip range, so that no ratio is 1 before an update."""
+    """Only 0: dropout moves sequence ratios by more than the clip range, so no ratio would be 1 before an update."""
     target_modules: list[str] | str = "all-linear"
     """Names of linear layers such as ``[q_proj, v_proj]``; ``all-linear`` takes all but the output head. Modules that
-    ``model.freeze`` names get none: by default the vision tower of a model that reads pictures."""
+    ``model.freeze`` names get no adapter: by default the vision tower of a model that reads pictures.
+    """
     base: Literal["as_loaded", "4bit"] = "as_loaded"
     """``4bit`` stores the frozen weights in NF4 (QLoRA, arXiv 2305.14314): about 0.53 bytes per weight. A vision tower
-    stays as it is."""
+    keeps its precision.
+    """
 
     def __post_init__(self) -> None:
         if self.r < 1:
@@ -71,16 +73,16 @@ class LoRA:
 
 
 def add_adapters(model: PreTrainedModel, lora: LoRA, seed: int, frozen: Sequence[str] | None = None) -> None:
-    """Put adapters into a model and freeze the rest of it; the same adapters for the same seed.
+    """Inject adapters into a model and freeze the rest of it; the same seed gives the same adapters.
 
     Args:
         model: changed in place.
-        lora: which layers.
+        lora: layers and size.
         seed: of the adapters.
         frozen: ``model.freeze``: modules that get no adapters.
 
     Raises:
-        UserError: peft is missing, no layer of the model has such a name, or only frozen ones have it.
+        UserError: peft is missing, no layer has such a name, or only frozen ones do.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -111,15 +113,15 @@ def add_adapters(model: PreTrainedModel, lora: LoRA, seed: int, frozen: Sequence
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether adapters were put into a model."""
+    """True if the model has adapters."""
     return next(_adapted(model), None) is not None
 
 
 def adapts_from_base(model: nn.Module) -> bool:
-    """Whether the model with its adapters off is where its training starts.
+    """True if the model with its adapters off is the start of its training.
 
-    It is if adapters are all that is trained and do nothing yet: their second factors are 0. Adapters that were trained
-    before are part of the start. Weights on the meta device are those of adapters that were just made.
+    That is so if only adapters are trained and they do nothing yet: their second factors are 0. Adapters trained
+    earlier are part of the start. Weights on the meta device are those of adapters that were just made.
     """
     if not has_adapters(model) or any(MARK not in name for name, p in model.named_parameters() if p.requires_grad):
         return False
@@ -129,7 +131,7 @@ def adapts_from_base(model: nn.Module) -> bool:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """The model as it was before adapters were put into it, while this lasts."""
+    """Turn adapters off inside the context."""
     layers = [layer for _, layer in _adapted(model)]
     for layer in layers:
         layer._disable_adapters = True
@@ -142,9 +144,9 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def merge_adapters(model: nn.Module) -> None:
-    """Add the adapters to the weights and take them out: an ordinary transformers model again, nothing in 4 bits.
+    """Merge the adapters into the weights and remove them: an ordinary transformers model again, nothing in 4 bits.
 
-    Products of factors have the factors' precision, also where weights are handed over during a rollout.
+    Products of factors have the factors' precision, even if weights are synchronized during a rollout.
     """
     dequantise(model)
     for _, layer in _adapted(model):
@@ -155,23 +157,23 @@ def merge_adapters(model: nn.Module) -> None:
 
 @torch.no_grad()
 def remove_adapters(model: nn.Module) -> None:
-    """Take the adapters out and forget them: the model that they were put into, nothing in 4 bits."""
+    """Remove the adapters without merging them: the model as before injection, nothing in 4 bits."""
     dequantise(model)
     _unwrap(model)
 
 
 def adapter_rank(model: nn.Module) -> int:
-    """The largest r of the adapters of a model."""
+    """Return the largest rank of the adapters of a model."""
     return max(max(layer.r.values()) for _, layer in _adapted(model))
 
 
 @torch.no_grad()
 def save_adapters(model: nn.Module, folder: Path, dtype: torch.dtype | None = None) -> int:
-    """The adapters alone, in PEFT's format; returns the bytes of their weights.
+    """Save the adapters alone in PEFT's format; return the bytes of their weights.
 
     Args:
         model: has adapters.
-        folder: is made.
+        folder: is created.
         dtype: of the weights in the file; None keeps their own.
     """
     weights: dict[str, torch.Tensor] = {}
@@ -205,15 +207,15 @@ def _unwrap(model: nn.Module) -> None:
 
 
 def only_adapters(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a state dict that are trained: a checkpoint holds no others."""
+    """Return the adapter entries of a state dict, the only ones in a checkpoint."""
     return {name: weight for name, weight in state.items() if MARK in name}
 
 
 def check_base(checkpoint: dict[str, Any], norm: float) -> None:
-    """Refuse adapters that belong to other frozen weights than those of norm ``norm`` (:func:`frozen_norm`).
+    """Refuse adapters of other frozen weights than those with norm ``norm`` (:func:`frozen_norm`).
 
     Raises:
-        UserError: they do, or the checkpoint holds no adapters.
+        UserError: the norms differ, or the checkpoint holds no adapters.
     """
     before = checkpoint.get(BASE_NORM)
     if before is None or abs(before - norm) > 1e-6 * max(before, norm):
@@ -227,7 +229,7 @@ def check_base(checkpoint: dict[str, Any], norm: float) -> None:
 
 
 def check_names(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse adapters of other layers than those that are trained: missing ones would start anew, unnoticed.
+    """Refuse adapters of other layers than the trained ones: missing ones would silently start from scratch.
 
     Raises:
         UserError: the adapters in ``found`` are not those in ``wanted``.
@@ -242,7 +244,7 @@ def check_names(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
 
 @torch.no_grad()
 def frozen_norm(policy: nn.Module) -> float:
-    """Of all frozen weights together: tells one base of adapters from another. Taken before they are sharded."""
+    """Return the norm of all frozen weights together, which identifies the adapters' base; call before sharding."""
     parts = [p.data.double().norm() ** 2 for name, p in policy.named_parameters() if MARK not in name]
     return float(torch.stack(parts).sum().sqrt())
 

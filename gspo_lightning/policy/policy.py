@@ -1,4 +1,4 @@
-"""The policy: a transformers causal language model, its tokenizer, and the one forward behind every log-probability."""
+"""Policy: a transformers causal language model, its tokenizer, and the one forward behind every log-probability."""
 
 from __future__ import annotations
 
@@ -35,25 +35,26 @@ __all__ = ["Policy"]
 KEPT_LOGITS = 192 << 20
 """Bytes of float32 logits of a micro-batch up to which they are computed once; beyond, again in the backward pass."""
 CHUNK_LOGITS = {True: 32 << 20, False: 1 << 30}
-"""Bytes of float32 logits that exist at a time where they are computed twice, on a CPU and elsewhere. Every piece reads
-and writes the gradient of the head's weight, which costs a GPU more beside its arithmetic (reckoned, not measured)."""
+"""Bytes of float32 logits that exist at a time if they are computed twice, on a CPU and elsewhere. Every chunk reads
+and writes the gradient of the head's weight, which on a GPU costs more beside its arithmetic (estimated, not measured).
+"""
 UNSAID = -1e4
-"""The logit of a token that is never said: finite, so that 0 x log 0 is 0; its probability is 0 at any temperature."""
+"""Logit of a token that is never sampled: finite, so that 0 x log 0 is 0; its probability is 0 at any temperature."""
 
 
 class Policy(nn.Module):
-    """A causal language model whose ``forward`` gives log-probabilities of responses.
+    """Causal language model whose ``forward`` returns log-probabilities of responses.
 
-    Everything that needs a log-probability, training, old policy and reference alike, goes through :meth:`forward`:
-    one code path, one layout, so that an unchanged policy has ratios of exactly 1.
+    Training, old policy and reference all compute log-probabilities by :meth:`forward`: one code path and one layout,
+    so that an unchanged policy has ratios of exactly 1.
 
     Args:
-        model: what is random in it is switched off (:mod:`gspo_lightning.policy.silence`).
+        model: its randomness in training is switched off (:mod:`gspo_lightning.policy.silence`).
         tokenizer: the model's.
-        silenced: what was done for that already, where the model is a copy of a policy's; None: nothing yet.
+        silenced: record of that for a copy of a policy's model; None: not done yet.
 
     Raises:
-        UserError: the model cannot be run, or is not deterministic in training whatever is done.
+        UserError: the model cannot be run, or stays random in training.
     """
 
     def __init__(
@@ -63,21 +64,21 @@ class Policy(nn.Module):
         self.model = model
         self.tokenizer = tokenizer
         self.packed = False
-        """Whether :meth:`forward` shares prompts and leaves padding out; set by :mod:`gspo_lightning.policy.checks`."""
+        """True if :meth:`forward` shares prompts and leaves padding out; set by :mod:`gspo_lightning.policy.checks`."""
         self.decoding = Decoding()
         """How tokens are decoded, as measured; its copies share it."""
         self.gathering: Any = None
-        """How the whole weights are put together where they are sharded (:mod:`gspo_lightning.strategies.sharding`)."""
+        """Gathers the whole weights if they are sharded (:mod:`gspo_lightning.strategies.sharding`), else None."""
         self.weights_on = WeightsOn.EVERY_RANK
-        """Where its weights are; other ranks have them on the meta device, until a strategy has sharded them."""
+        """Ranks that hold the weights; others have them on the meta device until a strategy has sharded them."""
         self.routing: Routing | None = None
-        """The routers of a mixture of experts, where they are measured or replayed."""
+        """Routers of a mixture of experts, if they are measured, balanced or replayed."""
         self.silenced = silence(self.model) if silenced is None else silenced
         self.sight = sight_of(tokenizer) if reads_pictures(model.config) else None
-        """The processor of pictures, where the model reads any."""
+        """Picture processor, if the model reads pictures."""
 
     def train(self, mode: bool = True) -> Policy:
-        """As of any module; modules that are held stay in eval mode."""
+        """Set train or eval mode like any module; held modules stay in eval mode."""
         super().train(mode)
         if self.silenced.held:
             hold(self.model)
@@ -85,19 +86,19 @@ class Policy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it computes; the weights are there, too, unless they are sharded and offloaded."""
+        """Compute device; also that of the weights, unless they are sharded and offloaded."""
         if self.gathering is not None:
             return torch.device(self.gathering.device)
         return next(self.model.parameters()).device
 
     @property
     def in_lockstep(self) -> bool:
-        """Whether every forward pass waits for the other ranks: then none may fail, or be asked again, alone."""
+        """True if every forward pass waits for the other ranks, so that none may fail or be repeated alone."""
         return self.gathering is not None and bool(self.gathering.lockstep)
 
     @property
     def backbone(self) -> nn.Module:
-        """The text model without its output head."""
+        """Text model without its output head."""
         base: nn.Module = self.model.base_model
         if (family := FAMILIES.get(self.model.config.model_type)) is not None:
             return base.get_submodule(family.text)
@@ -106,11 +107,11 @@ class Policy(nn.Module):
         return base
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states [..., D], with the family's scaling and soft-capping."""
+        """Return logits [..., V] of hidden states [..., D], with the family's scaling and soft-capping."""
         return self.finish_logits(self.model.get_output_embeddings()(hidden))
 
     def finish_logits(self, logits: Tensor) -> Tensor:
-        """The scaling and soft-capping of :meth:`head`, for products with the head's weights."""
+        """Apply the scaling and soft-capping of :meth:`head` to products with the head's weights."""
         config = self.model.config.get_text_config()
         if (scale := getattr(config, "logit_scale", None)) is not None:  # Cohere
             logits = logits * scale
@@ -121,7 +122,7 @@ class Policy(nn.Module):
         return self.sayable(logits)
 
     def sayable(self, logits: Tensor) -> Tensor:
-        """Logits [..., V] of which the policy never says the placeholders of pictures and videos."""
+        """Return logits [..., V] with the placeholders of pictures and videos suppressed."""
         if self.sight is None:
             return logits
         return logits.index_fill(-1, torch.tensor(self.sight.unsaid, device=logits.device), UNSAID)
@@ -129,12 +130,12 @@ class Policy(nn.Module):
     def forward(
         self, batch: MicroBatch, temperature: float = 1.0, against: Distribution | None = None
     ) -> tuple[Tensor, ...]:
-        """Log-probabilities and entropies of the response tokens.
+        """Return log-probabilities and entropies of the response tokens.
 
         Args:
             batch: N rows, left-aligned.
-            temperature: the one responses were sampled at, > 0.
-            against: what another policy with the same vocabulary predicts for the same rows (:meth:`distribution`).
+            temperature: sampling temperature of the responses, > 0.
+            against: prediction of another policy with the same vocabulary for the same rows (:meth:`distribution`).
 
         Returns:
             ``logprobs`` and ``entropies``, both [N, T], float32 or wider, nats; 0 beyond a row's response. With
@@ -150,20 +151,20 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def distribution(self, batch: MicroBatch) -> Distribution:
-        """What the policy predicts for every response token, before the product with its head: to compare others with.
+        """Return the prediction for every response token, before the product with the head, for comparisons.
 
         Args:
-            batch: N rows on its device.
+            batch: N rows on the policy's device.
         """
         states = self.states(batch)
         return Distribution(states.hidden[states.order()], self._head())
 
     def states(self, batch: MicroBatch) -> States:
-        """What the response tokens of a micro-batch are predicted from."""
+        """Return the hidden states that predict the response tokens of a micro-batch."""
         return self._packed(batch) if self.packed else self._padded(batch)
 
     def _packed(self, batch: MicroBatch) -> States:
-        """Every distinct token once: a prompt serves all its responses."""
+        """Compute states with every distinct token once: a prompt serves all its responses."""
         layout = PackedLayout.of(batch)
         places = TokenPlaces(layout.sources, layout.positions, layout.predicts, layout.rows, layout.steps)
         blocks = layout.pictures if self.sight is not None and self.sight.mutual else ()
@@ -182,7 +183,7 @@ class Policy(nn.Module):
         return States(hidden.squeeze(0)[layout.predicts], layout.targets, layout.rows, layout.steps)
 
     def _padded(self, batch: MicroBatch) -> States:
-        """Rows side by side; the reference that the packed path is compared with, and the path of last resort."""
+        """Compute states of padded rows side by side; the reference for the packed path, and the fallback."""
         prompt, response = batch.prompt_lengths, batch.response_lengths
         width = batch.input_ids.shape[1] - 1  # the last token of a row predicts nothing: it is never forwarded
         positions = torch.arange(width, device=prompt.device).expand(batch.input_ids.shape[0], -1)
@@ -204,9 +205,9 @@ class Policy(nn.Module):
         return States(hidden[rows, before], batch.input_ids[rows, before + 1], rows, offsets)
 
     def _look(self, batch: MicroBatch) -> Look | None:
-        """The pictures of a micro-batch, each seen once; None where it has none.
+        """Return the picture inputs of a micro-batch, each picture once; None if it has none.
 
-        Ranks step together: where another one may gather the tower, or wait for its gradient, a blank picture is seen.
+        Ranks step together: if another one may gather the tower, or wait for its gradient, a blank picture is computed.
         """
         rows = batch.media or ()
         if not any(rows):
@@ -217,7 +218,7 @@ class Policy(nn.Module):
         return self.look(rows or ((),) * len(batch.input_ids), batch.input_ids.shape[1])
 
     def look(self, rows: Sequence[Media], width: int, offsets: Sequence[int] = ()) -> Look:
-        """The pictures of some rows as the text model reads them; see :meth:`Look.at`.
+        """Return the pictures of some rows as the text model reads them; see :meth:`Look.at`.
 
         Raises:
             UserError: this model reads text only.
@@ -230,22 +231,22 @@ class Policy(nn.Module):
         return Look.at(self.model.base_model, self.sight, rows, width, offsets)
 
     def _prescribed(self, batch: MicroBatch, places: TokenPlaces) -> list[Tensor] | None:
-        """The experts that each forwarded token has to go to, under Routing Replay."""
+        """Return the experts prescribed for each forwarded token under Routing Replay, else None."""
         if self.routing is None or self.routing.replay == "off" or batch.routes is None:
             return None
         return gather_routes(batch.routes, places)
 
     def _token_logprobs(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """In one piece where logits are small enough to be kept for the backward pass, else in small pieces."""
+        """Compute in one chunk if the logits are small enough to keep for the backward pass, else in small chunks."""
         return token_logprobs(self._head(), hidden, targets, temperature=temperature, chunk=self._chunk(len(hidden)))
 
     def _chunk(self, count: int) -> int:
-        """Hidden states whose logits exist at a time, of so many."""
+        """Return the number of hidden states, out of ``count``, whose logits exist at a time."""
         row, rows = 4 * int(self.model.config.get_text_config().vocab_size), max(1, count)
         return rows if rows * row <= KEPT_LOGITS else max(16, CHUNK_LOGITS[self.device.type == "cpu"] // row)
 
     def _head(self) -> Callable[[Tensor], Tensor]:
-        """The output embedding itself where :meth:`head` does nothing else and its weight is whole."""
+        """Return the output embedding itself if :meth:`head` does nothing else and its weight is whole."""
         empty = torch.empty(0)
         if self.gathering is None and self.sight is None and self.finish_logits(empty) is empty:
             return self.model.get_output_embeddings()
@@ -262,10 +263,10 @@ class Policy(nn.Module):
         return tuple(sorted(ids))
 
     def frozen_copy(self, memo: dict[int, Any] | None = None) -> Policy:
-        """The same weights and layout once more, without gradients; weights that are never trained are shared.
+        """Copy the policy without gradients, in the same layout; weights that are never trained are shared.
 
         Args:
-            memo: as in ``copy.deepcopy``: what stands in the place of an object of this identity.
+            memo: as in ``copy.deepcopy``: identity of an object -> its replacement.
         """
         shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
         twin = Policy(copy.deepcopy(self.model, shared | (memo or {})), self.tokenizer, self.silenced)
@@ -274,7 +275,7 @@ class Policy(nn.Module):
         return twin.requires_grad_(False)
 
     def merged_model(self) -> PreTrainedModel:
-        """The model; where it has adapters, a copy with them merged into the weights."""
+        """Return the model; if it has adapters, a copy with them merged into the weights."""
         if not has_adapters(self.model):
             return self.model
         model = copy.deepcopy(self.model)
@@ -282,7 +283,7 @@ class Policy(nn.Module):
         return model
 
     def base_model(self) -> PreTrainedModel:
-        """The model; where it has adapters, a copy without them."""
+        """Return the model; if it has adapters, a copy without them."""
         if not has_adapters(self.model):
             return self.model
         model = copy.deepcopy(self.model)
@@ -290,12 +291,12 @@ class Policy(nn.Module):
         return model
 
     def save_pretrained(self, folder: str | Path, dtype: torch.dtype | None = None, *, adapters: bool = True) -> None:
-        """Model, tokenizer and generation config in transformers format; adapters are merged into the weights.
+        """Save model, tokenizer and generation config in transformers format; adapters are merged into the weights.
 
-        Whichever rank is asked writes: transformers, left alone, writes nothing on others than the first, silently.
+        Any rank can write: transformers alone silently writes nothing on ranks other than the first.
 
         Args:
-            folder: is made.
+            folder: is created.
             dtype: of floating-point weights in the files; None keeps each one's own.
             adapters: False leaves them out.
         """
@@ -318,7 +319,7 @@ class Policy(nn.Module):
 
 
 def _cast(state: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """Floating-point tensors in a dtype; those that are one tensor stay one."""
+    """Cast floating-point tensors to a dtype; tied tensors stay tied."""
     known: dict[int, Tensor] = {}
     for tensor in state.values():
         known.setdefault(tensor.data_ptr(), tensor.to(dtype) if tensor.is_floating_point() else tensor)
@@ -326,6 +327,6 @@ def _cast(state: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, T
 
 
 def _scatter(batch: MicroBatch, rows: Tensor, steps: Tensor, *values: Tensor) -> list[Tensor]:
-    """Values of response tokens to their places in [N, T]; 0 elsewhere."""
+    """Put values of response tokens at their places in [N, T]; 0 elsewhere."""
     empty = torch.zeros(batch.response_mask.shape, dtype=values[0].dtype, device=values[0].device)
     return [empty.index_put((rows, steps), v) for v in values]

@@ -1,8 +1,8 @@
-"""Rotary embeddings whose frequencies depend on the longest row of a call, pinned to one choice for a whole run.
+"""Pin rotary embeddings whose frequencies depend on the longest row of a call to one choice for a whole run.
 
-longrope (Phi-3, Phi-4-mini) and dynamic NTK scaling look at the longest position of a *call* to choose the frequencies
-of all its rows. A row would then have other log-probabilities in another micro-batch, and other ones in the sampler,
-where keys that are cached keep the frequencies they were made with.
+longrope (Phi-3, Phi-4-mini) and dynamic NTK scaling choose the frequencies of all rows of a *call* by its longest
+position. A row would then have other log-probabilities in another micro-batch, and others in the sampler, where
+cached keys keep the frequencies they were made with.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ __all__ = ["follows_length", "never_switching", "pin_rope"]
 log = logging.getLogger(__name__)
 
 PINNED = "pinned"
-"""In the place of the kind of a rotary embedding: transformers leaves a kind that it does not know as it is."""
+"""Replaces the type of a rotary embedding: transformers leaves an unknown type alone."""
 
 
 def pin_rope(model: nn.Module, longest: int) -> str | None:
-    """Let every call use the frequencies of its longest row that is possible; the model's config stays as it is.
+    """Make every call use the frequencies of the longest possible row; the model's config does not change.
 
     Args:
         model: with rotary embeddings of transformers, or without any.
-        longest: tokens that a row of this run may have.
+        longest: largest number of tokens of a row of this run.
 
     Returns:
-        What was chosen, in words; None where nothing depends on the length of a call.
+        Description of the choice; None if nothing depends on the length of a call.
     """
     said = [_pin(module, longest) for module in model.modules() if hasattr(module, "rope_type")]
     chosen = next((words for words in said if words), None)
@@ -43,16 +43,16 @@ def pin_rope(model: nn.Module, longest: int) -> str | None:
 
 
 def follows_length(config: PretrainedConfig) -> bool:
-    """Whether a model of this config has rotary embeddings that depend on the longest row of a call."""
+    """True if a model of this config has rotary embeddings that depend on the longest row of a call."""
     settings = getattr(config.get_text_config(), "rope_parameters", None) or {}
     return any(_depends(part.get("rope_type")) for part in (settings, *settings.values()) if isinstance(part, dict))
 
 
 @contextlib.contextmanager
 def never_switching(model: PreTrainedModel) -> Iterator[None]:
-    """Let ``model.generate`` keep its cache while this lasts, where rotary embeddings are pinned.
+    """Let ``model.generate`` keep its cache inside the context, if rotary embeddings are pinned.
 
-    Phi-3 throws it away behind the last position of the short factors, whatever the factors are.
+    Phi-3 drops it behind the last position of the short factors, whatever the factors are.
     """
     config, name = model.config, "original_max_position_embeddings"
     said = vars(config).get(name)
@@ -79,12 +79,12 @@ def _pin(module: Any, longest: int) -> str | None:
 
 
 def _depends(kind: Any) -> bool:
-    """As transformers' ``dynamic_rope_update`` decides."""
+    """True for the types that transformers' ``dynamic_rope_update`` changes."""
     return isinstance(kind, str) and ("dynamic" in kind or kind == "longrope")
 
 
 def _set(module: Any, kind: str, longest: int, layer: str | None) -> str:
-    """Frequencies of rows of ``longest`` tokens, for good; returns what they are called."""
+    """Set the frequencies of rows of ``longest`` tokens permanently; return their description."""
     prefix = "" if layer is None else f"{layer}_"
     options = {} if layer is None else {"layer_type": layer}
     device = getattr(module, f"{prefix}inv_freq").device

@@ -1,8 +1,8 @@
-"""How far rounding may move a log-probability of a model: measured on the model itself, in its own dtype.
+"""Measure how far rounding moves a model's log-probabilities, on the model itself and in its own dtype.
 
 A fixed tolerance is too wide for one model and too narrow for another: in bfloat16 one model moves by tenths of a nat
-where another one moves by thousandths. What a model makes of one unit in the last place of its own embeddings is the
-measure here; every operation after them rounds as much.
+and another by thousandths. The yardstick here is the effect of one unit in the last place of the model's own
+embeddings; every later operation rounds as much.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from transformers import PreTrainedModel
 __all__ = ["FLOOR", "OPERATIONS", "few_tokens", "nudged", "response_gap"]
 
 OPERATIONS = 4.0
-"""Two ways to compute the same may differ by so many times what one rounding of the embeddings does: 2.6 times at most
-in models of 2 and of 48 layers; what is wrong differs by 126 times in float32, 7 in bfloat16 (docs/model_checks.md)."""
+"""Largest difference of two computations of the same, in multiples of one rounding of the embeddings.
+
+Correct models of 2 and of 48 layers reach 2.6; wrong ones 126 in float32 and 7 in bfloat16 (docs/model_checks.md).
+"""
 FLOOR = {torch.float64: 1e-9}
-"""Mean difference (nats) that is rounding wherever it comes from, if not 1e-5: log-probabilities are float32."""
+"""Mean difference (nats) that always counts as rounding; 1e-5 by default, since log-probabilities are float32."""
 
 
 def few_tokens(model: PreTrainedModel, count: int) -> Tensor:
-    """[1, count] token ids on the model's device, none twice where the vocabulary is large enough."""
+    """Return token ids [1, count] on the model's device, all distinct if the vocabulary is large enough."""
     vocabulary = int(model.config.get_text_config().vocab_size)
     device = next(model.parameters()).device
     return (torch.arange(count, device=device) * 7 + 3).remainder(vocabulary).unsqueeze(0)
@@ -33,7 +35,7 @@ def few_tokens(model: PreTrainedModel, count: int) -> Tensor:
 
 @contextlib.contextmanager
 def nudged(model: PreTrainedModel) -> Iterator[None]:
-    """Every element of the input embeddings moves by one unit in its last place, up or down, while this lasts."""
+    """Move every element of the input embeddings by one unit in its last place, up or down, inside the context."""
 
     def nudge(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         signs = 1.0 - 2.0 * (torch.arange(output.shape[-1], device=output.device) * 5 % 7 % 2)
@@ -47,6 +49,6 @@ def nudged(model: PreTrainedModel) -> Iterator[None]:
 
 
 def response_gap(ours: Tensor, theirs: Tensor, mask: Tensor) -> float:
-    """Mean absolute difference of log-probabilities [N, T] over the tokens of a mask; nats, infinite if one is NaN."""
+    """Return the mean absolute difference of log-probabilities [N, T] over a mask; nats, infinite if one is NaN."""
     gap = float((ours.double() - theirs.double()).abs()[mask].mean())
     return gap if gap == gap else float("inf")

@@ -1,4 +1,4 @@
-"""Which model, in which form: the settings that build a policy."""
+"""Model settings: what to load and in which form."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Layout = Literal["auto", "packed", "padded"]
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """How a model is loaded."""
+    """Settings to load a model."""
 
     name_or_path: str = "tiny-qwen3"
     """Hub id, local folder in transformers format, or a built-in tiny model (``tiny-qwen3``, ``tiny-qwen3-moe``,
     ``tiny-qwen3-vl``, ``tiny-qwen3-vl-moe``, ``tiny-qwen2.5-vl``, ``tiny-gemma3``, ``tiny-smolvlm``)."""
     dtype: DType = "float32"
-    """Of the weights. float32 masters with ``trainer.precision: bf16-mixed`` is the rule; bf16 weights lose updates."""
+    """Weight dtype. float32 masters with ``trainer.precision: bf16-mixed`` is the rule; bf16 weights lose updates."""
     attn_implementation: str | None = None
     """``sdpa``, ``eager``, ``flash_attention_2`` ...; None lets transformers choose."""
     gradient_checkpointing: bool = False
@@ -37,26 +37,29 @@ class ModelSettings:
     config_overrides: dict[str, Any] = field(default_factory=dict)
     """Fields of the model's config to change before it is built (for example ``rope_theta``)."""
     seed: int = 0
-    """Of freshly initialised weights (built-in tiny models)."""
+    """Seed of freshly initialised weights (built-in tiny models)."""
     layout: Layout = "auto"
-    """How rows go through the model: ``packed`` (a prompt once for all its responses, no padding), ``padded``, or
-    ``auto``: packed where a check on the model itself shows the same log-probabilities."""
+    """Layout of rows: ``packed`` (a prompt once for all its responses, no padding), ``padded``, or ``auto``: packed if
+    a check on the model itself shows the same log-probabilities.
+    """
     experts_implementation: str | None = None
     """How the experts of a mixture are multiplied: ``grouped_mm``, ``batched_mm`` or ``eager``; None takes
-    ``grouped_mm`` where the model can (1.6 times faster than ``eager`` on a CPU)."""
+    ``grouped_mm`` if the model supports it (1.6 times faster than ``eager`` on a CPU).
+    """
     lora: LoRA | None = None
-    """Train low-rank adapters and keep the weights as they are; None trains all weights."""
+    """Train low-rank adapters and freeze the weights; None trains all weights."""
     freeze: list[str] | None = None
-    """Modules that are not trained, by name with ``*`` for anything, or ``vision`` for the vision tower; None is
-    ``[vision]`` for a model that reads pictures."""
+    """Modules to freeze, by name with ``*`` for anything, or ``vision`` for the vision tower; None means ``[vision]``
+    for a model that reads pictures.
+    """
 
     @classmethod
     def of_file(cls, written: Mapping[str, Any], trust_remote_code: bool) -> ModelSettings:
-        """What a checkpoint or a dump says of its model; whether code is trusted is not for a file to say.
+        """Build the settings that a checkpoint or a dump holds; a file may not decide whether its code is trusted.
 
         Args:
             written: all fields, as ``dataclasses.asdict`` gives them.
-            trust_remote_code: what the command line says.
+            trust_remote_code: value from the command line.
         """
         settings = cls(**{**written, "trust_remote_code": trust_remote_code})
         for words in (settings.attn_implementation, settings.experts_implementation):

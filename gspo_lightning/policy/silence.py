@@ -1,9 +1,9 @@
-"""Whatever a model does at random while it is trained, switched off: it would move s_i by more than the clip range.
+"""Switch off whatever a model does at random in training: it would move s_i by more than the clip range.
 
 Most families keep a rate of dropout or of router jitter as an attribute, and 0 switches it off. But a name proves
 nothing: PhiMoE's ``router_jitter_noise`` is a threshold of its router that works in evaluation, too. So the model is
-asked: a rate is noise only where no value of it moves the logits in eval mode. What is left of a difference between
-train and eval mode (PhiMoE draws its experts at random) is switched off by keeping the modules in eval mode.
+tested: a rate is noise only if no value of it moves the logits in eval mode. A remaining difference between train and
+eval mode (PhiMoE draws its experts at random) is removed by keeping the modules in eval mode.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ __all__ = ["Silenced", "hold", "silence"]
 log = logging.getLogger(__name__)
 
 TOKENS = 32
-"""Of the forward passes that compare; routers and rare noise need more than a handful."""
+"""Length of the compared forward passes; routers and rare noise need more than a handful."""
 LOUD = 0.9
-"""A rate that would be heard if it did anything."""
+"""Rate large enough to show any effect."""
 
 
 @dataclass(frozen=True)
 class Silenced:
-    """What was done to a model: ``rates`` of its config that are 0 now and were not, by name."""
+    """Changes made to a model: ``rates`` are config fields that are 0 now, with their former values, by name."""
 
     held: bool
-    """Its modules have to stay in eval mode (:func:`hold`): no rate switches the rest of it off."""
+    """True if modules must stay in eval mode (:func:`hold`): no rate switches the rest of the noise off."""
     rates: dict[str, float]
 
     @contextlib.contextmanager
     def undone(self, config: PretrainedConfig) -> Iterator[None]:
-        """A config as it was loaded, while this lasts: what is exported may be fine-tuned with dropout again."""
+        """Restore the loaded config inside the context: an exported model may be fine-tuned with dropout again."""
         now = {name: getattr(config, name) for name in self.rates}
         for name, value in self.rates.items():
             setattr(config, name, value)
@@ -56,7 +56,7 @@ class Silenced:
 
 
 class _Rate:
-    """A rate of dropout or jitter, wherever the model keeps it."""
+    """Rate of dropout or jitter, wherever the model keeps it."""
 
     def __init__(self, holder: Any, name: str, value: float) -> None:
         self.holder, self.name, self.value = holder, name, value
@@ -67,10 +67,10 @@ class _Rate:
 
 @torch.no_grad()
 def silence(model: PreTrainedModel) -> Silenced:
-    """Switch off what is random in train mode, and nothing else; the model's mode and all random states stay.
+    """Switch off what is random in train mode, and nothing else; the model's mode and all random states are restored.
 
     Raises:
-        UserError: the model cannot be run on a few tokens, or gives other logits in train mode whatever is done.
+        UserError: the model cannot be run on a few tokens, or its logits still differ in train mode.
     """
     rates = _rates(model)
     if not _has_data(model):  # shapes only: a plan
@@ -110,14 +110,14 @@ def silence(model: PreTrainedModel) -> Silenced:
 
 
 def hold(model: nn.Module) -> None:
-    """Put every module into eval mode, but for those that would not recompute their activations there."""
+    """Put every module into eval mode, except those that would not recompute their activations there."""
     for module in model.modules():
         if not getattr(module, "gradient_checkpointing", False):
             module.training = False
 
 
 def _rates(model: PreTrainedModel) -> list[_Rate]:
-    """All that are not 0 already. Families read them from a module of dropout, an attribute or their config."""
+    """Return all nonzero rates. Families keep them in dropout modules, attributes or their config."""
     found: dict[tuple[int, str], _Rate] = {}
     for module in model.modules():
         for holder in (module, getattr(module, "config", None)):
@@ -129,7 +129,7 @@ def _rates(model: PreTrainedModel) -> list[_Rate]:
 
 
 def _still(model: PreTrainedModel, rates: Sequence[_Rate], ids: Tensor) -> None:
-    """Set to 0 what does nothing in eval mode, whatever its value; leave alone what does."""
+    """Set rates to 0 that have no effect in eval mode at any value; leave the others alone."""
     if not rates:
         return
     model.eval()
@@ -148,7 +148,7 @@ def _still(model: PreTrainedModel, rates: Sequence[_Rate], ids: Tensor) -> None:
 
 
 def _heard(model: PreTrainedModel, rates: Sequence[_Rate], ids: Tensor) -> bool:
-    """Whether rates move logits in eval mode; they are what they were afterwards."""
+    """True if the rates move logits in eval mode; restores them."""
     found = []
     try:
         for value in (0.0, LOUD):
@@ -163,14 +163,14 @@ def _heard(model: PreTrainedModel, rates: Sequence[_Rate], ids: Tensor) -> bool:
 
 
 def _moves(model: PreTrainedModel, ids: Tensor, expected: Tensor) -> bool:
-    """Whether a forward pass draws random numbers, which a few tokens need not show, or gives other logits."""
+    """True if a forward pass draws random numbers (a few tokens need not show it) or gives other logits."""
     before = _random_state(ids.device)
     found = _log_probabilities(model, ids)
     return not torch.equal(before, _random_state(ids.device)) or not torch.equal(found, expected)
 
 
 def _log_probabilities(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """[S, V]; of a reward model the same of its states [S, D], since its own output may be 0 for everything."""
+    """Return log-probabilities [S, V]; a reward model's are of its states [S, D], since its output may be 0."""
     if model.get_output_embeddings() is None:
         logits = _states(model, ids)
     else:
@@ -179,7 +179,7 @@ def _log_probabilities(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 def _states(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """[S, D] of the last layer, after the end token that some classifiers look for."""
+    """Return the last layer's states [S, D]; appends the end token that some classifiers look for."""
     end = model.config.get_text_config().eos_token_id
     ends = end if isinstance(end, list) else [] if end is None else [end]
     found: list[Tensor] = []

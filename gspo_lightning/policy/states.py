@@ -1,4 +1,4 @@
-"""The hidden states that predict response tokens, and two policies compared over the whole vocabulary from them."""
+"""Hidden states that predict response tokens, and the KL of two policies over the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Head = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Of M response tokens: ``hidden`` [M, D] predicts ``targets`` [M], the token ``steps`` [M] of row ``rows`` [M]."""
+    """States of M response tokens: ``hidden`` [M, D] predicts ``targets`` [M], step ``steps`` of row ``rows``, both [M]."""
 
     hidden: Tensor
     targets: Tensor
@@ -24,15 +24,15 @@ class States:
     steps: Tensor
 
     def order(self) -> Tensor:
-        """[M] the permutation that sorts tokens by row and step, whatever layout they come from."""
+        """Return the permutation [M] that sorts tokens by row and step, whatever their layout."""
         return (self.rows * (int(self.steps.max()) + 1 if len(self.steps) else 1) + self.steps).argsort()
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What a policy predicts for M response tokens, sorted by row and step: logits are ``head(hidden)``.
+    """Prediction of a policy for M response tokens, sorted by row and step: logits are ``head(hidden)``.
 
-    Hidden states [M, D] are kept instead of [M, V] logits, which are made again a piece at a time.
+    Stores hidden states [M, D] instead of [M, V] logits, which are recomputed chunk by chunk.
     """
 
     hidden: Tensor
@@ -40,9 +40,9 @@ class Distribution:
 
 
 def vocabulary_kl(heads: tuple[Head, Head], hidden: tuple[Tensor, Tensor], temperature: float, chunk: int) -> Tensor:
-    """KL(p || q) over the vocabulary for each of M tokens, [M] in nats, float32 or wider; gradients go to ``p`` alone.
+    """Return KL(p || q) over the vocabulary for each of M tokens, [M] in nats, float32 or wider; only ``p`` gets gradients.
 
-    ``chunk`` tokens at a time: what is kept for the backward pass are hidden states, never logits.
+    Computes ``chunk`` tokens at a time; the backward pass keeps hidden states, never logits.
 
     Args:
         heads: of ``p`` and of ``q``, from hidden states [m, D] to logits [m, V]; D may differ.

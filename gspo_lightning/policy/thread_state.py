@@ -1,4 +1,4 @@
-"""What PyTorch keeps for each thread: the current device, and autocast."""
+"""Thread-local state of PyTorch: the current device, and autocast."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["on_device", "without_autocast"]
 def on_device(device: torch.device) -> Iterator[None]:
     """Make a device this thread's current one.
 
-    A new thread begins with device 0, whatever the rank. PyTorch's operators run where their tensors are, but events,
-    and kernels of others (Triton's, vLLM's), on the current device.
+    A new thread begins with device 0, whatever the rank. PyTorch's operators run on the device of their tensors, but
+    events and third-party kernels (Triton's, vLLM's) use the current device.
     """
     module: Any = getattr(torch, device.type, None)
     if device.index is None or not hasattr(module, "set_device"):  # a CPU
@@ -31,5 +31,5 @@ def on_device(device: torch.device) -> Iterator[None]:
 
 
 def without_autocast(device: torch.device) -> torch.autocast:
-    """Leave autocast: for models that have their own precision, and for sums of weights."""
+    """Disable autocast, for models with their own precision and for sums of weights."""
     return torch.autocast(device.type, enabled=False)

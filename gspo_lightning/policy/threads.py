@@ -1,9 +1,9 @@
-"""One thread for a model that is too small to share between threads.
+"""Run models that are too small for several threads on one.
 
 The threads of an OpenMP region wait for each other, actively. A matrix of a tiny model is multiplied in microseconds,
-so beside other work nearly all time goes into waiting for a thread that has no core: 60 steps of the quickstart's cold
+so on a busy machine nearly all time goes into waiting for a thread that has no core: 60 steps of the quickstart's cold
 start took 2.8 s on one thread and more than 95 s on two, on two cores with two other busy processes. Idle, one thread
-is as fast as two. The result is the same bit by bit.
+is as fast as two. Results are bit-identical.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 NARROW = 128
 """Largest hidden size of a model that runs on one thread."""
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Either of them says how many threads there are to be."""
+"""Environment variables that set the number of threads."""
 _DEFAULT = torch.get_num_threads()
-"""What torch chose; another number later is somebody's choice."""
+"""Torch's own choice; a different number later was chosen by the user."""
 
 
 def width_of(settings: ModelSettings) -> int | None:
-    """The hidden size of a built-in model or of a folder in transformers format; None of others."""
+    """Return the hidden size of a built-in model or of a folder in transformers format; None for others."""
     name = settings.name_or_path
     if name in TINY_MODELS:
         return int(tiny_config(name, settings.config_overrides).get_text_config().hidden_size)
@@ -47,14 +47,14 @@ def width_of(settings: ModelSettings) -> int | None:
 
 @contextlib.contextmanager
 def few_threads(width: int | None, device: torch.device) -> Iterator[None]:
-    """Run on one thread inside, and in the processes that are started inside, where that is faster.
+    """Run on one thread inside the context, and in processes started inside it, if that is faster.
 
-    It is where a model of at most ``NARROW`` hidden units runs on a CPU. A number that somebody chose, by a variable of
-    the environment or by ``torch.set_num_threads``, stays.
+    It is faster for a model of at most ``NARROW`` hidden units on a CPU. A number that the user chose, by environment
+    variable or by ``torch.set_num_threads``, stays.
 
     Args:
         width: hidden size of the model; None if it is not known.
-        device: that it runs on.
+        device: compute device.
     """
     chosen = any(name in os.environ for name in VARIABLES) or torch.get_num_threads() != _DEFAULT
     if device.type != "cpu" or width is None or width > NARROW or chosen or _DEFAULT == 1:

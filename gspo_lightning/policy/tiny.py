@@ -1,6 +1,6 @@
 """Tiny models and their character tokenizer, built from a config: no download, seconds to train on one CPU thread.
 
-They are real transformers models with a real fast tokenizer, saved and loaded like any other; only their size is a toy.
+They are real transformers models with a real fast tokenizer, saved and loaded like any other; only their size is tiny.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["TINY_CONTEXT", "TINY_MODELS", "build_tiny_model", "character_tokeniz
 CHARACTERS = "0123456789+-*/=;:#().,<>?!ABCabcxyz "
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
 VISION = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-"""What the vocabulary of a Qwen that reads pictures has behind the characters."""
+"""Vocabulary entries that follow the characters in a Qwen that reads pictures."""
 GEMMA = ["<start_of_image>", "<end_of_image>", "<image_soft_token>"]
 TILES = ["<fake_token_around_image>", "<global-img>", "<image>"]
 TILES += [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
@@ -71,8 +71,9 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
     "tiny-gemma3": {"query_pre_attn_scalar": 16, "sliding_window": TINY_CONTEXT},
     "tiny-smolvlm": {"model_type": "llama"},
 }  # fmt: skip
-"""Name -> settings on top of the common ones. ``tiny-qwen3`` has about 87 thousand parameters; those of models that
-read pictures are settings of their text models."""
+"""Name -> settings on top of the common ones. ``tiny-qwen3`` has about 87 thousand parameters. For models that read
+pictures, these are settings of their text models.
+"""
 
 _QWEN3_VISION = {
     "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "patch_size": 8,
@@ -94,7 +95,7 @@ _VISION: dict[str, dict[str, Any]] = {
         "fullatt_block_indexes": [1], "initializer_range": 0.05,
     },
 }  # fmt: skip
-"""Settings of their vision towers: one token stands for 16 x 16 pixels."""
+"""Settings of the vision towers: one token stands for 16 x 16 pixels."""
 _CLASSES = {
     "tiny-qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
     "tiny-qwen3-moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM"),
@@ -104,14 +105,14 @@ _CLASSES = {
     "tiny-gemma3": ("Gemma3Config", "Gemma3ForConditionalGeneration"),
     "tiny-smolvlm": ("SmolVLMConfig", "SmolVLMForConditionalGeneration"),
 }
-"""Names in transformers, which imports a family when it is asked for."""
+"""Class names in transformers, which imports a family on demand."""
 
 
 def character_tokenizer(name: str = "tiny-qwen3") -> PreTrainedTokenizerFast:
-    """One token per character of a small alphabet, plus ``<pad>`` (0), ``<eos>`` (1) and ``<unk>`` (2).
+    """Return a tokenizer with one token per character, plus ``<pad>`` (0), ``<eos>`` (1) and ``<unk>`` (2).
 
-    That of a model that reads pictures also knows their placeholders (and line breaks where those stand beside
-    pictures), and writes no chat template.
+    For a model that reads pictures it also knows the placeholders (and line breaks if the family puts them beside
+    pictures). It has no chat template.
 
     >>> tokenizer = character_tokenizer()
     >>> tokenizer.decode(tokenizer("7+5:").input_ids)
@@ -137,10 +138,10 @@ def character_tokenizer(name: str = "tiny-qwen3") -> PreTrainedTokenizerFast:
 
 
 def tiny_config(name: str, overrides: Mapping[str, Any] | None = None) -> PretrainedConfig:
-    """The config of a tiny model.
+    """Return the config of a tiny model.
 
     Raises:
-        UserError: an override that is no field of the model's config (of its text model's, where it reads pictures).
+        UserError: an override is not a field of the model's config (for one that reads pictures, its text model's).
     """
     size = len(SPECIAL) + len(_characters(name))
     settings = copy.deepcopy({**_COMMON, **TINY_MODELS[name]}) | {"vocab_size": size}  # configs are changed in place
@@ -187,10 +188,10 @@ def _placeholders(name: str) -> list[str]:
 def build_tiny_model(
     name: str, seed: int, dtype: torch.dtype = torch.float32, overrides: Mapping[str, Any] | None = None
 ) -> PreTrainedModel:
-    """A freshly initialised tiny model; the same weights for the same seed, whatever was drawn before.
+    """Build a freshly initialised tiny model; a seed always gives the same weights.
 
     Raises:
-        UserError: an override that is no field of the model's config.
+        UserError: an override is not a field of the model's config.
     """
     config = tiny_config(name, overrides)
     with torch.random.fork_rng(devices=[]):
