@@ -1,4 +1,4 @@
-"""The critic: a value model trained beside the policy."""
+"""Critic: a value model trained beside the policy."""
 
 from __future__ import annotations
 

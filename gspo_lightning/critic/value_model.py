@@ -90,7 +90,7 @@ class ValueModel:
         """:class:`Trunk`, sharded if the policy is; None before :meth:`build`."""
         self.head = nn.Linear(1, 1)
         self.optimizers: list[torch.optim.Optimizer] = []
-        """One for the head, and one for the trunk unless it is shared."""
+        """Optimizer of the head, and of the trunk unless it is shared."""
         self._reduces_last = False
 
     # building ----------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ class ValueModel:
 
 @contextlib.contextmanager
 def _own_ways(policy: Policy) -> Iterator[None]:
-    """Let the routers of a shared trunk, which are the policy's, choose freely and unrecorded."""
+    """Suspend replay and recording of routers: those of a shared trunk are the policy's."""
     routing, policy.routing = policy.routing, None
     try:
         yield

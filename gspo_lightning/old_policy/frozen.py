@@ -53,7 +53,7 @@ class FrozenPolicy:
 
 @contextmanager
 def own_ways(policy: Policy) -> Iterator[None]:
-    """Let routers choose freely, neither replayed nor recorded."""
+    """Suspend replay and recording of a policy's routers."""
     inner = unwrapped(policy)
     routing, inner.routing = inner.routing, None
     try:

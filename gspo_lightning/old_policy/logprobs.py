@@ -45,11 +45,13 @@ class OldLogProbs:
         ranges = [r for r in (objective.clip_low, objective.clip_high) if r is not None and r > 0]
         self.tolerance = SHARE * (min(ranges) if ranges else UNCLIPPED)
         self.noise: float | None = None
-        """Root mean square of a sequence's mean log-ratio or a token's log-ratio, nats; None before a measurement."""
+        """Root mean square gap to the sampler, in nats, of a sequence's or a token's log-probability; None at first."""
         self._said: bool | None = None
         self.ahead = False
-        """Rollouts come from older weights (asynchronous): the old policy is the one at the start of training on them,
-        and the source's log-probabilities belong to the objective's correction.
+        """True if rollouts come from older weights (asynchronous).
+
+        The old policy is then the one at the start of training on them, and the source's log-probabilities belong to
+        the objective's correction.
         """
 
     def note(self, sums: Mapping[str, tuple[float, float]]) -> None:

@@ -13,7 +13,7 @@ from typing import Literal
 from gspo_lightning.errors import UserError, first_line
 
 TRUST = "then set model.trust_remote_code: true (gspo export and replay: --trust_remote_code)"
-"""How to allow a model's code to run; no other file says it."""
+"""Instruction to allow a model's code to run; no other file holds it."""
 
 __all__ = ["TRUST", "check_no_kernel", "check_reachable"]
 

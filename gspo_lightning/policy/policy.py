@@ -35,8 +35,10 @@ __all__ = ["Policy"]
 KEPT_LOGITS = 192 << 20
 """Bytes of float32 logits of a micro-batch up to which they are computed once; beyond, again in the backward pass."""
 CHUNK_LOGITS = {True: 32 << 20, False: 1 << 30}
-"""Bytes of float32 logits that exist at a time if they are computed twice, on a CPU and elsewhere. Every chunk reads
-and writes the gradient of the head's weight, which on a GPU costs more beside its arithmetic (estimated, not measured).
+"""Bytes of float32 logits that exist at a time if they are computed twice, on a CPU and elsewhere.
+
+Every chunk reads and writes the gradient of the head's weight, which on a GPU costs more beside its arithmetic
+(estimated, not measured).
 """
 UNSAID = -1e4
 """Logit of a token that is never sampled: finite, so that 0 x log 0 is 0; its probability is 0 at any temperature."""
@@ -66,7 +68,7 @@ class Policy(nn.Module):
         self.packed = False
         """True if :meth:`forward` shares prompts and leaves padding out; set by :mod:`gspo_lightning.policy.checks`."""
         self.decoding = Decoding()
-        """How tokens are decoded, as measured; its copies share it."""
+        """Measured decoding choices, shared with copies of the policy."""
         self.gathering: Any = None
         """Gathers the whole weights if they are sharded (:mod:`gspo_lightning.strategies.sharding`), else None."""
         self.weights_on = WeightsOn.EVERY_RANK
@@ -254,7 +256,7 @@ class Policy(nn.Module):
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Every token that ends a response: the union of the tokenizer's and the generation config's."""
+        """Tokens that end a response: the union of the tokenizer's and the generation config's."""
         ids: set[int] = set()
         generation = getattr(self.model, "generation_config", None)
         sources = (self.tokenizer.eos_token_id, getattr(generation, "eos_token_id", None))

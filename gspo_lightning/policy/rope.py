@@ -50,7 +50,7 @@ def follows_length(config: PretrainedConfig) -> bool:
 
 @contextlib.contextmanager
 def never_switching(model: PreTrainedModel) -> Iterator[None]:
-    """Let ``model.generate`` keep its cache inside the context, if rotary embeddings are pinned.
+    """Make ``model.generate`` keep its cache inside the context, if rotary embeddings are pinned.
 
     Phi-3 drops it behind the last position of the short factors, whatever the factors are.
     """

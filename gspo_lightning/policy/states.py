@@ -16,7 +16,7 @@ Head = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """States of M response tokens: ``hidden`` [M, D] predicts ``targets`` [M], step ``steps`` of row ``rows``, both [M]."""
+    """States of M response tokens: ``hidden`` [M, D] predicts ``targets`` [M], at ``steps`` [M] of ``rows`` [M]."""
 
     hidden: Tensor
     targets: Tensor
@@ -40,7 +40,7 @@ class Distribution:
 
 
 def vocabulary_kl(heads: tuple[Head, Head], hidden: tuple[Tensor, Tensor], temperature: float, chunk: int) -> Tensor:
-    """Return KL(p || q) over the vocabulary for each of M tokens, [M] in nats, float32 or wider; only ``p`` gets gradients.
+    """Return KL(p || q) over the vocabulary for M tokens, [M] in nats, float32 or wider; gradients go to ``p`` alone.
 
     Computes ``chunk`` tokens at a time; the backward pass keeps hidden states, never logits.
 

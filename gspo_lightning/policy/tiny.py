@@ -71,8 +71,9 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
     "tiny-gemma3": {"query_pre_attn_scalar": 16, "sliding_window": TINY_CONTEXT},
     "tiny-smolvlm": {"model_type": "llama"},
 }  # fmt: skip
-"""Name -> settings on top of the common ones. ``tiny-qwen3`` has about 87 thousand parameters. For models that read
-pictures, these are settings of their text models.
+"""Name -> settings on top of the common ones.
+
+``tiny-qwen3`` has about 87 thousand parameters. For models that read pictures, these are settings of their text models.
 """
 
 _QWEN3_VISION = {

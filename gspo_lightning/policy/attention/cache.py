@@ -1,4 +1,4 @@
-"""Keys and values while responses are being sampled: each prompt once for all its responses, no copies."""
+"""KV cache during sampling: each prompt once for all its responses, without copies."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["GroupCache", "closed_up"]
 PADDING = 32 << 20
 """Bytes that may stay empty before rows of different lengths are kept apart, at the price of more kernels."""
 SHARE = 0.25
-"""The same as a share of what is not empty."""
+"""Empty share, relative to the places in use, up to which rows are not kept apart."""
 
 
 @dataclass(slots=True)
 class _Part:
-    """A rectangle, and the places of its rows [R] among all rows, on the host."""
+    """Padded cache, and the places of its rows [R] among all rows, on the host."""
 
     rectangle: Rectangle
     places: Tensor
@@ -31,22 +31,22 @@ class _Part:
 
 @dataclass(slots=True)
 class _Entering:
-    """Prompts that are being prefilled, and where those of each new part begin."""
+    """Prompts being prefilled, and the starts of each new part's prompts."""
 
     plan: Plan
     parts: list[tuple[_Part, list[int]]]
 
 
 class GroupCache:
-    """A plan (see :class:`gspo_lightning.policy.attention.Plan`) for R rows over P prompts, in any order.
+    """KV cache of R rows over P prompts, in any order, as a :class:`gspo_lightning.policy.attention.Plan`.
 
     A forward pass either prefills new prompts (after :meth:`enter`) or feeds one token per row (after :meth:`write`).
-    Rows of one part are padded to each other. Rows that join later, or with a prompt of another length, are a part of
-    their own while the padding would take too much memory.
+    Rows of one part are padded to each other. Rows that join later, or have a prompt of another length, form their own
+    part as long as padding them would take too much memory.
 
     Args:
         device: of keys and values.
-        token_bytes: of the keys and values of a token in all layers; 0: rows are never kept apart.
+        token_bytes: bytes of a token's keys and values in all layers; 0: rows are never kept apart.
     """
 
     def __init__(self, device: torch.device, token_bytes: int = 0) -> None:
@@ -55,21 +55,21 @@ class GroupCache:
         self.parts: list[_Part] = []
         self._entering: _Entering | None = None
         self._order: tuple[list[Tensor], Tensor] | None = None
-        """Places of the rows of each part, and the way back, on the device; None where one part has them in order."""
+        """Rows of each part and the inverse permutation, on the device; None if one part has all rows in order."""
 
     def __len__(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return sum(len(part.rectangle) for part in self._all())
 
     @property
     def nbytes(self) -> int:
-        """Of keys and values, the places that are free or empty included."""
+        """Bytes of keys and values, including free and empty places."""
         return sum(part.rectangle.nbytes for part in self._all())
 
     # what the decoder says ---------------------------------------------------------------------------------------
 
     def enter(self, widths: Sequence[int], rows: Sequence[int], blocks: Sequence[tuple[int, int]] = ()) -> None:
-        """The next forward pass holds new prompts of these widths, packed one after another, for so many rows each.
+        """Prepare a prefill of new prompts of these widths, packed one after another, with ``rows`` rows each.
 
         ``blocks`` are (start, length) of tokens that see each other.
         """
@@ -86,7 +86,7 @@ class GroupCache:
         self.longest = max(self.longest, *widths)
 
     def write(self) -> None:
-        """The next forward pass holds one token for every row."""
+        """Prepare a forward pass with one token for every row."""
         if self._entering is not None:
             self._settle()
             self._together()
@@ -95,9 +95,9 @@ class GroupCache:
             part.rectangle.write()
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these (on the host), which stand in this order then, and prompts that no row needs now.
+        """Keep only these rows (on the host), in this order, and the prompts they need.
 
-        A row that keeps its place costs nothing, unless much memory is given back.
+        A row that keeps its place costs nothing, unless much memory is freed.
         """
         self._settle()
         if len(self.parts) == 1 and self._order is None:
@@ -115,14 +115,14 @@ class GroupCache:
         self._together()
 
     def advance(self) -> None:
-        """Every row has one token more."""
+        """Count one more token for every row."""
         for part in self.parts:
             part.rectangle.steps += 1
 
     # attention ---------------------------------------------------------------------------------------------------
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """[M, H, d] over [M, K, d] to [M, H, d]; keys and values are kept."""
+        """Store keys and values, and attend with [M, H, d] over [M, K, d]; returns [M, H, d]."""
         if self._entering is not None:
             for part, starts in self._entering.parts:
                 part.rectangle.fill(layer, key, value, starts)
@@ -142,15 +142,15 @@ class GroupCache:
         return [*self.parts, *(part for part, _ in self._entering.parts)] if self._entering else self.parts
 
     def _settle(self) -> None:
-        """What has entered is there."""
+        """Turn prefilled prompts into ordinary parts."""
         self.parts, self._entering = list(self._all()), None
 
     def _too_much(self, padding: int, all_places: int) -> bool:
-        """Whether so many of the tokens that there are places for may not stay empty."""
+        """True if ``padding`` empty places out of ``all_places`` are too many."""
         return padding * self.token_bytes > PADDING and padding > SHARE * (all_places - padding)
 
     def _apart(self, widths: Sequence[int]) -> list[list[int]]:
-        """Numbers of prompts that may be padded to each other, longest first where there are several kinds."""
+        """Group prompts that may be padded to each other; return their numbers, the longest group first."""
         parts: list[list[int]] = []
         total = 0
         for i in sorted(range(len(widths)), key=lambda i: -widths[i]):
@@ -163,7 +163,7 @@ class GroupCache:
         return [sorted(part) for part in parts]
 
     def _together(self) -> None:
-        """Make one of parts that need not be apart (any more), and look rows up where there are several."""
+        """Merge parts that need not be apart (any more), and index rows if several parts remain."""
         self.parts.sort(key=lambda part: -part.rectangle.width)
         i = 0
         while i + 1 < len(self.parts):
@@ -185,7 +185,7 @@ class GroupCache:
 
 
 def closed_up(alive: Tensor) -> Tensor:
-    """The living rows, the last of them in the places of dead ones: the others stay where they are. On the host."""
+    """Return the live rows, with the last of them moved into the places of dead ones; the others stay. On the host."""
     places = alive.nonzero().squeeze(1)
     count = len(places)
     order = torch.arange(count)

@@ -1,9 +1,9 @@
 """Shared-prefix attention on CUDA: one FlexAttention kernel over all packed tokens.
 
-FlexAttention (Dong et al., arXiv 2412.05496) compiles a mask that is written in Python into one kernel for values and
-one for gradients. Blocks of tokens that nobody sees are left out; which those are follows from the lengths, so that no
-[M, M] tensor is ever made. Nothing here is believed: :func:`gspo_lightning.policy.attention.check_attention` compares
-the compiled kernels with the definition on the device before a model is trained with them.
+FlexAttention (Dong et al., arXiv 2412.05496) compiles a mask written in Python into one kernel for values and one for
+gradients. Blocks of tokens that nothing sees are skipped. They follow from the lengths, so no [M, M] tensor is ever
+created. :func:`gspo_lightning.policy.attention.check_attention` compares the compiled kernels with the definition on
+the device before a model is trained with them.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ __all__ = ["FlexPlan", "compiled", "has_flex", "kernel"]
 
 BLOCK = 128
 FEWEST = 2
-"""Blocks that a mask has at least: ``torch.compile`` makes a kernel of its own for a size of 1."""
+"""Fewest blocks of a mask: ``torch.compile`` makes a separate kernel for a size of 1."""
 LIMIT = 16
-"""Kernels of one process; a run needs four (with and without gradients, inference mode). Beyond it there is an error:
-PyTorch would compute attention without a kernel from then on, in memory of the square of all tokens."""
+"""Largest number of kernels of one process; a run needs four (with and without gradients, inference mode).
+
+More raise an error: PyTorch would otherwise compute attention without a kernel, in memory quadratic in all tokens.
+"""
 
 
 def has_flex(device: torch.device) -> bool:
-    """Whether kernels can be compiled for a device."""
+    """True if kernels can be compiled for a device."""
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 class FlexPlan:
-    """The attention of M packed tokens.
+    """Attention plan of M packed tokens.
 
     Args:
-        segments: (start, length) of prompts and responses; together they are all tokens.
+        segments: (start, length) of prompts and responses; together they cover all tokens.
         crossings: (start and length of the responses to a prompt, start and length of the prompt).
         longest: tokens of the longest row.
         device: of the tensors that attend.
@@ -68,7 +70,7 @@ class FlexPlan:
         self.mask = _block_mask(own, last, first, end, device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """[M, H, d] over [M, K, d] to [M, H, d]."""
+        """Attend with [M, H, d] over [M, K, d]; returns [M, H, d]."""
         inputs = (pad(x, (0, 0, 0, 0, 0, self.padding)).transpose(0, 1).unsqueeze(0) for x in (query, key, value))
         options: dict[str, Any] = {"block_mask": self.mask, "scale": scaling, "enable_gqa": True}
         # inputs are cast already, and a kernel is compiled for one state of autocast and of its cache
@@ -79,12 +81,12 @@ class FlexPlan:
 
 @functools.cache
 def kernel(device: str) -> Callable[..., Any]:
-    """Compiled once for all lengths; on a CPU, for tests, as it is."""
+    """Return FlexAttention compiled once for all lengths; on a CPU, for tests, not compiled."""
     return cast("Callable[..., Any]", flex_attention) if device == "cpu" else compiled()
 
 
 def compiled(**options: Any) -> Callable[..., Any]:
-    """FlexAttention through ``torch.compile``, which is more than :data:`LIMIT` kernels an error for.
+    """Return FlexAttention through ``torch.compile``, which raises beyond :data:`LIMIT` kernels.
 
     Args:
         options: more arguments of ``torch.compile``.
@@ -95,11 +97,11 @@ def compiled(**options: Any) -> Callable[..., Any]:
 
 
 def _block_mask(own: Tensor, last: Tensor, first: Tensor, end: Tensor, device: torch.device) -> BlockMask:
-    """A token sees its segment from its start ``own`` up to ``last``, and its prompt from ``first`` to before ``end``.
+    """Build the mask: tokens see ``own`` to ``last`` of their segment, and ``first`` to before ``end`` of their prompt.
 
     A block of tokens lists the blocks from the first to the last that any of its tokens sees, in its segments and in
-    its prompts; what lies between is left to the mask itself. Blocks that all of its tokens see as a whole, all in
-    their own segment or all in their prompt, are listed apart: the kernel evaluates no mask there.
+    its prompts; the mask itself handles gaps between. Blocks that all of its tokens see whole, all in their own segment
+    or all in their prompt, are listed apart: the kernel evaluates no mask there.
     """
     blocks = len(own) // BLOCK
     own_block, other = torch.arange(blocks).unsqueeze(1), torch.arange(blocks)
@@ -120,7 +122,7 @@ def _block_mask(own: Tensor, last: Tensor, first: Tensor, end: Tensor, device: t
         return x.to(dtype=torch.int32).to(device, non_blocking=True)
 
     def numbered(chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """How many blocks of each row, and all of them in an order that begins with these."""
+        """Return the number of chosen blocks per row, and all blocks ordered with the chosen ones first."""
         order = chosen.int().argsort(dim=1, descending=True, stable=True)
         return there(chosen.sum(1))[None, None], there(order)[None, None]
 

@@ -1,9 +1,9 @@
-"""How a plan of attention gets into an unmodified transformers model.
+"""Attention plans in an unmodified transformers model.
 
-transformers looks an attention function up by the name in the model's config and hands it whatever keyword arguments
-the model was called with. The functions of that table are wrapped here: where they find a plan among their keyword
-arguments the plan does the work, else the function itself. The model's config stays what it is, and a layer that is
-recomputed in the backward pass (gradient checkpointing) finds its plan again.
+transformers looks an attention function up by the name in the model's config and passes it the keyword arguments
+of the model call. This module wraps the functions of that table: with a plan among the keyword arguments the plan
+attends, otherwise the original function. The model's config does not change, and a layer that is recomputed in the
+backward pass (gradient checkpointing) gets its plan again.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ IMPLEMENTATIONS = ("sdpa", "flash_attention_2", "flash_attention_3")
 ARGUMENT = "gspo_plan"
 _IGNORED = {"position_ids", "use_cache", "cache_position", "is_causal", "output_attentions", "output_router_logits"}
 _WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-"""Kind of a layer (of a config's ``layer_types``) -> the field with the tokens that it sees."""
+"""Kind of a layer (of a config's ``layer_types``) -> the config field with its window in tokens."""
 _planned: ContextVar[bool] = ContextVar("planned", default=False)
 _attended: ContextVar[list[int] | None] = ContextVar("attended", default=None)
 
 
 class UnsupportedAttentionError(Exception):
-    """The model's attention is of a kind that plans do not know; the padded path does."""
+    """Attention of a kind that plans do not support; the padded path does."""
 
 
 class Plan(Protocol):
@@ -42,7 +42,7 @@ class Plan(Protocol):
     """Tokens of the longest row, prompt and response together."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """[M, H, d] queries over [M, K, d] keys and values (K divides H) to [M, H, d]."""
+        """Attend with [M, H, d] queries over [M, K, d] keys and values (K divides H); returns [M, H, d]."""
 
 
 def _attention_by(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,7 +68,7 @@ def _planned_attention(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """[1, H, M, d] as transformers has it, to [1, M, H, d]."""
+    """Attend by a plan: transformers' [1, H, M, d] to [1, M, H, d]."""
     if attention_mask is not None or dropout:
         raise UnsupportedAttentionError("a mask or dropout in the attention")
     if sliding_window is not None and plan.longest > sliding_window:
@@ -88,7 +88,7 @@ def _planned_attention(
 
 
 def _common_dtype(*inputs: Tensor) -> torch.dtype:
-    """What autocast would make of the inputs: normalised queries and keys may be float32 beside bfloat16 values."""
+    """Return autocast's dtype, else the promoted one: normalised queries and keys may be float32, values bfloat16."""
     device = inputs[0].device.type
     if torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
@@ -104,7 +104,7 @@ def _mask_by(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unless_planned(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Whether positions start again inside a row: transformers asks the device, and the host waits."""
+    """Skip transformers' search for restarting positions under a plan: it makes the host wait for the device."""
 
     @functools.wraps(original)
     def find(*args: Any, **options: Any) -> Any:
@@ -122,7 +122,7 @@ for _name in IMPLEMENTATIONS:
 
 @contextlib.contextmanager
 def with_plan(backbone: nn.Module, plan: Plan) -> Iterator[dict[str, Any]]:
-    """Have a backbone attend by a plan; yields the keyword arguments to call it with.
+    """Make a backbone attend by a plan; yields the keyword arguments to call it with.
 
     Raises:
         UnsupportedAttentionError: the model's attention does not look its function up in the table.
@@ -139,7 +139,7 @@ def with_plan(backbone: nn.Module, plan: Plan) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def layers_attended() -> Iterator[list[int]]:
-    """Yields the numbers of the layers that attend by a plan while this lasts, in order, once for each time."""
+    """Record the number of each layer that attends by a plan, in order, once per call."""
     layers: list[int] = []
     token = _attended.set(layers)
     try:
@@ -149,9 +149,9 @@ def layers_attended() -> Iterator[list[int]]:
 
 
 def windows(backbone: nn.Module) -> list[int]:
-    """Sizes of the sliding windows of a model's layers, in tokens; of the config where no layer says (Mistral).
+    """Return the sliding window sizes of a model's layers, in tokens; the config's if no layer has the field (Mistral).
 
-    Some layers do not say and have one, by the kind that the config gives them (SmolLM3): their mask is made elsewhere.
+    Some layers have a window only by their kind in the config (SmolLM3): their mask is made elsewhere.
     """
     config = getattr(backbone, "config", None)
     said: list[Any] = [m.sliding_window for m in backbone.modules() if hasattr(m, "sliding_window")]

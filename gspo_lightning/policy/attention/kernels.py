@@ -1,4 +1,4 @@
-"""The two passes of shared-prefix attention on a CPU: causal within a segment, and responses over their prompt."""
+"""Shared-prefix attention on a CPU, in two passes: causal within a segment, and responses over their prompt."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Pass", "Span"]
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 WASTE, SPARE = 1.2, 128
-"""A bucket may hold so many times its real tokens, and so many more: a call of the kernel costs as much as these."""
+"""Limits of a bucket, as a multiple of its real tokens plus a constant: a kernel call costs as much as that padding."""
 
 Span = tuple[int, int, int, int]
-"""Start and length of queries, start and length of the keys that they see; in packed tokens."""
+"""Start and length of queries, then start and length of the keys they see; in packed tokens."""
 
 
 @dataclass(slots=True)
@@ -31,12 +31,12 @@ class _Bucket:
 
 
 class Pass:
-    """PyTorch's own flash kernel over spans, those of similar length side by side.
+    """PyTorch's flash kernel over spans, batched by similar length.
 
-    Every one of the packed tokens from ``first`` on is a query in exactly one span.
+    Each packed token from ``first`` on is a query in exactly one span.
 
     Args:
-        spans: queries and the keys that they see: all of them, or with ``causal`` those up to themselves.
+        spans: queries and the keys they see: all of them or, with ``causal``, those up to themselves.
         causal: queries and keys of a span are the same tokens.
         blocks: (start, length) of tokens inside a causal span that see each other.
     """
@@ -56,7 +56,7 @@ class Pass:
         self.keys, self.key_back = (tokens.sort().values, self.query_back) if causal else _real(parts, 2)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-        """Attention of the queries from ``first`` on: ``out`` [m, H, d] and log-sum-exp [m, H], float32 or wider."""
+        """Attend with the queries from ``first`` on: ``out`` [m, H, d] and log-sum-exp [m, H], float32 or wider."""
         outs, sums = [], []
         for bucket in self.buckets:
             q, k, v = self._heads(bucket, query, key, value)
@@ -68,10 +68,10 @@ class Pass:
     def backward(
         self, gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, scaling: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of this part, given the joined ``out`` and ``lse`` of all tokens.
+        """Compute gradients of this pass, given the joined ``out`` and ``lse`` of all tokens.
 
         Returns:
-            those of the queries from ``first`` on, and those of the keys and values of the tokens ``keys``.
+            gradients of the queries from ``first`` on, and of the keys and values of the tokens ``keys``.
         """
         found: tuple[list[Tensor], list[Tensor], list[Tensor]] = [], [], []
         for bucket in self.buckets:
@@ -96,7 +96,7 @@ class Pass:
         )
 
     def _causal(self, bucket: _Bucket) -> bool:
-        """Whether the kernel masks by itself."""
+        """True if the kernel itself masks causally."""
         return self.causal and bucket.mask is None
 
     def _heads(self, bucket: _Bucket, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -106,13 +106,13 @@ class Pass:
         return q, *(x if repeats == 1 else x.repeat_interleave(repeats, dim=1) for x in (k, v))  # type: ignore[return-value]
 
     def _folded(self, x: Tensor, heads: int) -> Tensor:
-        """[B, L, H, d] to [B, H, L, d]; without a causal mask the queries of heads that share a key stand together."""
+        """Reorder [B, L, H, d] to [B, H, L, d]; without a causal mask, stack the queries of heads that share a key."""
         if self.causal or x.shape[2] == heads:
             return x.transpose(1, 2)
         return x.unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
 
     def _flat(self, x: Tensor, query: Tensor) -> Tensor:
-        """The inverse of :meth:`_folded`, as [B * L, H, d]."""
+        """Undo :meth:`_folded`, giving [B * L, H, d]."""
         size, heads, _, width = x.shape
         if heads == query.shape[1]:
             return x.transpose(1, 2).flatten(0, 1)
@@ -121,7 +121,7 @@ class Pass:
 
 
 def _similar(spans: Sequence[Span]) -> list[list[Span]]:
-    """Spans sorted by length and cut where padding would cost too much."""
+    """Sort spans by length and split them where padding would cost too much."""
     groups: list[list[Span]] = []
     real = longest = 0
     for span in sorted(spans, key=lambda s: (-s[1], -s[3])):
@@ -153,7 +153,7 @@ def _bucket(spans: Sequence[Span], causal: bool) -> _Bucket:
 
 
 def _seeing_blocks(spans: Sequence[Span], blocks: Mapping[Span, Sequence[tuple[int, int]]]) -> _Bucket:
-    """Causal spans in which the tokens of a block see each other: what a token sees is written out."""
+    """Batch causal spans in which the tokens of a block see each other, with an explicit mask."""
     found = _bucket(spans, causal=True)
     longest = max(span[1] for span in spans)
     seen = torch.ones(len(spans), longest, longest, dtype=torch.bool).tril()
@@ -166,7 +166,7 @@ def _seeing_blocks(spans: Sequence[Span], blocks: Mapping[Span, Sequence[tuple[i
 
 
 def _real(parts: Sequence[Sequence[Span]], field: int) -> tuple[Tensor, Tensor]:
-    """Of the queries (0) or keys (2) of all buckets one after another: the packed tokens, and where each stands."""
+    """Return the packed tokens of the queries (0) or keys (2) of all buckets in order, and each one's padded place."""
     tokens, places, offset = [], [], 0
     for spans in parts:
         longest = max(span[field + 1] for span in spans)
@@ -179,12 +179,12 @@ def _real(parts: Sequence[Sequence[Span]], field: int) -> tuple[Tensor, Tensor]:
 
 
 def _rows(x: Tensor, index: Tensor, size: int) -> Tensor:
-    """[M, K, d] to [B, L, K, d]."""
+    """Gather rows: [M, K, d] to [B, L, K, d]."""
     return x.index_select(0, index).unflatten(0, (size, -1))
 
 
 def _grouped(x: Tensor, heads: int) -> Tensor:
-    """Gradients [B, H, L, d] of repeated heads to those [B, K, L, d] of the heads themselves."""
+    """Sum gradients [B, H, L, d] of repeated heads to those [B, K, L, d] of the heads themselves."""
     return x if x.shape[1] == heads else x.unflatten(1, (heads, -1)).sum(2)
 
 

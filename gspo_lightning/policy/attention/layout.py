@@ -1,4 +1,4 @@
-"""Where each token of a micro-batch goes when prompts are packed once and responses without padding."""
+"""Packed layout of a micro-batch: each prompt once, responses without padding."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["PackedLayout"]
 
 @dataclass(frozen=True, slots=True)
 class PackedLayout:
-    """M packed tokens: every distinct prompt once, then the responses, rows of one prompt side by side.
+    """Layout of M packed tokens: every distinct prompt once, then the responses, rows of one prompt side by side.
 
     The last token of a response predicts nothing and is left out. ``token_ids``, ``positions`` and ``sources`` (the row
     that a token is read from) are [M]. The other tensors have one element per response token: ``predicts``, the packed
     token that predicts it; ``targets``, its id; ``rows`` and ``steps``, its place in a [N, T] tensor. ``segments`` are
     (start, length) of prompts and responses, ``crossings`` (start and length of the responses to a prompt, start and
-    length of the prompt), ``pictures`` those of the pictures in prompts, tile by tile.
+    length of the prompt), ``pictures`` (start, length) of the pictures in prompts, tile by tile.
     """
 
     token_ids: Tensor
@@ -38,7 +38,7 @@ class PackedLayout:
 
     @classmethod
     def of(cls, batch: MicroBatch) -> PackedLayout:
-        """The layout of a micro-batch, on its device; rows with the same ``prompt_index`` share their prompt."""
+        """Return the layout of a micro-batch, on its device; rows with the same ``prompt_index`` share their prompt."""
         widths, counts, index = batch.on_host()
         owner = torch.arange(len(widths)) if index is None else index
         order = torch.argsort(owner, stable=True)
@@ -84,7 +84,7 @@ class PackedLayout:
 
 
 def _ragged(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of lists of these lengths one after another: the list and the place in it of every element, and all starts."""
+    """Return list number and place in the list of every element of concatenated lists, and the start of each list."""
     ends = lengths.cumsum(0)
     starts = ends - lengths
     owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)

@@ -1,4 +1,4 @@
-"""Which kernel attends on which device, and whether it does there what its definition says."""
+"""Choose the attention kernel of a device, and check it against the definition."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _PROBE: tuple[Segments, Crossings] = (
     [(153, 91, 0, 150), (244, 40, 150, 3)],
 )
 _PICTURES: Segments = [(100, 40), (155, 9)]
-"""Tokens of it that see each other; the first of them lie in two blocks of the kernel for CUDA."""
+"""Probe tokens that see each other; the first span lies in two blocks of the CUDA kernel."""
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
-"""Largest difference, relative to the largest element, that is rounding; 0.05 in half precision."""
+"""Largest difference, relative to the largest element, that counts as rounding; 0.05 in half precision."""
 
 
 def attention_plan(
     segments: Segments, crossings: Crossings, longest: int, device: torch.device, blocks: Segments = ()
 ) -> Plan:
-    """The attention of packed tokens on a device; see :class:`gspo_lightning.policy.attention.PackedLayout`.
+    """Return the attention plan of packed tokens; see :class:`gspo_lightning.policy.attention.PackedLayout`.
 
     Args:
         segments: (start, length) of prompts and responses.
@@ -39,7 +39,7 @@ def attention_plan(
         blocks: (start, length) of tokens that see each other, each inside a segment.
 
     Raises:
-        UnsupportedAttentionError: there is none for this device.
+        UnsupportedAttentionError: no kernel for this device.
     """
     if has_flex(device):
         return FlexPlan(segments, crossings, longest, device, blocks)
@@ -53,13 +53,13 @@ def check_attention(device: torch.device, heads: tuple[int, int], size: int, dty
     """Compare the device's kernel with the definition, in values and gradients, on a few hundred random tokens.
 
     Args:
-        device: where it will be used.
-        heads: of queries, and of keys and values.
-        size: of a head.
-        dtype: that attention computes in.
+        device: compute device.
+        heads: number of query heads, and of key and value heads.
+        size: dimension of a head.
+        dtype: compute dtype of attention.
 
     Raises:
-        UnsupportedAttentionError: they differ, or there is no kernel.
+        UnsupportedAttentionError: results differ, or there is no kernel.
     """
     plan = attention_plan(*_PROBE, 240, device, _PICTURES)
     draws = torch.Generator().manual_seed(0)
@@ -93,7 +93,7 @@ def dense_attention(
     scaling: float,
     blocks: Segments = (),
 ) -> Tensor:
-    """By the definition: [M, H, d] over [M, K, d] to [M, H, d], a softmax over the tokens that each token sees."""
+    """Attend by the definition, a softmax over all visible tokens: [M, H, d] over [M, K, d] to [M, H, d]."""
     seen = torch.zeros(len(query), len(query), dtype=torch.bool)
     for start, length in segments:
         seen[start : start + length, start : start + length] = torch.ones(length, length).tril().bool()

@@ -1,8 +1,8 @@
-"""Attention of packed rows over their shared prompt and over themselves, exact in values and gradients.
+"""Exact attention of packed rows over their shared prompt and over themselves, in values and gradients.
 
 A response token sees its whole prompt and its own response up to itself. Both parts are computed without a mask and
-without copying the prompt, and joined by their log-sum-exp; the backward pass gives each part the joined output and
-log-sum-exp, which makes its own gradient exact (Dao et al., FlashAttention, arXiv 2205.14135, Eq. of the backward pass;
+without copying the prompt, and joined by their log-sum-exp. The backward pass gives each part the joined output and
+log-sum-exp, which makes its gradient exact (Dao et al., FlashAttention, arXiv 2205.14135, Eq. of the backward pass;
 Liu et al., Ring Attention, arXiv 2310.01889, joins blocks the same way).
 """
 
@@ -20,10 +20,9 @@ __all__ = ["PrefixPlan"]
 
 
 class PrefixPlan:
-    """The attention of M packed tokens on a CPU; see :class:`gspo_lightning.policy.attention.PackedLayout`.
+    """Attention plan of M packed tokens on a CPU; see :class:`gspo_lightning.policy.attention.PackedLayout`.
 
-    Segments cover all tokens; the responses that cross to a prompt are the last of them. Tokens of one of ``blocks``
-    see each other.
+    Segments cover all tokens, with responses last. Tokens of one of ``blocks`` see each other.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class PrefixPlan:
         self.passes = own, Pass(crossings, causal=False) if crossings else None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """[M, H, d] over [M, K, d] to [M, H, d]."""
+        """Attend with [M, H, d] over [M, K, d]; returns [M, H, d]."""
         out: Tensor = _SharedPrefix.apply(query, key, value, self.passes, scaling)  # type: ignore[no-untyped-call]
         return out
 

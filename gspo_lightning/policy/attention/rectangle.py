@@ -1,4 +1,4 @@
-"""Keys and values of rows that are padded to each other while responses are being sampled."""
+"""KV cache of rows that are padded to each other during sampling."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from torch import Tensor
 __all__ = ["FIRST", "Rectangle", "room"]
 
 FIRST = 32
-"""Tokens of a page: what a row has places for is a multiple of it."""
+"""Tokens of a page: the capacity of a row is a multiple of it."""
 
 SMALL_PRODUCT = 400
-"""Below so many multiplications PyTorch's batched product on a CPU is a plain loop, slower than a larger one."""
+"""Size in multiplications below which PyTorch's batched CPU product is a plain loop, slower than a larger one."""
 
 NEEDED = 0.75
-"""Share of the places that rows need, below which the others are given back: that copies every row."""
+"""Used share of the capacity below which the rest is freed, which copies every row."""
 
 
 def room(tokens: int) -> int:
-    """Tokens of a row that have places when it needs ``tokens`` of them: an eighth more, in pages."""
+    """Return the capacity of a row that needs ``tokens`` tokens: an eighth more, in whole pages."""
     return -(-(tokens + tokens // 8) // FIRST) * FIRST
 
 
 @dataclass(slots=True)
 class _Layer:
-    """[P, K, p, d] of the prompts, [R, K, t, d] of what the rows have written, and rows that there is memory for."""
+    """KV of a layer: [P, K, p, d] of the prompts, [R, K, t, d] of the responses; ``rows`` counts the allocated rows."""
 
     prompt_keys: Tensor
     prompt_values: Tensor
@@ -37,15 +37,15 @@ class _Layer:
 
 
 class Rectangle:
-    """R rows over P prompts, in any order; prompts are padded to the longest, and so is what the rows have written.
+    """KV cache of R rows over P prompts, in any order, each padded: prompts to the longest, responses to the longest.
 
-    What is planned (who belongs to which prompt, how much each row has written) is known to the host, which never waits
-    for the device to plan a step; the device gets indices.
+    Plans (the prompt of each row, its written tokens) live on the host, which never waits for the device to plan a
+    step; the device gets indices.
 
     Args:
         device: of keys and values.
         widths: [P] tokens of the prompts.
-        rows: [P] of each prompt.
+        rows: [P] number of rows of each prompt.
     """
 
     def __init__(self, device: torch.device, widths: Sequence[int], rows: Sequence[int]) -> None:
@@ -54,11 +54,11 @@ class Rectangle:
         self.widths = torch.tensor(widths, dtype=torch.int64)
         """[P] tokens of the prompts, on the host."""
         self.owner = torch.arange(len(widths)).repeat_interleave(torch.tensor(rows, dtype=torch.int64))
-        """[R] the prompt of each row, on the host."""
+        """[R] prompt of each row, on the host."""
         self.steps = 0
-        """Tokens that were fed to a row that has been here from the beginning."""
+        """Tokens fed to a row that has been present from the beginning."""
         self.began = torch.zeros_like(self.owner)
-        """[R] ``steps`` when a row joined, on the host."""
+        """[R] value of ``steps`` when a row joined, on the host."""
         self._oldest = 0
         self._own_mask: Tensor | None = None
         self.regroup()
@@ -68,12 +68,12 @@ class Rectangle:
 
     @property
     def width(self) -> int:
-        """Tokens of the longest prompt and of the row that has written most."""
+        """Tokens of the longest prompt plus those of the longest response."""
         return self._longest_prompt + self._most_written
 
     @property
     def nbytes(self) -> int:
-        """Of keys and values, with the places that are free or empty."""
+        """Bytes of keys and values, including free and empty places."""
         found = 0
         for layer in self.layers.values():
             found += layer.prompt_keys.nbytes + layer.prompt_values.nbytes
@@ -90,7 +90,7 @@ class Rectangle:
         return self.steps - int(self.began.min())
 
     def padding_with(self, other: Rectangle) -> tuple[int, int]:
-        """Tokens that would stay empty if both were one, and all that there would be places for."""
+        """Return the empty places if both caches were merged, and all places then, in tokens."""
         both = (self, other)
         prompts = sum(len(one.widths) for one in both) * max(one._longest_prompt for one in both)
         places = prompts + sum(len(one) for one in both) * max(one._most_written for one in both)
@@ -98,13 +98,13 @@ class Rectangle:
         return places - held, places
 
     def fill(self, layer: int, key: Tensor, value: Tensor, starts: Sequence[int]) -> None:
-        """Keys and values [M, K, d] of packed prompts, which begin at ``starts``."""
+        """Store keys and values [M, K, d] of packed prompts, which begin at ``starts``."""
         keys, values = (x.new_zeros(len(self), x.shape[1], FIRST, x.shape[2]) for x in (key, value))
         prompt_keys, prompt_values = (self._side_by_side(x, starts) for x in (key, value))
         self.layers[layer] = _Layer(prompt_keys, prompt_values, keys, values, len(self))
 
     def absorb(self, other: Rectangle) -> None:
-        """Take the rows and prompts of another one in, behind those that are here."""
+        """Append the rows and prompts of another cache."""
         self.owner = torch.cat([self.owner, other.owner + len(self.widths)])
         self.began = torch.cat([self.began, other.began + (self.steps - other.steps)])
         self.widths = torch.cat([self.widths, other.widths])
@@ -118,7 +118,7 @@ class Rectangle:
         self.regroup()
 
     def write(self) -> None:
-        """The next call of :meth:`decode` holds one token for every row."""
+        """Prepare the next call of :meth:`decode`, with one token for every row."""
         self._tokens = self.steps + 1 - self._oldest
         self._own_mask = None
         if self._uneven is not None:
@@ -127,9 +127,9 @@ class Rectangle:
             self._own_mask = _minus_infinity(outside)[:, None]
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these (on the host), which stand in this order then, and prompts that no row needs now.
+        """Keep only these rows (on the host), in this order, and the prompts they need.
 
-        A row that keeps its place costs nothing, unless places are given back.
+        A row that keeps its place costs nothing, unless memory is freed.
         """
         self.owner, self.began = self.owner[rows], self.began[rows]
         prompts, self.owner = torch.unique(self.owner, return_inverse=True)
@@ -150,14 +150,14 @@ class Rectangle:
         self.regroup()
 
     def _give_back(self, layer: _Layer, tokens: int) -> None:
-        """Move rows that hold ``tokens`` at most to a place of their size, if their own is much too large."""
+        """Shrink the capacity to ``tokens`` per row, if the present one is much too large."""
         if len(self.owner) * tokens < NEEDED * layer.rows * layer.keys.shape[2]:
             layer.keys = layer.keys[:, :, :tokens].clone(memory_format=torch.contiguous_format)
             layer.values = layer.values[:, :, :tokens].clone(memory_format=torch.contiguous_format)
             layer.rows = len(self.owner)
 
     def decode(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """[R, H, d] over all that the rows see to [R, H, d]; keys and values [R, K, d] are kept first."""
+        """Store keys and values [R, K, d], then attend with [R, H, d] over each row's tokens; returns [R, H, d]."""
         held = self.layers[layer]
         rows, heads, size = key.shape
         self._append(held, key, value)
@@ -195,7 +195,7 @@ class Rectangle:
             layer.keys[self._rows, :, self._written], layer.values[self._rows, :, self._written] = key, value
 
     def regroup(self) -> None:
-        """Rows as a [P, largest group] rectangle; needed after they have changed."""
+        """Recompute the [P, largest group] arrangement of rows; call it after they change."""
         self._own_mask = None
         self._prompt_mask: Tensor | None = None
         self._places: dict[int, tuple[Tensor, Tensor]] = {}
@@ -215,13 +215,13 @@ class Rectangle:
             self._prompt_mask = _minus_infinity(outside)[:, None]
 
     def _there(self, x: Tensor) -> Tensor:
-        """On the device, without waiting for it."""
+        """Move to the device without waiting for it."""
         return x.to(self.device, non_blocking=True)
 
     def _places_of(self, heads: int) -> tuple[Tensor, Tensor]:
-        """Of [R * K] vectors, which ones stand in a [P, K, largest group] rectangle; and of it, which are the rows'.
+        """Return indices of the [R * K] vectors that fill a [P, K, largest group] rectangle, and of the rows in it.
 
-        Where a prompt has fewer rows than others its last one stands in for them.
+        A prompt with fewer rows repeats its last one.
         """
         if heads not in self._places:
             order = torch.argsort(self.owner, stable=True)  # rows by prompt
@@ -236,7 +236,7 @@ class Rectangle:
         return self._places[heads]
 
     def _side_by_side(self, packed: Tensor, starts: Sequence[int]) -> Tensor:
-        """[M, K, d] of packed prompts to [P, K, p, d]; zero where a prompt is shorter."""
+        """Unpack prompts [M, K, d] to [P, K, p, d]; zero beyond a shorter prompt."""
         widths = self.widths.tolist()
         out = packed.new_zeros(len(widths), packed.shape[1], max(widths), packed.shape[2])
         for i, (start, width) in enumerate(zip(starts, widths, strict=True)):
@@ -245,21 +245,21 @@ class Rectangle:
 
 
 def _weighted(weights: Tensor, values: Tensor) -> Tensor:
-    """[B, g, t] weights of [B, t, d] values: [B, g, d]."""
+    """Return the weighted sums [B, g, d] of values [B, t, d] by weights [B, g, t]."""
     if weights.shape[1] == 1 and values.shape[1] * values.shape[2] < SMALL_PRODUCT:
         return (weights.transpose(1, 2) * values).sum(1, keepdim=True)
     return torch.bmm(weights, values)
 
 
 def _widened(x: Tensor, length: int) -> Tensor:
-    """[R, K, t, d] with places for more tokens."""
+    """Widen [R, K, t, d] to ``length`` tokens, padding with zeros."""
     out = x.new_zeros(*x.shape[:2], length, x.shape[3])
     out[:, :, : x.shape[2]] = x
     return out
 
 
 def _stack(a: Tensor, b: Tensor) -> Tensor:
-    """[R, K, n, d] and [S, K, m, d] to [R + S, K, max(n, m), d]."""
+    """Stack [R, K, n, d] and [S, K, m, d] to [R + S, K, max(n, m), d]."""
     length = max(a.shape[2], b.shape[2])
     out = a.new_zeros(a.shape[0] + b.shape[0], a.shape[1], length, a.shape[3])
     out[: a.shape[0], :, : a.shape[2]] = a

@@ -1,4 +1,4 @@
-"""Mixtures of experts: which experts a token went to, measured, recorded and replayed."""
+"""Mixtures of experts: measure, record and replay the experts of each token."""
 
 from gspo_lightning.policy.routing.balance import LoadBalance, expert_load
 from gspo_lightning.policy.routing.hooking import hook_routers, routers_of

@@ -1,8 +1,9 @@
-"""The load-balancing loss of routers (Switch Transformer, arXiv 2101.03961, equations 4 to 6; Qwen3-MoE's form).
+"""Load-balancing loss of routers (Switch Transformer, arXiv 2101.03961, equations 4 to 6; Qwen3-MoE's form).
 
-``E * sum_e f_e P_e`` over E experts: ``f_e`` is how often a token chooses expert e, ``P_e`` its mean probability, both
-means over the tokens of a mini-batch and over layers. Only ``P_e`` has a gradient, and it is a sum over tokens: with
-``f_e`` of the whole mini-batch known beforehand, the shares of micro-batches and ranks add up to the exact loss.
+``E * sum_e f_e P_e`` over E experts: ``f_e`` is the frequency with which tokens choose expert e, ``P_e`` its mean
+probability, both means over the tokens of a mini-batch and over layers. Only ``P_e`` has a gradient, and it is a sum
+over tokens: with ``f_e`` of the whole mini-batch known beforehand, the shares of micro-batches and ranks add up to the
+exact loss.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ __all__ = ["LoadBalance", "expert_load"]
 
 @dataclass(frozen=True, slots=True)
 class LoadBalance:
-    """What the load-balancing loss of a micro-batch needs to know of its mini-batch."""
+    """Inputs of a micro-batch's load-balancing loss that belong to its mini-batch."""
 
     coef: float
-    """Its weight beside the loss of the objective, > 0."""
+    """Weight of the loss beside that of the objective, > 0."""
     load: Tensor
-    """[E + 1] of :func:`expert_load` over the whole mini-batch and all ranks."""
+    """[E + 1] from :func:`expert_load`, over the whole mini-batch and all ranks."""
 
     def share(self, tape: Tape, batch: MicroBatch, routing: Routing, packed: bool) -> tuple[Tensor, Tensor]:
-        """A micro-batch's share of the loss before ``coef``, with gradient, and its share of the tokens.
+        """Return a micro-batch's share of the loss before ``coef``, with gradient, and its share of the tokens.
 
         Args:
             tape: of its forward pass, with scores.
             batch: N rows.
             routing: of the policy.
-            packed: whether rows of one prompt shared it in that pass.
+            packed: True if rows of one prompt shared it in that pass.
         """
         weights, scores = _weights(tape, batch, packed), list(tape.scores.values())
         logits = bool((scores[0].detach() < 0).any())
@@ -46,9 +47,9 @@ class LoadBalance:
 
 @torch.no_grad()
 def expert_load(tape: Tape, batch: MicroBatch, routing: Routing, packed: bool) -> Tensor:
-    """[E + 1] float64: the choices of each expert over all layers, then the number of (token, layer) pairs.
+    """Return [E + 1] float64: the choices of each expert over all layers, then the number of (token, layer) pairs.
 
-    Every token of every row that is forwarded counts, a shared prompt once for each of its rows.
+    Counts every forwarded token of every row, a shared prompt once for each of its rows.
     """
     weights = _weights(tape, batch, packed).double()
     load = torch.zeros(routing.experts + 1, dtype=torch.float64, device=weights.device)
@@ -59,7 +60,7 @@ def expert_load(tape: Tape, batch: MicroBatch, routing: Routing, packed: bool) -
 
 
 def _weights(tape: Tape, batch: MicroBatch, packed: bool) -> Tensor:
-    """[M] float32: the rows that a forwarded token stands for; 0 for padding and fillers."""
+    """Return [M] float32: the number of rows that a forwarded token stands for; 0 for padding and fillers."""
     places = tape.places
     assert places is not None
     rows, positions = places.rows, places.positions
@@ -71,6 +72,6 @@ def _weights(tape: Tape, batch: MicroBatch, packed: bool) -> Tensor:
 
 
 def _probabilities(scores: Tensor, logits: bool) -> Tensor:
-    """[M, E] float32: of logits the softmax, of probabilities or other positive scores the shares of their sum."""
+    """Return probabilities [M, E] float32: the softmax of logits; other scores (positive) divided by their sum."""
     wide = scores.float()
     return torch.softmax(wide, dim=-1) if logits else wide / wide.sum(-1, keepdim=True)

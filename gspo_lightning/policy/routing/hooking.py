@@ -1,4 +1,4 @@
-"""Routers hooked, where they are replayed, measured or balanced."""
+"""Hook routers to replay, measure or balance them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["hook_routers", "routers_of"]
 
 
 def hook_routers(backbone: nn.Module, replay: Replay = "off") -> Routing | None:
-    """Hook the routers of a model; None if it has none.
+    """Hook the routers of a model; return None if it has none.
 
     Raises:
         UserError: layers differ in their numbers of experts.
@@ -36,17 +36,17 @@ def hook_routers(backbone: nn.Module, replay: Replay = "off") -> Routing | None:
 
 
 def routers_of(backbone: nn.Module, replay: Replay, metrics: bool | None, aux_loss_coef: float = 0.0) -> Routing | None:
-    """Hook the routers of a model where they are replayed, measured or balanced; None where not.
+    """Hook the routers of a model if they are replayed, measured or balanced; otherwise return None.
 
     Args:
         backbone: a transformers model without its head.
         replay: Routing Replay.
-        metrics: whether to measure; None: if the model has routers.
+        metrics: True to measure; None: only if the model has routers.
         aux_loss_coef: weight of their load-balancing loss.
 
     Raises:
-        UserError: the coefficient is negative, or the model has no routers, but they are to be replayed, balanced, or
-            measured for certain.
+        UserError: the coefficient is negative, or the model has no routers but they are to be replayed, balanced, or
+            measured (``metrics`` is True).
     """
     if not 0 <= aux_loss_coef < float("inf"):
         raise UserError("model.router_aux_loss_coef", f"is {aux_loss_coef}; it must be 0 or above")

@@ -1,7 +1,7 @@
-"""Numbers about routes: how many changed, how even the load is, how sure the routers are.
+"""Routing metrics: changed routes, balance of the load, confidence of the routers.
 
-Counted are the response tokens that the policy chose, each with the forwarded token that predicts it, so that the
-numbers do not depend on the layout or on how a mini-batch was cut.
+They count the response tokens that the policy chose, each at the forwarded token that predicts it, so they do not
+depend on the layout or on how a mini-batch was cut.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from gspo_lightning.types import MicroBatch
 __all__ = ["LOAD", "routing_scalars", "routing_sums", "share_changed"]
 
 LOAD = "expert_load"
-"""Name of the vector [L * E]: tokens that went to each expert of each layer."""
+"""Name of the vector [L * E]: tokens routed to each expert of each layer."""
 Sums = dict[str, tuple[Tensor, Tensor]]
 
 
 @torch.no_grad()
 def routing_sums(tape: Tape, batch: MicroBatch, routing: Routing) -> tuple[Sums, Tensor]:
-    """Sums and counts of a forward pass, and its load [L * E].
+    """Return sums and counts of a forward pass, and its load [L * E].
 
     Args:
         tape: of the forward pass of ``batch``.
-        batch: ``routes``, where it has them, are what choices are compared with.
+        batch: its ``routes``, if any, are compared with the choices.
         routing: of the policy.
     """
     places = tape.places
@@ -54,7 +54,7 @@ def routing_sums(tape: Tape, batch: MicroBatch, routing: Routing) -> tuple[Sums,
 
 
 def share_changed(before: Tensor, after: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Choices [M, ..., k] whose sets of experts differ, and experts of ``before`` not in ``after``: two counts.
+    """Count choices [M, ..., k] whose sets of experts differ, and experts of ``before`` that ``after`` lacks.
 
     ``counted`` [M] bool leaves tokens out; None counts all.
 
@@ -69,7 +69,7 @@ def share_changed(before: Tensor, after: Tensor, counted: Tensor | None = None) 
 
 
 def routing_scalars(load: Sequence[float], routing: Routing) -> dict[str, float]:
-    """How even the load [L * E] of an update is, under its tags; means over layers."""
+    """Return balance metrics of an update's load [L * E] under their tags; means over layers."""
     violations, entropies, idle = [], [], 0
     for layer in range(routing.layers):
         counts = load[layer * routing.experts : (layer + 1) * routing.experts]

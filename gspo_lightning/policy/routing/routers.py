@@ -1,4 +1,4 @@
-"""Where the routers of a model are: found by what the model does, not by what its parts are called."""
+"""Find the routers of a model by what they compute, not by their names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROBE_TOKENS = 7
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """A module whose ``call``-th ``topk`` (from 0) chooses ``top_k`` of ``experts`` for every token."""
+    """Router module: its ``call``-th ``topk`` (from 0) chooses ``top_k`` of ``experts`` for every token."""
 
     module: nn.Module
     call: int
@@ -30,10 +30,10 @@ class Router:
 
 @torch.no_grad()
 def find_routers(backbone: nn.Module) -> list[Router]:
-    """The modules that choose experts, in the order of a forward pass.
+    """Return the modules that choose experts, in the order of a forward pass.
 
-    A few tokens go through the model. A router is the innermost module that calls ``topk`` over as many scores per
-    token as some module of the model has experts; if it calls it several times (groups first), the last call decides.
+    Runs a few tokens through the model. A router is the innermost module that calls ``topk`` over as many scores per
+    token as some module of the model has experts. If it calls ``topk`` several times (groups first), the last counts.
 
     Args:
         backbone: a transformers model without its head, called with ``input_ids``.
@@ -49,7 +49,7 @@ def find_routers(backbone: nn.Module) -> list[Router]:
 
 
 def _expert_counts(model: nn.Module) -> Iterator[int]:
-    """Experts are the slices of a 3-dimensional weight, or the modules of a list."""
+    """Yield possible numbers of experts: slices of 3-dimensional weights, and lengths of module lists."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) > 1:
             yield len(module)
@@ -57,7 +57,7 @@ def _expert_counts(model: nn.Module) -> Iterator[int]:
 
 
 class _Spy(TorchFunctionMode):
-    """Notes, per innermost module, the last ``topk`` over a number of scores that may be experts."""
+    """Function mode that records, per innermost module, the last ``topk`` over scores that may be experts."""
 
     def __init__(self, counts: set[int]) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class _Spy(TorchFunctionMode):
 
 @contextmanager
 def _inside(model: nn.Module, stack: list[nn.Module]) -> Iterator[None]:
-    """Keep on ``stack`` the modules whose forward is running."""
+    """Keep the modules whose forward is running on ``stack``."""
     handles = []
     for module in model.modules():
         handles.append(module.register_forward_pre_hook(lambda m, args: stack.append(m)))

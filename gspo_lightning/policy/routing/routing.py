@@ -1,4 +1,4 @@
-"""What is known of a model's routers, and whether they are replayed."""
+"""Facts about a model's routers, and the mode of Routing Replay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Replay = Literal["off", "R2", "R3"]
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The routers of a model, hooked: L layers that send each token to ``top_k`` of ``experts`` experts."""
+    """Hooked routers of a model: L layers that send each token to ``top_k`` of ``experts`` experts."""
 
     layers: int
     experts: int
@@ -24,7 +24,7 @@ class Routing:
 
 
 def replay_word(value: str | bool) -> Replay:
-    """``off``, ``R2`` or ``R3``; YAML reads a bare ``off`` as false.
+    """Parse ``off``, ``R2`` or ``R3``; YAML reads a bare ``off`` as false.
 
     Raises:
         UserError: another word.

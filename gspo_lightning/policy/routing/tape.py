@@ -1,10 +1,9 @@
-"""What routers choose in a forward pass: written down, or prescribed.
+"""Record or prescribe the choices of routers in a forward pass.
 
-A router decides with ``torch.topk`` over the scores of its experts. While a forward pass is watched, that one call is
-intercepted: it is recorded, and under replay it returns the recorded experts with their *live* scores. Everything the
-family does with scores before and after (softmax or sigmoid, normalisation, scaling) stays its own code, and so does
-the gradient. Replaying the old policy's forward pass (R2) and the rollout's (R3, arXiv 2510.11370) are compared in
-arXiv 2512.01374.
+A router decides with ``torch.topk`` over the scores of its experts. In a watched forward pass that one call is
+intercepted: it is recorded, and under replay it returns the recorded experts with their *live* scores. The family's own
+code still does everything before and after (softmax or sigmoid, normalisation, scaling), and the gradient. Replaying
+the old policy's forward pass (R2) and the rollout's (R3, arXiv 2510.11370) are compared in arXiv 2512.01374.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ TOP_K = (torch.topk, Tensor.topk)
 
 
 class Tape:
-    """The choices of one forward pass over M tokens, layer by layer; filled in by the pass.
+    """Recorded choices of one forward pass over M tokens, layer by layer; filled in by the pass.
 
-    ``chosen[layer]`` [M, k] int64 are the experts that live scores choose, also where others are prescribed;
+    ``chosen[layer]`` [M, k] int64 are the experts that live scores choose, even if others are prescribed;
     ``confidence[layer]`` [M] is the best expert's share of all scores. ``scores[layer]`` [M, E], with their gradient,
-    are there if asked for. ``places`` says which token is which, where the policy made the pass.
+    are recorded on request. ``places`` identifies the tokens, if the policy made the pass.
     """
 
     def __init__(self, with_scores: bool = False) -> None:
@@ -43,19 +42,19 @@ class Tape:
         self.places: TokenPlaces | None = None
 
     def stacked(self) -> Tensor:
-        """[M, L, k] int64."""
+        """Return the chosen experts [M, L, k] int64."""
         return torch.stack([self.chosen[layer] for layer in sorted(self.chosen)], dim=1)
 
 
 class _Pass:
-    """One forward pass: the experts prescribed for its tokens by layer ([M, k] each), and where to write."""
+    """State of a forward pass: the prescribed experts of its tokens by layer ([M, k] each), and the tape to write."""
 
     def __init__(self, prescribed: Sequence[Tensor] | None, tape: Tape | None) -> None:
         self.prescribed, self.tape = prescribed, tape
         self.modes: list[TorchFunctionMode] = []
 
     def decide(self, layer: int, top_k: Callable[[], Any], scores: Tensor) -> Any:
-        """The answer to a router's ``topk`` over ``scores`` [..., E]."""
+        """Answer a router's ``topk`` over ``scores`` [..., E]."""
         if self.tape is not None:
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.prescribed is None):
                 live = top_k()  # under replay it is only looked at; what it saves for backward would not be recomputed
@@ -76,7 +75,7 @@ _active: ContextVar[_Pass | None] = ContextVar("active", default=None)
 
 
 def _confidence(scores: Tensor) -> Tensor:
-    """[M] the largest share in [M, E]: of probabilities or other positive scores as they are, of logits by softmax."""
+    """Return the largest share [M] in scores [M, E]: softmax for logits; positive scores as they are."""
     wide = scores.float()
     masked = wide.masked_fill(wide == -torch.inf, 0.0)  # of groups that were ruled out
     shares = masked.amax(-1) / masked.sum(-1).clamp(min=torch.finfo(torch.float32).tiny)
@@ -85,7 +84,7 @@ def _confidence(scores: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def recording(routing: Routing | None, *, with_scores: bool = False) -> Iterator[Tape | None]:
-    """The tape of the (one) forward pass of a policy inside; None where there is nothing to record."""
+    """Yield the tape of the one forward pass of a policy inside the context; None without routing."""
     if routing is None:
         yield None
         return
@@ -99,7 +98,7 @@ def recording(routing: Routing | None, *, with_scores: bool = False) -> Iterator
 
 @contextlib.contextmanager
 def routed(places: TokenPlaces | None = None, prescribed: Sequence[Tensor] | None = None) -> Iterator[None]:
-    """Watch the forward pass inside, if somebody wants its tape or experts are prescribed (L tensors [M, k])."""
+    """Watch the forward pass inside, if a tape is wanted or experts are prescribed (L tensors [M, k])."""
     tape = _wanted.get()
     if tape is None and prescribed is None:
         yield
@@ -114,7 +113,7 @@ def routed(places: TokenPlaces | None = None, prescribed: Sequence[Tensor] | Non
 
 
 def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """``context_fn`` of gradient checkpointing: what was prescribed in a forward pass is so in its recomputation."""
+    """Return contexts of gradient checkpointing (its ``context_fn``): recomputation follows the prescribed experts."""
     active = _active.get()
     return contextlib.nullcontext(), _again(active.prescribed if active is not None else None)
 
@@ -129,7 +128,7 @@ def _again(prescribed: Sequence[Tensor] | None) -> Iterator[None]:
 
 
 class _Choice(TorchFunctionMode):
-    """Inside a router: its ``call``-th call of ``topk`` is answered by the pass."""
+    """Function mode inside a router: the pass answers its ``call``-th ``topk``."""
 
     def __init__(self, active: _Pass, layer: int, call: int) -> None:
         super().__init__()
@@ -148,19 +147,19 @@ class _Choice(TorchFunctionMode):
 
 
 class ChoiceHooks:
-    """The pair of hooks on the router of a layer; they do nothing while no forward pass is watched."""
+    """Pair of hooks on the router of a layer; idle while no forward pass is watched."""
 
     def __init__(self, layer: int, call: int) -> None:
         self.layer, self.call = layer, call
 
     def before(self, module: nn.Module, args: Any) -> None:
-        """Forward pre-hook."""
+        """Enter the function mode; forward pre-hook."""
         if (active := _active.get()) is not None:
             mode = _Choice(active, self.layer, self.call)
             mode.__enter__()  # type: ignore[no-untyped-call]
             active.modes.append(mode)
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Forward hook, also called when the forward raises."""
+        """Leave the function mode; forward hook, also called if the forward raises."""
         if (active := _active.get()) is not None and active.modes:
             active.modes.pop().__exit__(None, None, None)

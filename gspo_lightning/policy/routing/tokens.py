@@ -1,7 +1,7 @@
-"""Routes by row and position, whatever the layout of the forward pass that chose them or follows them.
+"""Convert routes between rows with positions and the forwarded tokens of any layout.
 
-Routes of a micro-batch are [N, S - 1, L, k]: for every position of every row that is ever forwarded, in each of L
-layers with routers, the k experts. A prompt that several rows share has the same routes in each of them.
+Routes of a micro-batch are [N, S - 1, L, k]: the k experts of every forwarded position of every row, in each of L
+layers with routers. A prompt that several rows share has the same routes in each of them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ __all__ = ["TokenPlaces", "gather_routes", "index_dtype", "scatter_routes"]
 
 @dataclass(frozen=True, slots=True)
 class TokenPlaces:
-    """Of M forwarded tokens: ``rows`` and ``positions`` [M]. Of the response tokens: ``predicts``, the forwarded token
-    that predicts each one, and ``own_rows`` and ``steps``, its place in a [N, T] tensor."""
+    """Places of M forwarded tokens (``rows`` and ``positions``, [M]) and of the response tokens that they predict.
+
+    Each response token has ``predicts``, the forwarded token that predicts it, and ``own_rows`` and ``steps``, its
+    place in a [N, T] tensor.
+    """
 
     rows: Tensor
     positions: Tensor
@@ -29,19 +32,19 @@ class TokenPlaces:
 
 
 def index_dtype(experts: int) -> torch.dtype:
-    """The smallest integer type that can name an expert: routes are many."""
+    """Return the smallest integer dtype that can number the experts, since routes are large."""
     return torch.uint8 if experts <= 256 else torch.int16
 
 
 def gather_routes(routes: Tensor, places: TokenPlaces) -> list[Tensor]:
-    """The routes [N, >= S - 1, L, k] of forwarded tokens, as L tensors [M, k] int64."""
+    """Gather the routes [N, >= S - 1, L, k] of forwarded tokens, as L tensors [M, k] int64."""
     return list(routes[places.rows, places.positions].to(torch.int64).unbind(1))
 
 
 def scatter_routes(chosen: Tensor, places: TokenPlaces, batch: MicroBatch, experts: int) -> Tensor:
-    """Choices [M, L, k] of forwarded tokens as [N, S - 1, L, k]; padding has the first k experts.
+    """Scatter choices [M, L, k] of forwarded tokens to [N, S - 1, L, k]; padding has the first k experts.
 
-    Rows with the same ``prompt_index`` share the choices of the one among them that was forwarded.
+    Rows with the same ``prompt_index`` share the choices of the one whose prompt was forwarded.
     """
     layers, k = chosen.shape[1:]
     width = batch.input_ids.shape[1] - 1

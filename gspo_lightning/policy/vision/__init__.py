@@ -1,1 +1,1 @@
-"""Policies that read pictures: their processor, the features of pictures, and where tokens stand in them."""
+"""Pictures in policies: processors, features, and positions of tokens."""

@@ -1,4 +1,4 @@
-"""Which families' pictures this package knows, and which ones it refuses by name."""
+"""Vision-language families: the supported ones, and a refusal of the others."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["FAMILIES", "SAID", "Family", "reads_pictures", "refuse_unknown", "to
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Where a model without its head (``Qwen3VLModel`` ...) has its parts.
+    """Paths of a family's parts in a model without its head (``Qwen3VLModel`` ...).
 
-    ``text`` is the attribute of the text model; ``tower`` are those that make features of pictures, ``unread`` names
-    what may be in them and no feature goes through.
+    ``text`` is the attribute of the text model; ``tower`` are the parts that make features of pictures; ``unread`` are
+    parts of the tower that no feature goes through.
     """
 
     text: str
@@ -37,23 +37,23 @@ FAMILIES = {
     "idefics3": _TILES,
     "gemma3": Family("language_model", ("vision_tower", "multi_modal_projector"), ("vision_tower.head",)),
 }
-"""Kinds of models (``model_type`` of their configs)."""
+"""Supported families by the ``model_type`` of their configs."""
 SAID = "Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE, SmolVLM, Idefics3, Gemma 3"
 
 
 def reads_pictures(config: Any) -> bool:
-    """Whether a config is of a family whose pictures are known."""
+    """True if the config is of a supported vision-language family."""
     return getattr(config, "model_type", None) in FAMILIES
 
 
 def tower_of(model: Any) -> dict[str, nn.Module]:
-    """The parts of a model that make features of pictures, by their names; empty where it reads text only."""
+    """Return the modules that make features of pictures, by name; empty if the model reads text only."""
     family = _family(model)
     return _named(model, family.tower) if family else {}
 
 
 def unread_of(model: Any) -> dict[str, nn.Module]:
-    """The parts of its tower that no feature goes through, by their names: they never have a gradient."""
+    """Return the modules of the tower that no feature goes through, by name: they never have a gradient."""
     family = _family(model)
     return _named(model, family.unread) if family else {}
 
@@ -63,7 +63,7 @@ def _family(model: Any) -> Family | None:
 
 
 def _named(model: Any, paths: Sequence[str]) -> dict[str, nn.Module]:
-    """Modules at these paths of a model without its head, by their names in the whole model."""
+    """Return modules at these paths of a model without its head, by their names in the whole model."""
     inside = dict(getattr(model, "base_model", model).named_modules())
     parts = [inside[path] for path in paths if path in inside]
     return {name: module for name, module in model.named_modules() if any(module is part for part in parts)}
@@ -73,7 +73,7 @@ def refuse_unknown(config: Any, field: str = "model.name_or_path") -> None:
     """Refuse a vision-language family that cannot be trained exactly here.
 
     Raises:
-        UserError: it is one, by name.
+        UserError: the config is of such a family.
     """
     kind = getattr(config, "model_type", "")
     if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and kind not in FAMILIES:

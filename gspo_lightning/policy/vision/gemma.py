@@ -1,6 +1,6 @@
-"""Pictures of Gemma 3: every one of the same size and as many tokens, which see each other (arXiv 2503.19786, 2.1).
+"""Pictures of Gemma 3: a fixed size and token count, with tokens that see each other (arXiv 2503.19786, 2.1).
 
-Positions are those of text. Crops of a picture ("pan and scan") are not made.
+Positions are those of text. Pictures are not cropped ("pan and scan").
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["GemmaSight", "gemma_sight", "masks", "tiny_gemma_processor"]
 
 @dataclass(frozen=True)
 class GemmaSight(SquareSight):
-    """A square is a whole picture. A template writes ``start`` for it."""
+    """Processor of Gemma 3: a square is a whole picture. A chat template writes ``start`` for it."""
 
     mutual: ClassVar[bool] = True
 
@@ -49,7 +49,7 @@ class GemmaSight(SquareSight):
         return self.side**2
 
     def limited(self, max_pixels: int | None) -> GemmaSight:
-        """The same: the size of pictures is the model's."""
+        """Return the same processor, because the model fixes the size of pictures; refuse a lower limit."""
         if max_pixels is not None and max_pixels < self.most_pixels:
             what = f"is {max_pixels}, and this model makes {self.side} x {self.side} pixels of every picture"
             raise UserError("data.pictures.max_pixels", what, fix="leave it out")
@@ -65,7 +65,7 @@ class GemmaSight(SquareSight):
         return width * height > self.most_pixels
 
     def pixels(self, pictures: Sequence[Picture]) -> Tensor:
-        """[I, 3, side, side] float32 of I pictures."""
+        """Return pixels [I, 3, side, side] float32 of I pictures."""
         found: Tensor = self.processor(images=[rgb(p.data) for p in pictures], return_tensors="pt")["pixel_values"]
         return found
 
@@ -88,17 +88,17 @@ class GemmaSight(SquareSight):
         }
 
     def save(self, folder: Path) -> None:
-        """The file of the image processor, and how many tokens a picture has."""
+        """Write the image processor's file, and the number of tokens of a picture."""
         self._save_image_processor(folder)
         said = {"image_seq_length": self.tokens, "processor_class": "Gemma3Processor"}
         write_json(folder / "processor_config.json", said)
 
 
 def gemma_sight(processor: Any, config: PretrainedConfig) -> GemmaSight:
-    """Of a model with this processor.
+    """Build the processor of a Gemma 3 model.
 
     Raises:
-        UserError: it makes crops, or pictures of another size than the model reads.
+        UserError: it crops pictures, or makes them of another size than the model reads.
     """
     side = int(config.vision_config.image_size)
     if dict(processor.size) != {"height": side, "width": side} or processor.do_pan_and_scan:
@@ -112,7 +112,7 @@ def gemma_sight(processor: Any, config: PretrainedConfig) -> GemmaSight:
 
 
 def tiny_gemma_processor(config: PretrainedConfig) -> Any:
-    """Of a tiny model."""
+    """Build the image processor of a tiny model."""
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
     side = int(config.vision_config.image_size)
@@ -120,14 +120,14 @@ def tiny_gemma_processor(config: PretrainedConfig) -> Any:
 
 
 def masks(config: PretrainedConfig, inputs: dict[str, Any], mask: Tensor, seen: Tensor, cache: Any = None) -> Any:
-    """What the text model takes as ``attention_mask`` for rows side by side; by transformers' own rule.
+    """Return the ``attention_mask`` of the text model for rows side by side, by transformers' own rule.
 
     Args:
         config: of the text model.
         inputs: ``inputs_embeds`` [N, S, D] and ``position_ids`` [N, S].
-        mask: [N, S] 1 where a token is.
-        seen: [N, S] bool, where a token stands for a part of a picture; text stands between two pictures.
-        cache: that keys and values are written to, empty; None: nothing is kept.
+        mask: [N, S] 1 at tokens, 0 at padding.
+        seen: [N, S] bool, True at tokens of pictures; text stands between two pictures.
+        cache: empty KV cache to be filled; None: no cache.
     """
     from transformers.models.gemma3.modeling_gemma3 import (
         create_masks_for_vision_model,

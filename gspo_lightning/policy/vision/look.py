@@ -1,4 +1,4 @@
-"""What the pictures of a batch are to a model: features in the place of some tokens, and positions of all."""
+"""Vision inputs of a batch: features that replace some token embeddings, and positions of all tokens."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ __all__ = ["Features", "Look"]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Of N rows of up to S tokens: ``features`` of all their pictures, each once; ``places`` [N, S] int64, the feature
-    that stands in the place of a token, -1 where none does; ``positions`` [axes, N, S] int64. ``mutual`` says whether
-    the tokens of a picture see each other.
+    """Vision inputs of N rows of up to S tokens.
+
+    ``features`` are those of all their pictures, each once; ``places`` [N, S] int64 is the index of the feature that
+    replaces a token, -1 for none; ``positions`` is [axes, N, S] int64. ``mutual`` is True if the tokens of a picture
+    see each other.
     """
 
     features: Features
@@ -32,14 +34,14 @@ class Look:
 
     @classmethod
     def at(cls, base: Any, sight: Sight, rows: Sequence[Media], width: int, offsets: Sequence[int] = ()) -> Look:
-        """Look at the pictures of some rows, every one once however many rows have it.
+        """Compute the features of the pictures of some rows, each picture once however many rows have it.
 
         Args:
             base: the model without its head.
-            sight: makes pixels of pictures.
-            rows: the pictures of each row; where there are none at all, a blank one is seen and stands nowhere.
+            sight: the picture processor.
+            rows: pictures of each row; if all are empty, the features of a blank picture are computed and not used.
             width: S.
-            offsets: tokens of padding in front of each row; none by default.
+            offsets: left padding of each row in tokens; none by default.
 
         Raises:
             UserError: the model makes another number of features than the prompts have tokens for.
@@ -68,13 +70,13 @@ class Look:
         return cls(features, places, positions, sight.mutual)
 
     def inputs(self, embed: nn.Module, ids: Tensor, places: Tensor, positions: Tensor) -> dict[str, Any]:
-        """What the text model is called with for some of the tokens.
+        """Return the text model's inputs for some of the tokens.
 
         Args:
-            embed: its input embedding.
+            embed: input embedding of the text model.
             ids: [R, M] token ids.
-            places: [R, M] of them.
-            positions: [axes, R, M] of them.
+            places: [R, M] their ``places``.
+            positions: [axes, R, M] their positions.
         """
         seen = places >= 0
         text = embed(ids)
@@ -90,13 +92,13 @@ class Look:
         }
 
     def attention(self, config: Any, inputs: dict[str, Any], mask: Tensor, places: Tensor, cache: Any = None) -> Any:
-        """What the text model takes as ``attention_mask`` for rows side by side.
+        """Return the ``attention_mask`` of the text model for rows side by side.
 
         Args:
             config: of the text model.
-            inputs: by :meth:`inputs`.
-            mask: [R, M] 1 where a token is.
+            inputs: from :meth:`inputs`.
+            mask: [R, M] 1 at tokens, 0 at padding.
             places: [R, M] of the tokens.
-            cache: that keys and values are written to, empty; None: nothing is kept.
+            cache: empty KV cache to be filled; None: no cache.
         """
         return masks(config, inputs, mask, places >= 0, cache) if self.mutual else mask

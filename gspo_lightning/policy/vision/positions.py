@@ -1,7 +1,7 @@
-"""Positions in three dimensions (M-RoPE, Qwen2-VL, arXiv 2409.12191, section 2.1), from the shapes of pictures alone.
+"""Three-dimensional positions (M-RoPE, Qwen2-VL, arXiv 2409.12191, section 2.1), from the shapes of pictures alone.
 
-A text token stands at the same place in all three. The tokens of a picture share one time and stand at their row and
-column; the text goes on behind the larger of the two. So the positions of a prompt decide those of its responses.
+A text token has the same position on all three axes. The tokens of a picture share one time and have the position of
+their row and column; text continues behind the larger of the two. So a prompt's positions determine its responses'.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 def shift(media: Media) -> int:
-    """What a position behind the last picture differs by from the number of tokens before it; never above 0."""
+    """Return a position behind the last picture minus the number of tokens before it; at most 0."""
     return sum((max(p.rows, p.columns) - p.tile) * len(p.starts) for p in media)
 
 
 def position_table(rows: Sequence[Media], width: int) -> Tensor:
-    """[3, N, width] int64: time, row and column of the first ``width`` tokens of N rows with these pictures."""
+    """Return time, row and column [3, N, width] int64 of the first ``width`` tokens of N rows with these pictures."""
     known = {media: _positions(tuple(p.shape for p in media), width) for media in dict.fromkeys(rows)}
     return torch.stack([known[media] for media in rows], dim=1)
 
@@ -40,7 +40,7 @@ def _positions(shapes: Shapes, width: int) -> Tensor:
 
 @lru_cache(maxsize=4096)
 def _prompt(shapes: Shapes) -> tuple[Tensor, int]:
-    """[3, n] up to the end of the last picture, and how far the positions behind it are moved."""
+    """Return positions [3, n] to the end of the last picture, and the shift of later ones."""
     parts: list[Tensor] = [torch.zeros(3, 0, dtype=torch.int64)]
     tokens = position = 0
     for start, rows, columns in shapes:

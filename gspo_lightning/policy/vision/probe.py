@@ -1,4 +1,4 @@
-"""Whether rows with pictures are their own: compared with transformers' forward, and beside other pictures."""
+"""Checks of rows with pictures: equal to transformers' forward, and isolated from other pictures."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _TEXT = 3
 
 
 class PictureProbe:
-    """Two prompts with a picture each and two responses each.
+    """Probe of two prompts with a picture each and two responses each.
 
     Args:
-        policy: reads pictures; :attr:`Policy.packed` is what it was afterwards.
-        sight: of the policy.
+        policy: reads pictures; :attr:`Policy.packed` is restored afterwards.
+        sight: picture processor of the policy.
     """
 
     def __init__(self, policy: Policy, sight: Sight) -> None:
@@ -34,7 +34,7 @@ class PictureProbe:
         self.padded = answers(self.policy, self.rows, packed=False)
 
     def why_not_exact(self, limit: float) -> str | None:
-        """What is wrong with padded rows, more than ``limit`` nats; None: nothing was found."""
+        """Return what is wrong with padded rows, by more than ``limit`` nats; None if nothing was found."""
         for row in (0, 2):
             gap = float((self.padded[row] - self._alone(row)).abs().mean())
             if not gap <= limit:
@@ -42,7 +42,7 @@ class PictureProbe:
         return None
 
     def why_not_packed(self, limit: float) -> str | None:
-        """What is wrong with rows that share the picture of their prompt; None: nothing was found."""
+        """Return what is wrong with rows that share the picture of their prompt; None if nothing was found."""
         packed = answers(self.policy, self.rows, packed=True)
         if not (gap := float((packed - self.padded).abs().mean())) <= limit:
             return f"log-probabilities of rows with pictures that differ by {gap:.2g} nats from those of padded rows"
@@ -71,7 +71,7 @@ class PictureProbe:
 
     @torch.no_grad()
     def _alone(self, row: int) -> Tensor:
-        """[T] by transformers' own forward: its positions, its way to put features in the place of tokens."""
+        """Return [T] from transformers' own forward, with its positions and its placement of features."""
         rows = self.rows
         assert rows.media is not None
         width = int(rows.prompt_lengths[row])

@@ -1,4 +1,4 @@
-"""Find the image processor of a model, or make that of a tiny one."""
+"""Load a model's image processor, or build that of a tiny model."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["load_sight", "tiny_sight"]
 def load_sight(
     name: str, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, revision: str | None = None
 ) -> Sight:
-    """The processor of a model from the hub or a folder.
+    """Load the picture processor of a model from the hub or a folder.
 
     Raises:
-        UserError: it has none that can be read.
+        UserError: the model has no readable one.
     """
     try:
         processor = _processor_class(config.model_type).from_pretrained(name, revision=revision)
@@ -35,13 +35,13 @@ def load_sight(
 
 
 def tiny_sight(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Sight:
-    """Of a tiny model."""
+    """Build the picture processor of a tiny model."""
     made = {"gemma3": tiny_gemma_processor, "smolvlm": tiny_tile_processor}
     return _sight(made.get(config.model_type, tiny_qwen_processor)(config), config, tokenizer)
 
 
 def _processor_class(kind: str) -> Any:
-    """transformers' form for Pillow."""
+    """Return transformers' image processor class for Pillow."""
     if kind == "gemma3":
         from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 

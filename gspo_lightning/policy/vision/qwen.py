@@ -1,7 +1,7 @@
-"""Pictures of Qwen2.5-VL and Qwen3-VL: as many tokens as their size asks for, with positions in three dimensions.
+"""Pictures of Qwen2.5-VL and Qwen3-VL: token counts that follow their size, and three-dimensional positions.
 
-A picture is scaled to whole tokens once its tokens are known, so its pixels always agree with them, whatever limit the
-run has set.
+A picture is scaled to whole tokens after its tokens are counted, so its pixels always match them, whatever limit the
+run sets.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _VIDEO = {
     "qwen3_vl_moe": "Qwen3VLVideoProcessor",
 }
 QWEN = tuple(_VIDEO)
-"""Kinds of models (``model_type``)."""
+"""Supported ``model_type`` values."""
 
 
 @dataclass(frozen=True)
 class QwenSight(Sight):
-    """``video`` is the token id of a video's placeholder."""
+    """Picture processor of Qwen; ``video`` is the token id of a video's placeholder."""
 
     video: int
 
@@ -76,10 +76,10 @@ class QwenSight(Sight):
         return replace(self, processor=type(self.processor)(**{**self.processor.to_dict(), "size": size}))
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
-        """Rows and columns of tokens that stand for a picture of this size.
+        """Return the rows and columns of tokens for a picture of this size.
 
         Raises:
-            ValueError: it is more than 200 times as long as it is wide.
+            ValueError: one side is more than 200 times the other.
         """
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
@@ -96,7 +96,7 @@ class QwenSight(Sight):
         return width * height > self.most_pixels
 
     def pixels(self, pictures: Sequence[Picture]) -> tuple[Tensor, Tensor]:
-        """``pixel_values`` [patches, D] float32 and ``image_grid_thw`` [I, 3] int64 of I pictures."""
+        """Return ``pixel_values`` [patches, D] float32 and ``image_grid_thw`` [I, 3] int64 of I pictures."""
         found = [
             self.processor(images=[self.scaled(picture)], do_resize=False, return_tensors="pt")["pixel_values"]
             for picture in pictures
@@ -104,7 +104,7 @@ class QwenSight(Sight):
         return torch.cat(found), self._grids(pictures)
 
     def scaled(self, picture: Picture) -> Image:
-        """A picture as three colours, at the size that its tokens stand for."""
+        """Return a picture in RGB, at the size that its tokens stand for."""
         from PIL.Image import Resampling
 
         size = (picture.columns * self.token_pixels, picture.rows * self.token_pixels)
@@ -139,12 +139,12 @@ class QwenSight(Sight):
         }
 
     def noise(self, seed: int) -> Picture:
-        """Two tokens wide and one high, or as small as the processor makes them."""
+        """Return a random picture two tokens wide and one high, or as small as the processor makes them."""
         rows, columns = self.grid(2 * self.token_pixels, self.token_pixels)
         return replace(super().noise(seed), rows=rows, columns=columns)
 
     def save(self, folder: Path) -> None:
-        """Both processor files; the one for videos only says how, since no video is ever read here."""
+        """Write both processor files; the one for videos is only for completeness, since no video is read here."""
         said = self._save_image_processor(folder)
         video = {k: v for k, v in said.items() if k != "image_processor_type"}
         write_json(folder / "video_preprocessor_config.json", {**video, "video_processor_type": _VIDEO[self.kind]})
@@ -155,7 +155,7 @@ class QwenSight(Sight):
 
 
 def qwen_sight(processor: Any, config: PretrainedConfig) -> QwenSight:
-    """Of a model with this processor.
+    """Build the processor of a Qwen model.
 
     Raises:
         UserError: it scales pictures by another rule, or its patches are not those of the model.
@@ -177,7 +177,7 @@ def qwen_sight(processor: Any, config: PretrainedConfig) -> QwenSight:
 
 
 def tiny_qwen_processor(config: PretrainedConfig) -> Any:
-    """Of a tiny model: pictures of 16 to 128 pixels along a side."""
+    """Build the image processor of a tiny model: pictures of 16 to 128 pixels along a side."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     vision = config.vision_config

@@ -1,6 +1,6 @@
-"""The processor of a vision-language model: from a picture to tokens, and to pixels.
+"""Picture processor of a vision-language model: from a picture to tokens, and to pixels.
 
-transformers' image processors that work on Pillow's images; torchvision is not needed.
+Uses transformers' image processors for Pillow images; torchvision is not needed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _ATTRIBUTE = "gspo_sight"
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Of F picture tokens: what stands in the place of their embeddings [F, D], and what some layers add, each [F, D].
+    """Features of F picture tokens: embeddings [F, D], and additions of some layers, each [F, D].
 
-    The latter is DeepStack (arXiv 2406.04334), which Qwen3-VL has and the others lack.
+    The additions are DeepStack (arXiv 2406.04334), which only Qwen3-VL has.
     """
 
     embeddings: Tensor
@@ -41,8 +41,9 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What stands for a picture in a prompt: a text with one placeholder of a token for each tile, and the ``rows`` x
-    ``columns`` tokens that each of them becomes.
+    """Prompt form of a picture: a text with one placeholder token for each tile.
+
+    Each placeholder becomes ``rows`` x ``columns`` tokens.
     """
 
     text: str
@@ -52,10 +53,10 @@ class Shown:
 
 @dataclass(frozen=True)
 class Sight(ABC):
-    """What a policy's pictures are to its tokenizer and its processor.
+    """Picture processor of a policy: from pictures to tokens and to pixels.
 
-    ``image`` is the token id in whose place features stand, ``start`` and ``end`` those of what stands around them;
-    ``kind`` is the ``model_type``.
+    ``image`` is the token id that features replace, ``start`` and ``end`` are those of the tokens around it; ``kind``
+    is the ``model_type``.
     """
 
     processor: Any
@@ -65,29 +66,29 @@ class Sight(ABC):
     kind: str
 
     axes: ClassVar[int] = 1
-    """Dimensions that positions have: 3 with M-RoPE."""
+    """Dimensions of positions: 3 with M-RoPE."""
     mutual: ClassVar[bool] = False
-    """Whether the tokens of a picture see each other, those behind them included."""
+    """True if the tokens of a picture see each other, later ones included."""
 
     @property
     def mark(self) -> int:
-        """The token that a chat template writes for a picture."""
+        """Token that a chat template writes for a picture."""
         return self.image
 
     @property
     def unsaid(self) -> tuple[int, ...]:
-        """Tokens that no response may hold: nothing is behind them."""
+        """Tokens that no response may contain, because no picture is behind them."""
         return (self.image,)
 
     @property
     def around(self) -> tuple[int, ...]:
-        """What stands for a picture in a text without a template, a ``mark`` among it."""
+        """Tokens of a picture in a text without a template, including ``mark``."""
         return (self.mark,)
 
     @property
     @abstractmethod
     def token_pixels(self) -> int:
-        """Pixels along each side of what one token stands for."""
+        """Side length in pixels of the area of one token."""
 
     @property
     @abstractmethod
@@ -97,55 +98,55 @@ class Sight(ABC):
     @property
     @abstractmethod
     def smallest(self) -> tuple[int, int]:
-        """Rows and columns of the fewest tokens that can stand for a picture."""
+        """Rows and columns of the fewest tokens that a picture can have."""
 
     @abstractmethod
     def limited(self, max_pixels: int | None) -> Self:
-        """The same with another limit; None keeps the processor's own.
+        """Return this processor with another pixel limit; None keeps its own.
 
         Raises:
-            UserError: the family cannot keep it.
+            UserError: the family cannot keep the limit.
         """
 
     @abstractmethod
     def shown(self, width: int, height: int, tokenizer: PreTrainedTokenizerBase) -> Shown:
-        """What stands for a picture of this size.
+        """Return the prompt form of a picture of this size.
 
         Raises:
-            ValueError: it is too long for its width.
+            ValueError: its aspect ratio is too large.
         """
 
     @abstractmethod
     def shrinks(self, width: int, height: int) -> bool:
-        """Whether a picture of this size is scaled down because of the limit."""
+        """True if the limit makes a picture of this size shrink."""
 
     @abstractmethod
     def features(self, base: Any, pictures: Sequence[Picture]) -> Features:
-        """The features of pictures, one after another, by the vision tower of a model without its head."""
+        """Return the concatenated features of pictures, from the vision tower of a model without its head."""
 
     @abstractmethod
     def asked(self, pictures: Sequence[Picture], ids: Tensor) -> dict[str, Any]:
-        """Pictures as transformers' own model takes them, with one row of token ids [1, S]."""
+        """Return pictures as inputs of transformers' own model, with one row of token ids [1, S]."""
 
     @abstractmethod
     def generated(self, pictures: Sequence[Picture], features: Sequence[Features], ids: Tensor) -> dict[str, Any]:
-        """Pictures as ``generate`` takes them, seen already, with the token ids [N, S] of all prompts."""
+        """Return encoded pictures as inputs of ``generate``, with the token ids [N, S] of all prompts."""
 
     def noise(self, seed: int) -> Picture:
-        """A picture of random colours behind one token of a prompt, as small as the family allows."""
+        """Return a random picture, as small as the family allows, behind one token of a prompt."""
         rows, columns = self.smallest
         return Picture(noise(2 * self.token_pixels, self.token_pixels, seed), f"noise {seed}", 1, rows, columns)
 
     def blank(self) -> Picture:
-        """A black picture, as small as the family allows; it stands nowhere."""
+        """Return a black picture, as small as the family allows, without a place in a prompt."""
         return Picture(b"P6 1 1 255 \x00\x00\x00", "", 0, *self.smallest)
 
     def save(self, folder: Path) -> None:
-        """Write what processors are loaded from, for machines with torchvision, too."""
+        """Write the processor files, usable on machines with torchvision, too."""
         self._save_image_processor(folder)
 
     def _save_image_processor(self, folder: Path) -> dict[str, Any]:
-        """Write the file of the image processor under the name of its general form; returns what it says."""
+        """Write the image processor's file under the name of its general class; return its content."""
         self.processor.save_pretrained(folder)
         file = folder / "preprocessor_config.json"
         said: dict[str, Any] = json.loads(file.read_text("utf-8"))
@@ -155,12 +156,12 @@ class Sight(ABC):
 
 
 def write_json(file: Path, said: dict[str, Any]) -> None:
-    """As transformers writes it."""
+    """Write JSON formatted like transformers'."""
     file.write_text(json.dumps(said, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def noise(width: int, height: int, seed: int) -> bytes:
-    """The file of a picture of random colours."""
+    """Return the file of a random picture."""
     import torch
 
     values = torch.randint(0, 256, (3 * width * height,), generator=torch.Generator().manual_seed(seed))
@@ -168,7 +169,7 @@ def noise(width: int, height: int, seed: int) -> bytes:
 
 
 def rgb(data: bytes) -> Image:
-    """A picture's file as three colours, upright as its camera says."""
+    """Decode a picture's file to RGB, upright by its EXIF orientation."""
     from PIL import Image, ImageOps
 
     with Image.open(io.BytesIO(data)) as image:
@@ -180,13 +181,13 @@ def rgb(data: bytes) -> Image:
 
 
 def sight_of(tokenizer: PreTrainedTokenizerBase) -> Sight | None:
-    """What a tokenizer was given by :func:`give_sight`; None: its model reads text only."""
+    """Return the processor that :func:`give_sight` attached to a tokenizer; None: its model reads text only."""
     return getattr(tokenizer, _ATTRIBUTE, None)
 
 
 @dataclass(frozen=True)
 class SquareSight(Sight):
-    """Of squares of a fixed size, each of ``tokens`` tokens in one row: whole pictures, or their tiles."""
+    """Picture processor for squares of ``tokens`` tokens in one row each: whole pictures, or their tiles."""
 
     tokens: int
 
@@ -207,21 +208,21 @@ class SquareSight(Sight):
 
 
 def give_sight(tokenizer: PreTrainedTokenizerBase, sight: Sight | None) -> None:
-    """Let whoever has the tokenizer know how pictures become tokens."""
+    """Attach a picture processor to a tokenizer."""
     if sight is not None:
         setattr(tokenizer, _ATTRIBUTE, sight)
 
 
 def check_same_tokens(policy: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, field: str) -> None:
-    """Another model that reads the policy's prompts has as many tokens for a picture, or for each tile of one.
+    """Refuse another model that has another number of tokens for a picture or tile than the policy's prompts.
 
     Args:
         policy: tokenizer of the model that prompts are encoded for.
-        other: tokenizer of the other model; one that reads text only has nothing to agree with.
+        other: tokenizer of the other model; one that reads text only always passes.
         field: the setting that names the other model.
 
     Raises:
-        UserError: it has not.
+        UserError: the numbers differ.
     """
     mine, theirs = sight_of(policy), sight_of(other)
     if mine is None or theirs is None or mine.smallest == theirs.smallest:

@@ -1,6 +1,6 @@
-"""Pictures of SmolVLM and Idefics3: scaled up, cut into square tiles of as many tokens each, with text between them.
+"""Pictures of SmolVLM and Idefics3: scaled up and cut into square tiles of equal token count, with text between them.
 
-The last tile is the whole picture once more, small. Positions are those of text (arXiv 2504.05299, section 2).
+The last tile is the whole picture again, small. Positions are those of text (arXiv 2504.05299, section 2).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from gspo_lightning.policy.vision.sight import Features, Shown, SquareSight, rgb
 __all__ = ["TileSight", "tile_sight", "tiny_tile_processor"]
 
 AROUND, WHOLE, IMAGE = "<fake_token_around_image>", "<global-img>", "<image>"
-"""What transformers' processor writes around tiles, before the last of them, and for each of their tokens."""
+"""Texts of transformers' processor around tiles, before the last of them, and for each of their tokens."""
 
 
 @dataclass(frozen=True)
 class TileSight(SquareSight):
-    """A square is a tile."""
+    """Processor of SmolVLM and Idefics3: a square is a tile."""
 
     @property
     def side(self) -> int:
@@ -38,7 +38,7 @@ class TileSight(SquareSight):
 
     @property
     def most_pixels(self) -> int:
-        """Of all tiles."""
+        """Pixels of all tiles together."""
         tiles = self._edge**2 + (1 if self._splits and self._edge > 1 else 0)
         return tiles * self.side**2 if self._splits else self.side**2
 
@@ -52,7 +52,7 @@ class TileSight(SquareSight):
         return int(self.processor.size["longest_edge"]) // self.side
 
     def limited(self, max_pixels: int | None) -> TileSight:
-        """Fewer tiles, if those of a square would have more pixels than that, the whole picture not counted."""
+        """Return a processor with fewer tiles if a square's exceed the limit; the whole picture does not count."""
         if max_pixels is None or not self._splits or max_pixels >= (self._edge * self.side) ** 2:
             return self
         if (edge := math.isqrt(max_pixels) // self.side) < 1:
@@ -72,11 +72,11 @@ class TileSight(SquareSight):
         return max(width, height) > (self._edge if self._splits else 1) * self.side
 
     def pixels(self, pictures: Sequence[Picture]) -> Tensor:
-        """[tiles, 3, side, side] float32 of some pictures."""
+        """Return pixels [tiles, 3, side, side] float32 of some pictures."""
         return torch.cat([self._tiles(picture) for picture in pictures])
 
     def features(self, base: Any, pictures: Sequence[Picture]) -> Features:
-        """See :meth:`Sight.features`; not by ``get_image_features``, which leaves tiles out whose numbers are all 0."""
+        """Return features without ``get_image_features``, which skips all-zero tiles; see :meth:`Sight.features`."""
         weight = next(base.vision_model.parameters())
         pixels = self.pixels(pictures).to(weight.device, weight.dtype, non_blocking=True)
         seen = base.vision_model(pixel_values=pixels, return_dict=True).last_hidden_state
@@ -92,23 +92,23 @@ class TileSight(SquareSight):
         return {"mm_encoder_outputs": {"image": ModelOutput(pooler_output=tiles)}}
 
     def save(self, folder: Path) -> None:
-        """The file of the image processor, and how many tokens a tile has."""
+        """Write the image processor's file, and the number of tokens of a tile."""
         self._save_image_processor(folder)
         name = "SmolVLMProcessor" if self.kind == "smolvlm" else "Idefics3Processor"
         write_json(folder / "processor_config.json", {"image_seq_len": self.tokens, "processor_class": name})
 
     def _with(self, edge: int) -> TileSight:
-        """With so many tiles along the longer side."""
+        """Return this processor with ``edge`` tiles along the longer side."""
         size = {"longest_edge": edge * self.side}
         return replace(self, processor=type(self.processor)(**{**self.processor.to_dict(), "size": size}))
 
     def _cut(self, width: int, height: int) -> tuple[int, int, int]:
-        """Tiles of a picture of this size, and their rows and columns, 0 where it is not cut."""
+        """Return the number of tiles of a picture of this size, and their rows and columns, 0 if it is not cut."""
         found = self.processor.get_number_of_image_patches(height, width)
         return (max(1, int(found[0])), int(found[1]), int(found[2]))
 
     def _tiles(self, picture: Picture) -> Tensor:
-        """[tiles, 3, side, side] of a picture, as many as the prompt has tokens for, whatever the limit is now."""
+        """Return the [tiles, 3, side, side] that a picture has in its prompt, whatever the present limit."""
         image, count = rgb(picture.data), len(picture.starts)
         others = (self._with(edge) for edge in range(1, count + 1))  # a longer side always makes more tiles
         sight = next((one for one in chain([self], others) if one._cut(*image.size)[0] == count), None)
@@ -120,10 +120,10 @@ class TileSight(SquareSight):
 
 
 def tile_sight(processor: Any, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> TileSight:
-    """Of a model with this processor.
+    """Build the processor of a SmolVLM or Idefics3 model.
 
     Raises:
-        UserError: its tiles are not those of the model, or its tokenizer does not know what stands between them.
+        UserError: its tiles are not those of the model, or the tokenizer does not know the tokens between them.
     """
     vision = config.vision_config
     side, longest = (dict(size).get("longest_edge") for size in (processor.max_image_size, processor.size))
@@ -140,7 +140,7 @@ def tile_sight(processor: Any, config: PretrainedConfig, tokenizer: PreTrainedTo
 
 
 def tiny_tile_processor(config: PretrainedConfig) -> Any:
-    """Of a tiny model: two tiles of 32 pixels along the longer side."""
+    """Build the image processor of a tiny model: two tiles of 32 pixels along the longer side."""
     from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
     side = int(config.vision_config.image_size)
