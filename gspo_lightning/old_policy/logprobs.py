@@ -45,7 +45,7 @@ class OldLogProbs:
         ranges = [r for r in (objective.clip_low, objective.clip_high) if r is not None and r > 0]
         self.tolerance = SHARE * (min(ranges) if ranges else UNCLIPPED)
         self.noise: float | None = None
-        """Root mean square gap to the sampler, in nats, of a sequence's or a token's log-probability; None at first."""
+        """Root mean square gap to the sampler, nats: of a sequence's mean log-ratio or a token's; None at first."""
         self._said: bool | None = None
         self.ahead = False
         """True if rollouts come from older weights (asynchronous).

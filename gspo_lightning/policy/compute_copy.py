@@ -109,7 +109,7 @@ class _Watch(TorchDispatchMode):
                     self._places.setdefault(_storage(parameter), []).append(name)
         self._inside: list[nn.Module] = []
         self._thread = threading.get_ident()
-        """Hooks see the modules of all threads, and another thread may be training."""
+        """Thread to watch: hooks see the modules of all threads, and another one may be training."""
 
     def __enter__(self) -> _Watch:
         self._hooks = [

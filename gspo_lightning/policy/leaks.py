@@ -219,7 +219,7 @@ class Probe:
 
 
 def _selected(policy: Policy, longest: int) -> str | None:
-    """Refuse attention to the few highest-scoring keys: ties and rounding, and so padding, decide the selection."""
+    """Return what is wrong with attention to selected keys: ties and rounding, and so padding, decide the selection."""
     config = policy.model.config.get_text_config()
     size = getattr(config, "index_topk", None)
     if isinstance(blocks := getattr(config, "index_topk_blocks", None), int):

@@ -54,12 +54,10 @@ class LoRA:
     """Only 0: dropout moves sequence ratios by more than the clip range, so no ratio would be 1 before an update."""
     target_modules: list[str] | str = "all-linear"
     """Names of linear layers such as ``[q_proj, v_proj]``; ``all-linear`` takes all but the output head. Modules that
-    ``model.freeze`` names get no adapter: by default the vision tower of a model that reads pictures.
-    """
+    ``model.freeze`` names get no adapter: by default the vision tower of a model that reads pictures."""
     base: Literal["as_loaded", "4bit"] = "as_loaded"
     """``4bit`` stores the frozen weights in NF4 (QLoRA, arXiv 2305.14314): about 0.53 bytes per weight. A vision tower
-    keeps its precision.
-    """
+    keeps its precision."""
 
     def __post_init__(self) -> None:
         if self.r < 1:

@@ -40,18 +40,15 @@ class ModelSettings:
     """Seed of freshly initialised weights (built-in tiny models)."""
     layout: Layout = "auto"
     """Layout of rows: ``packed`` (a prompt once for all its responses, no padding), ``padded``, or ``auto``: packed if
-    a check on the model itself shows the same log-probabilities.
-    """
+    a check on the model itself shows the same log-probabilities."""
     experts_implementation: str | None = None
     """Kernel for the experts of a mixture: ``grouped_mm``, ``batched_mm`` or ``eager``; None takes ``grouped_mm`` if
-    the model supports it (1.6 times faster than ``eager`` on a CPU).
-    """
+    the model supports it (1.6 times faster than ``eager`` on a CPU)."""
     lora: LoRA | None = None
     """Train low-rank adapters and freeze the weights; None trains all weights."""
     freeze: list[str] | None = None
     """Modules to freeze, by name with ``*`` for anything, or ``vision`` for the vision tower; None means ``[vision]``
-    for a model that reads pictures.
-    """
+    for a model that reads pictures."""
 
     @classmethod
     def of_file(cls, written: Mapping[str, Any], trust_remote_code: bool) -> ModelSettings:
