@@ -32,7 +32,7 @@ class FrozenPolicy:
 
     def __init__(self, policy: Policy, shard: Callable[[Policy], Policy] | None = None) -> None:
         plain = policy.requires_grad_(False).eval()
-        plain.routing = None  # it goes its own ways
+        plain.routing = None  # neither replayed nor recorded
         self.policy: Policy = plain if shard is None else shard(plain)
 
     def fill(self, batches: Sequence[MiniBatch], temperature: float, device: torch.device) -> list[MiniBatch]:
@@ -47,7 +47,7 @@ class FrozenPolicy:
             yield
 
     def _to(self, device: torch.device) -> None:
-        if not is_sharded(self.policy):  # shards are where they belong
+        if not is_sharded(self.policy):  # shards stay in place
             self.policy.to(device)
 
 

@@ -91,7 +91,7 @@ class OldLogProbs:
         free, rest = (list(batches[:1]), list(batches[1:])) if first_is_free else ([], list(batches))
         if replayed or not self.from_source(batches):  # under Routing Replay both sides follow the same experts
             return free + old_policy.prepare(policy, rest, temperature)
-        old_policy.prepare(policy, [], temperature)  # sampling is over
+        old_policy.prepare(policy, [], temperature)  # lets a snapshot leave the device
         return free + [
             replace(b, micro_batches=[replace(m, old_from_source=True) for m in b.micro_batches]) for b in rest
         ]

@@ -31,7 +31,7 @@ def with_logprobs(name: str, policy: Policy, batches: Sequence[MiniBatch], tempe
     def fill(part: MicroBatch) -> MicroBatch:
         moved = part.to(device)
         if routing is not None and routing.replay == "R2":
-            moved = replace(moved, routes=None)  # the sampler's
+            moved = replace(moved, routes=None)  # drop the sampler's
         wanted = routing is not None and (part.routes is None or routing.replay == "R2")
         with recording(routing if wanted else None) as tape:
             found: dict[str, Any] = {name: policy(moved, temperature)[0]}

@@ -80,7 +80,7 @@ class MemoryLimit:
                 if not is_out_of_memory(error):
                     raise
                 failed = first_line(error)[:200]
-            if failed and self.sharded:  # the others wait in a gather: no agreement is possible any more
+            if failed and self.sharded:  # other ranks wait in a gather, so ranks can no longer agree
                 self._smaller(pieces, parts, update, failed)
             # outside the except clause: the exception holds the tensors of the attempt
             if not largest(int(bool(failed)), parts[0].input_ids.device):

@@ -115,7 +115,7 @@ def _why_not_packed(asked: Probe, device: torch.device, dtype: torch.dtype) -> s
         if reason is None and policy.sight is not None:
             reason = PictureProbe(policy, policy.sight).why_not_packed(asked.limit)
         return reason
-    except Exception as error:  # a family's own modules, called as they have not been before
+    except Exception as error:  # any exception: a family's modules in an untested call
         return first_line(error)
 
 

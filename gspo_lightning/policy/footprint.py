@@ -50,7 +50,7 @@ def footprint(config: PretrainedConfig, itemsize: int) -> Footprint:
     text = config.get_text_config(decoder=True)
     settings = list(getattr(text, "per_layer_config", ())) or [text] * _size(text, "num_hidden_layers")
     layers, state = [], 0
-    for kind, layer in zip(DynamicCache(config=config).layers, settings, strict=False):  # some share another's keys
+    for kind, layer in zip(DynamicCache(config=config).layers, settings, strict=False):  # some share another layer's
         if isinstance(kind, DynamicLayer):
             window = int(kind.sliding_window) if isinstance(kind, DynamicSlidingWindowLayer) else None
             layers.append((_numbers(layer) * itemsize, window))

@@ -37,7 +37,7 @@ def quantise(model: PreTrainedModel) -> None:
             continue
         weight = layer.weight
         packed = Linear4bit(1, 1, bias=False, compute_dtype=weight.dtype, quant_type="nf4")
-        packed.support_avx512bf16_for_cpu = False  # it would repack the weight while it samples, to other values
+        packed.support_avx512bf16_for_cpu = False  # it would repack the weight in sampling, to other values
         packed.in_features, packed.out_features, packed.bias = layer.in_features, layer.out_features, layer.bias
         packed.weight = Params4bit(weight.data, requires_grad=False, quant_type="nf4", module=packed)
         _put(model, name, packed.to(weight.device))

@@ -56,7 +56,7 @@ def trains_vision(model: nn.Module) -> bool:
 
 def _chosen(model: nn.Module, patterns: Sequence[str] | None) -> dict[str, nn.Module]:
     towers, modules = tower_of(model), dict(model.named_modules())
-    found = unread_of(model)  # never has a gradient, which other ranks would wait for
+    found = unread_of(model)  # gets no gradient, and other ranks would wait for it
     for pattern in ([VISION] if towers else []) if patterns is None else patterns:
         named = towers if pattern == VISION else {n: m for n, m in modules.items() if n and fnmatchcase(n, pattern)}
         if not named:

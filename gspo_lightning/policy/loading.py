@@ -145,7 +145,7 @@ def load_config(settings: ModelSettings) -> PretrainedConfig:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             settings.name_or_path, revision=settings.revision, trust_remote_code=settings.trust_remote_code
         )
-    except Exception as error:  # of whatever kind: a family's own config checks itself
+    except Exception as error:  # any exception: a family's config validates itself
         raise _not_loadable(settings.name_or_path, error) from error
     if settings.attn_implementation is None:
         check_no_kernel("model.name_or_path", config._attn_implementation, settings.trust_remote_code)

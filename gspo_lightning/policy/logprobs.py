@@ -220,7 +220,7 @@ def token_logprobs(
 
     chosen: list[Tensor] = []
     entropies: list[Tensor] = []
-    # No rows are one empty part: it runs, too, so that every parameter of the head gets a gradient.
+    # Without rows, one empty chunk still runs, so every parameter of the head gets a gradient.
     for part, wanted in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True):
         if torch.is_grad_enabled() and hidden.shape[0] > chunk:
             found = checkpoint(run, part, wanted, use_reentrant=False, preserve_rng_state=False)

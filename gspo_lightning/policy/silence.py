@@ -73,7 +73,7 @@ def silence(model: PreTrainedModel) -> Silenced:
         UserError: the model cannot be run on a few tokens, or its logits still differ in train mode.
     """
     rates = _rates(model)
-    if not _has_data(model):  # shapes only: a plan
+    if not _has_data(model):  # no weights, only shapes: planning
         _set(rates, 0.0)
         return Silenced(False, _changed(rates, model.config))
     kind = type(model).__name__
@@ -87,12 +87,12 @@ def silence(model: PreTrainedModel) -> Silenced:
             hold(model)
             random = _moves(model, ids, _log_probabilities(model, ids))
             gap, limit = _gap(_log_probabilities(model, ids), expected), FLOOR.get(expected.dtype, 1e-5)
-            if not random:  # the same every time, but computed another way than in eval mode
+            if not random:  # deterministic, but computed differently than in eval mode
                 with nudged(model.eval()):
                     limit += OPERATIONS * _gap(_log_probabilities(model, ids), expected)
         except UserError:
             raise
-        except Exception as error:  # of whatever kind: a family that this package has never seen
+        except Exception as error:  # any exception: the family may be unknown
             raise UserError(
                 "model.name_or_path",
                 f"{kind} cannot be run on a few tokens: {first_line(error)}",
@@ -154,7 +154,7 @@ def _heard(model: PreTrainedModel, rates: Sequence[_Rate], ids: Tensor) -> bool:
         for value in (0.0, LOUD):
             _set(rates, value)
             found.append(_log_probabilities(model, ids))
-    except Exception:  # a value that the model does not take is no rate of noise
+    except Exception:  # the model rejects the value, so it is not a rate of noise
         return True
     finally:
         for rate in rates:

@@ -63,7 +63,7 @@ def vocabulary_kl(heads: tuple[Head, Head], hidden: tuple[Tensor, Tensor], tempe
         return (log_p.exp() * (log_p - log_q)).sum(-1)
 
     found: list[Tensor] = []
-    # no tokens are one empty piece, so that every parameter of the head gets a gradient
+    # without tokens, one empty chunk still runs, so every parameter of the head gets a gradient
     for part, other in zip(torch.split(hidden[0], chunk), torch.split(hidden[1], chunk), strict=True):
         if torch.is_grad_enabled():
             found.append(checkpoint(run, part, other, use_reentrant=False, preserve_rng_state=False))

@@ -40,7 +40,7 @@ def width_of(settings: ModelSettings) -> int | None:
         return int(tiny_config(name, settings.config_overrides).get_text_config().hidden_size)
     try:
         width = json.loads((Path(name) / "config.json").read_text(encoding="utf-8")).get("hidden_size")
-    except (OSError, ValueError, AttributeError):  # a hub id, or a folder that loading it will complain about
+    except (OSError, ValueError, AttributeError):  # a hub id, or a broken folder that loading will report
         return None
     return width if isinstance(width, int) else None
 
@@ -61,7 +61,7 @@ def few_threads(width: int | None, device: torch.device) -> Iterator[None]:
         yield
         return
     _say(f"1 thread: the model is too small for the {_DEFAULT} of this machine (OMP_NUM_THREADS sets another number)")
-    os.environ["OMP_NUM_THREADS"] = "1"  # Lightning would give the ranks that it starts more
+    os.environ["OMP_NUM_THREADS"] = "1"  # otherwise Lightning gives its ranks more
     torch.set_num_threads(1)
     try:
         yield

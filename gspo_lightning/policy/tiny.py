@@ -88,7 +88,7 @@ _SIGLIP = {
 _VISION: dict[str, dict[str, Any]] = {
     "tiny-qwen3-vl": _QWEN3_VISION,
     "tiny-qwen3-vl-moe": _QWEN3_VISION,
-    "tiny-gemma3": {**_SIGLIP, "vision_use_head": False},  # as published: its pooling would never be used
+    "tiny-gemma3": {**_SIGLIP, "vision_use_head": False},  # as published; its pooling is never used
     "tiny-smolvlm": _SIGLIP,
     "tiny-qwen2.5-vl": {
         "depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "patch_size": 8,

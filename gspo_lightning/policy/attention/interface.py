@@ -98,7 +98,7 @@ def _common_dtype(*inputs: Tensor) -> torch.dtype:
 def _mask_by(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def mask(*args: Any, **options: Any) -> Any:
-        return None if _planned.get() else original(*args, **options)  # a plan knows what sees what
+        return None if _planned.get() else original(*args, **options)  # a plan replaces the mask
 
     return mask
 

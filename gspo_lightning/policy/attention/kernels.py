@@ -26,8 +26,8 @@ class _Bucket:
     queries: Tensor  # [B * L] packed tokens
     keys: Tensor  # [B * S] packed tokens
     size: int  # B
-    inside: Tensor | None  # [B, L, 1, 1] 0 on padded queries; None where there are none
-    mask: Tensor | None  # [B, 1, 1 or L, S] -inf on keys that are not seen; None where padding or the kernel says so
+    inside: Tensor | None  # [B, L, 1, 1] 0 on padded queries; None without padding
+    mask: Tensor | None  # [B, 1, 1 or L, S] -inf on unseen keys; None if all are seen or the kernel masks
 
 
 class Pass:

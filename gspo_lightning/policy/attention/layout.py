@@ -44,8 +44,8 @@ class PackedLayout:
         order = torch.argsort(owner, stable=True)
         first = torch.ones_like(order, dtype=torch.bool)
         first[1:] = owner[order][1:] != owner[order][:-1]
-        heads = order[first]  # the row of each prompt that it is read from
-        prompt_of = first.long().cumsum(0) - 1  # of the rows in order
+        heads = order[first]  # for each prompt, the row it is read from
+        prompt_of = first.long().cumsum(0) - 1  # for the rows in order
 
         prompt_tokens, prompt_steps, prompt_starts = _ragged(widths[heads])
         kept = counts[order] - 1

@@ -57,7 +57,7 @@ class _Pass:
         """Answer a router's ``topk`` over ``scores`` [..., E]."""
         if self.tape is not None:
             with torch.set_grad_enabled(torch.is_grad_enabled() and self.prescribed is None):
-                live = top_k()  # under replay it is only looked at; what it saves for backward would not be recomputed
+                live = top_k()  # under replay only recorded: checkpointing would not recompute its saved tensors
             self.tape.chosen[layer] = live.indices.detach().flatten(0, -2)
             if self.tape.with_scores:
                 self.tape.scores[layer] = scores.flatten(0, -2)
@@ -77,7 +77,7 @@ _active: ContextVar[_Pass | None] = ContextVar("active", default=None)
 def _confidence(scores: Tensor) -> Tensor:
     """Return the largest share [M] in scores [M, E]: softmax for logits; positive scores as they are."""
     wide = scores.float()
-    masked = wide.masked_fill(wide == -torch.inf, 0.0)  # of groups that were ruled out
+    masked = wide.masked_fill(wide == -torch.inf, 0.0)  # -inf: groups that were ruled out
     shares = masked.amax(-1) / masked.sum(-1).clamp(min=torch.finfo(torch.float32).tiny)
     return torch.where((masked < 0).any(), torch.softmax(wide, dim=-1).amax(-1), shares)
 
