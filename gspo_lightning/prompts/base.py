@@ -1,4 +1,4 @@
-"""What a run is trained and evaluated on: records with a prompt and whatever the rewards need to know about it."""
+"""Prompt sets: records with a prompt and the columns that rewards need."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Record = Mapping[str, Any]
 """``prompt`` (text or a list of chat messages), usually ``answer``, and any column a reward asks for by name."""
 
 Completion = str | Sequence[Message]
-"""What a demonstration answers: a text, or a conversation that begins with the policy's (``assistant``) first turn."""
+"""Completion of a demonstration: a text, or messages whose first turn is the policy's (``assistant``)."""
 Prompted = str | Sequence[Message] | Record
-"""What a demonstration answers to: a text, messages, or a record with ``prompt`` and its pictures or ``tools``."""
+"""Prompt of a demonstration: a text, messages, or a record with ``prompt`` and its pictures or ``tools``."""
 Demonstration = tuple[Prompted, Completion]
-"""(prompt, completion). Where both are messages, a chat template writes the conversation."""
+"""(prompt, completion). If both are messages, a chat template writes the conversation."""
 
 Columns = Mapping[str, str | list[str]]
-"""Our word -> the data's, or several of the data's."""
+"""Our name of a column -> its name in the data, or a list of names."""
 _ABSENT = object()
 
 
@@ -30,10 +30,10 @@ class PromptSet(ABC):
 
     @abstractmethod
     def records(self) -> Sequence[Record]:
-        """Every record, in an order that never changes."""
+        """Return every record, in an order that never changes."""
 
     def demonstrations(self) -> Sequence[Demonstration]:
-        """(prompt, completion) pairs for a cold start.
+        """Return (prompt, completion) pairs for a cold start.
 
         Raises:
             NotImplementedError: this set has none.
@@ -42,10 +42,10 @@ class PromptSet(ABC):
 
 
 def map_columns(record: Record, columns: Columns) -> dict[str, Any]:
-    """Rename columns: ``columns`` maps our word to theirs (``{"prompt": "question"}``).
+    """Rename columns: ``columns`` maps our names to those in the data (``{"prompt": "question"}``).
 
-    A dot reaches into a column (``reward_model.ground_truth``); a list takes several columns as one mapping, and as one
-    text for the prompt: those that are there and not empty, a blank line between them.
+    A dot reaches into a column (``reward_model.ground_truth``). A list of columns becomes one mapping. For the prompt
+    it becomes one text: the columns that exist and are not empty, with a blank line between them.
 
     >>> map_columns({"question": "1+1", "level": 3}, {"prompt": "question"})
     {'level': 3, 'prompt': '1+1'}
@@ -66,7 +66,7 @@ def map_columns(record: Record, columns: Columns) -> dict[str, Any]:
 
 
 def absent_columns(records: Sequence[Record], columns: Columns) -> list[tuple[str, str]]:
-    """(our word, theirs) of every column that a mapping names and no record has.
+    """Return (our name, name in the data) of every mapped column that no record has.
 
     >>> absent_columns([{"q": "1+1"}, {"q": "1+2", "gold": "3"}], {"prompt": "question", "answer": "gold"})
     [('prompt', 'question')]

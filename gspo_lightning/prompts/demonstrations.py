@@ -1,4 +1,4 @@
-"""Demonstrations from records: ``prompt`` and ``completion``, or ``messages``. Nothing of a record is ever shown."""
+"""Demonstrations from records: ``prompt`` and ``completion``, or ``messages``. Errors never show record content."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _TEXT_OR_MESSAGES = 'must be a non-empty text, or a list of messages such as {"r
 
 
 class Demonstrations(Placed[Demonstration]):
-    """(prompt, completion) each, by file and line."""
+    """(prompt, completion) pairs with the file and line of each."""
 
 
 def read_demonstrations(records: Iterable[Mapping[str, Any]], where: Callable[[int], str]) -> Demonstrations:
-    """All of them, each checked.
+    """Read and check all demonstrations.
 
-    A record with a ``completion`` has a ``prompt``, too; each is a text or a list of messages. Any other has
-    ``messages``: a conversation, of which the policy learns to say every turn of the ``assistant``. The chat template
-    gets ``tools``; further columns are not read.
+    A record with ``completion`` needs ``prompt`` as well; each is a text or a list of messages. Any other record needs
+    ``messages``: a conversation whose ``assistant`` turns the policy learns to write. The chat template gets ``tools``;
+    further columns are not read.
 
     Args:
         records: in the order of their file.
-        where: number of a record, from 0 -> its place in words.
+        where: record number, from 0 -> its place as messages name it.
 
     Raises:
         UserError: a record is not a demonstration; names its place and the column.
@@ -46,7 +46,7 @@ def read_demonstrations(records: Iterable[Mapping[str, Any]], where: Callable[[i
 
 
 class MalformedError(ValueError):
-    """A record that is not what it is read as; ``fix`` says what to write instead."""
+    """A record without the required structure; ``fix`` says what to write instead."""
 
     def __init__(self, problem: str, fix: str | None = None) -> None:
         super().__init__(problem)
@@ -91,10 +91,10 @@ def _text_or_messages(value: Any, column: str) -> str | list[Message]:
 
 
 def messages_of(value: Any, column: str) -> list[Message]:
-    """Messages without the fields that are null: a table has every field of any message in all of them.
+    """Return messages without their null fields: a table gives every message the fields of all messages.
 
     Raises:
-        MalformedError: no list of messages.
+        MalformedError: not a list of messages.
     """
     if not isinstance(value, list) or not value:
         raise MalformedError(f"{column!r} must be a list of messages")

@@ -1,4 +1,4 @@
-"""A conversation as token ids, turn by turn: what the policy said is never tokenised again."""
+"""Conversations as token ids, turn by turn; the policy's own tokens are never tokenised again."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from gspo_lightning.types import Message
 __all__ = ["Dialogue"]
 
 _TURN = "a-turn-of-the-policy"
-"""Stands for what the policy said while a template shows what it puts after it."""
+"""Placeholder for a turn of the policy, to see what a template writes after it."""
 
 
 class Dialogue:
-    """The tokens that come between two turns of the policy.
+    """Encoder of the tokens between two turns of the policy.
 
-    With a chat template, what it writes from the end of a turn to the beginning of the next one. Without one, the
-    contents of the messages, one after another.
+    With a chat template, these are the tokens it writes from the end of one turn to the beginning of the next.
+    Without one, they are the contents of the messages, one after another.
 
     Args:
         tokenizer: of the policy.
-        system_prompt: put before an opening that has no system message of its own.
+        system_prompt: put before an opening without a system message.
         chat_template_kwargs: passed to the chat template.
         field: how messages name the setting.
     """
@@ -50,14 +50,14 @@ class Dialogue:
         self._ids: dict[str, list[int]] = {}  # environments repeat themselves, and tokenizers are slow to call
 
     def opening(self, messages: Sequence[Message], columns: Mapping[str, Any] | None = None) -> list[int]:
-        """Token ids of a prompt made of messages.
+        """Return the token ids of a prompt given as messages.
 
         Args:
-            messages: with at least one.
-            columns: of the record, whose own ``tools`` the template gets.
+            messages: at least one.
+            columns: of the record; its ``tools`` go to the template.
 
         Raises:
-            UserError: the template refuses them, or the tokenizer does not know every character.
+            UserError: the template refuses the messages, or the tokenizer does not know every character.
         """
         if self.tokenizer.chat_template is None:
             text = "".join(m["content"] for m in messages)
@@ -71,9 +71,9 @@ class Dialogue:
         return self._known(text, ids)
 
     def reply(self, messages: Sequence[Message], last: int) -> list[int]:
-        """Token ids from the end of a turn, whose last token was ``last``, to the beginning of the next one.
+        """Return the token ids between the end of a turn, whose last token was ``last``, and the beginning of the next.
 
-        An end-of-turn token that the policy has written itself is not written again.
+        An end-of-turn token that the policy has already written is not repeated.
 
         Raises:
             UserError: as :meth:`opening`.
@@ -86,7 +86,7 @@ class Dialogue:
         return self._known(text, ids[1:] if ids and ids[0] == last and self.tokenizer.chat_template else ids)
 
     def demonstration(self, completion: Completion) -> tuple[list[int], list[bool]]:
-        """Token ids of a text or conversation to learn from, and which of them the policy is to say itself.
+        """Return the token ids of a text or conversation to learn from, and a mask of those the policy writes.
 
         Every turn of the policy ends with the end token; the messages in between are tokenised as in a rollout.
         """

@@ -1,4 +1,4 @@
-"""From records to prompts the policy can read: chat template, special tokens, length limit."""
+"""Encode records as prompts: chat template, special tokens, length limit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["EncodedPrompts", "Encoder", "encode_prompt", "encode_prompts", "unkn
 log = logging.getLogger(__name__)
 
 _AT_A_TIME = 256
-"""Prompts: a call of the tokenizer costs more than what it does for a short one."""
+"""Prompts per tokenizer call: the overhead of a call exceeds the work for a short prompt."""
 
 
 def encode_prompts(
@@ -44,10 +44,10 @@ def encode_prompts(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     field: str = "data.train",
 ) -> list[Prompt]:
-    """Prompts in the order of the records; too long ones are counted and dropped with a message, never cut.
+    """Encode prompts in the order of the records; drop those over the limit with a message, never cut them.
 
     With a chat template, a text becomes one user message (after ``system_prompt``, if any), and the template gets the
-    record's own ``tools``; without one it is encoded as it is.
+    record's ``tools``. Without one, the text is encoded as it is.
 
     Raises:
         UserError: as :class:`EncodedPrompts`.
@@ -60,7 +60,7 @@ def encode_prompts(
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """From a record to a prompt. ``field`` is how messages name the setting that the records come from."""
+    """Encoder of records as prompts. ``field`` is the setting that messages name as the source of the records."""
 
     tokenizer: PreTrainedTokenizerBase
     system_prompt: str | None
@@ -69,12 +69,12 @@ class Encoder:
     pictures: Pictures = Pictures()  # noqa: RUF009 (frozen)
 
     def many(self, records: Iterable[Record]) -> Iterator[tuple[int, Seen | BadPictureError, Record]]:
-        """Number, text with token ids and pictures, and record of each; the tokenizer is called for several at a time.
+        """Yield number, encoded prompt (text, token ids, pictures) and record; the tokenizer is called in batches.
 
-        Where a picture cannot be read and ``pictures.bad`` is ``drop`` there is the error instead.
+        For a picture that cannot be read, yield the error instead if ``pictures.bad`` is ``drop``.
 
         Raises:
-            UserError: a prompt that the tokenizer or its template does not take, with the number of its record.
+            UserError: the tokenizer or its template refuses a prompt; names the number of its record.
         """
         numbered, seeing = enumerate(map(self._plain, records)), self.seeing()
         while some := list(itertools.islice(numbered, _AT_A_TIME)):
@@ -95,7 +95,7 @@ class Encoder:
                      self.field, scaled, seeing.counted["pictures"], limit)  # fmt: skip
 
     def one(self, number: int, record: Record) -> Prompt:
-        """The prompt of a record that was seen before."""
+        """Encode one record again after the first pass over all of them."""
         record = self._plain(record)
         if has_pictures(record):
             seen = self._seen(self.seeing(), record, f"record {number + 1}")
@@ -107,14 +107,14 @@ class Encoder:
         return _prompt(number, Seen(text, ids, (), ()), record)
 
     def seeing(self) -> SeeingEncoder:
-        """What encodes records with pictures."""
+        """Return an encoder for records with pictures."""
         return SeeingEncoder(self.tokenizer, self.system_prompt, self.template_kwargs, self.field, self.pictures)
 
     def _kwargs(self, record: Record) -> dict[str, Any]:
         return {**self.template_kwargs, **tools_of(record)}
 
     def _plain(self, record: Record) -> Record:
-        """With one text a message, for a model that reads nothing else."""
+        """Join the content parts of each message into one text, for a model without pictures."""
         return record if sight_of(self.tokenizer) is not None else join_texts(record)
 
     def _seen(self, seeing: SeeingEncoder, record: Record, where: str) -> Seen | BadPictureError:
@@ -139,20 +139,20 @@ class Encoder:
 
 
 class EncodedPrompts(OnDemand[Prompt]):
-    """The prompts that records make, in their order, each encoded when it is asked for.
+    """Prompts of a set in the order of its records, each encoded on access.
 
-    All are encoded once before the run, so faults show early. Those that are too long are counted and left out with a
+    All are encoded once before the run, so faults show early. Prompts over the limit are counted and left out with a
     message, never cut.
 
     Args:
-        records: the same whenever they are asked for.
-        encoder: makes prompts of them.
-        max_prompt_tokens: a longer one is left out.
-        see: called once with every prompt, in their order.
+        records: the same at every access.
+        encoder: turns records into prompts.
+        max_prompt_tokens: longer prompts are left out.
+        see: called once with every prompt, in order.
 
     Raises:
         UserError: chat messages or a system prompt without a chat template, a template that refuses them, characters
-            the tokenizer does not know, special tokens that begin a prompt twice or end it, or nothing left below the
+            the tokenizer does not know, special tokens that begin a prompt twice or end it, or no prompt below the
             limit.
     """
 
@@ -166,27 +166,27 @@ class EncodedPrompts(OnDemand[Prompt]):
         return len(self._numbers)
 
     def at(self, place: int) -> Prompt:
-        """One of them."""
+        """Return the prompt at a place."""
         return self.by_id(self.number(place))
 
     def number(self, place: int) -> int:
-        """The id of one of them, without encoding it."""
+        """Return the id of the prompt at a place, without encoding it."""
         return self._numbers[place]
 
     def place_of(self, number: int) -> int:
-        """Where the prompt with this id stands."""
+        """Return the place of the prompt with this id."""
         return bisect_left(self._numbers, number)
 
     def where(self, number: int) -> str:
-        """How a message names the record of the prompt with this id."""
+        """Return the name that messages use for the record with this id."""
         return place_of(self._records, number)
 
     def by_id(self, number: int) -> Prompt:
-        """The prompt with this id, which is the place of its record."""
+        """Return the prompt with this id (the place of its record)."""
         return self._encoder.one(number, self._records[number])
 
     def _usable(self, longest: int, see: Callable[[Prompt], object]) -> Sequence[int]:
-        """The numbers of the records that make a prompt."""
+        """Return the numbers of the records that make a usable prompt."""
         field, tokenizer = self._encoder.field, self._encoder.tokenizer
         unknown, ends, kept, bad = unknown_token(tokenizer), Ends(tokenizer), array("q"), 0
         for i, seen, record in self._encoder.many(self._records):
@@ -230,14 +230,14 @@ class EncodedPrompts(OnDemand[Prompt]):
 
 
 def _is_limit(value: object) -> bool:
-    """Whether it may stand in the column ``max_response_tokens``; the cells of a table are texts."""
+    """True if the column ``max_response_tokens`` may hold this value; cells of a table are texts."""
     if isinstance(value, str):
         return value.isdecimal() and int(value) > 0
     return value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
 
 
 def _prompt(number: int, seen: Seen, record: Record) -> Prompt:
-    """Pictures stand in no column of it: rewards and messages do not carry them about."""
+    """Build a prompt; its columns leave out pictures, so rewards and messages do not carry them."""
     said = record["prompt"]
     messages = seen.messages or (() if isinstance(said, str) else tuple(said))
     taken = ("prompt", *COLUMNS) if seen.media else ("prompt",)
@@ -246,7 +246,7 @@ def _prompt(number: int, seen: Seen, record: Record) -> Prompt:
 
 
 def unknown_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The id that a tokenizer uses for unknown characters only; None if it has none."""
+    """Return the id that a tokenizer uses for unknown characters only; None if it has none."""
     unknown: int | None = tokenizer.unk_token_id  # byte-level tokenizers reuse their end token: that one says nothing
     if unknown in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
         return None
@@ -260,7 +260,7 @@ def encode_prompt(
     template_kwargs: Mapping[str, Any],
     field: str,
 ) -> tuple[str, list[int]]:
-    """Text and token ids of one prompt; see :func:`encode_prompts`."""
+    """Return text and token ids of one prompt; see :func:`encode_prompts`."""
     shown, read = _texts(prompt, tokenizer, system_prompt, template_kwargs, field)
     # the template writes its own special tokens: a tokenizer that adds them again would give a double BOS
     return shown, tokenizer(read, add_special_tokens=tokenizer.chat_template is None)["input_ids"]
@@ -273,7 +273,7 @@ def _texts(
     template_kwargs: Mapping[str, Any],
     field: str,
 ) -> tuple[str, str]:
-    """What a person reads of a prompt, and what the tokenizer reads."""
+    """Return a prompt as shown to a person, and as given to the tokenizer."""
     if tokenizer.chat_template is None:
         if not isinstance(prompt, str) or system_prompt is not None:
             what = "data.system_prompt" if system_prompt is not None else "a list of chat messages as prompt"

@@ -1,4 +1,4 @@
-"""Prompts from files and from the hub: JSON lines, JSON, CSV, TSV, Parquet, or a ``datasets`` id."""
+"""Read prompts from files and the hub: JSON lines, JSON, CSV, TSV, Parquet, or a ``datasets`` id."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PromptFile(PromptSet):
 
     Args:
         path: the file.
-        columns: our word -> the file's (``{prompt: question, answer: solution}``); other columns keep their names.
+        columns: our name -> the file's (``{prompt: question, answer: solution}``); other columns keep their names.
     """
 
     def __init__(self, path: str, columns: Columns | None = None) -> None:
@@ -47,18 +47,19 @@ class PromptFile(PromptSet):
             raise UserError("data", f"{name!r} is not a file of records", fix=f"give {_READABLE}")
 
     def records(self, *, checked: bool = True) -> Sequence[Record]:
-        """Every record of the file, all of them checked; JSON lines and Parquet are read again when one is asked for.
+        """Return every record of the file. JSON lines and Parquet are not held in memory but read again on access.
 
         Args:
-            checked: False leaves the check to the caller's first iteration: a large file is then read once.
+            checked: check every record now. False leaves that to the caller's first iteration: it reads a large file
+                once.
 
         Raises:
-            UserError: a malformed line, with its number, an empty file, or a column that is not there.
+            UserError: a malformed line, with its number, an empty file, or a missing column.
         """
         return _Mapped(self._rows(), self.columns, Path(self.path).name, checked)
 
     def demonstrations(self) -> Demonstrations:
-        """Every record as a demonstration for a cold start: ``prompt`` and ``completion``, or ``messages``.
+        """Return every record as a demonstration for a cold start: ``prompt`` and ``completion``, or ``messages``.
 
         Raises:
             UserError: as :meth:`records`; or a record is not a demonstration, with its line.
@@ -69,10 +70,10 @@ class PromptFile(PromptSet):
         return read_demonstrations(records, lambda number: place_of(rows, number, name))
 
     def preferences(self) -> Preferences:
-        """Every record as a preference pair: ``chosen``, ``rejected``, and where they are apart ``prompt``.
+        """Return every record as a preference pair: ``chosen``, ``rejected``, and ``prompt`` if it is separate.
 
         Raises:
-            UserError: as :meth:`records`; a record that is no pair, with its line.
+            UserError: as :meth:`records`; or a record is not a pair, with its line.
         """
         rows, name = self._rows(), Path(self.path).name
         _check_columns(rows, self.columns, name)
@@ -93,7 +94,7 @@ class HubPrompts(PromptSet):
         path: hub id, or anything ``datasets.load_dataset`` takes.
         name: configuration of the data set.
         split: split to read.
-        columns: our word -> theirs.
+        columns: our name -> theirs.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class HubPrompts(PromptSet):
         self.path, self.name, self.split, self.columns = path, name, split, dict(columns or {})
 
     def records(self) -> Sequence[Record]:
-        """Every record of the split.
+        """Return every record of the split.
 
         Raises:
             UserError: ``datasets`` is not installed, or the data set cannot be loaded.
@@ -110,7 +111,7 @@ class HubPrompts(PromptSet):
         return _Mapped(self._rows(), self.columns, self._where)
 
     def demonstrations(self) -> Demonstrations:
-        """Every record of the split as a demonstration for a cold start, as of a :class:`PromptFile`.
+        """Return every record of the split as a demonstration for a cold start, as :class:`PromptFile` does.
 
         Raises:
             UserError: as :meth:`records`; or a record is not a demonstration.
@@ -121,10 +122,10 @@ class HubPrompts(PromptSet):
         return read_demonstrations(records, lambda number: f"{self._where}, record {number + 1}")
 
     def preferences(self) -> Preferences:
-        """Every record of the split as a preference pair, as of a :class:`PromptFile`.
+        """Return every record of the split as a preference pair, as :class:`PromptFile` does.
 
         Raises:
-            UserError: as :meth:`records`; a record that is no pair.
+            UserError: as :meth:`records`; or a record is not a pair.
         """
         rows = self._rows()
         _check_columns(rows, self.columns, self._where)
@@ -157,10 +158,10 @@ class HubPrompts(PromptSet):
 
 
 class _Mapped(OnDemand[Record]):
-    """Rows under our names of their columns, made when they are asked for; iterating over them checks each.
+    """Rows with renamed columns, made on access; iterating over them checks each.
 
     Raises:
-        UserError: a column that is not there, or a record without a prompt.
+        UserError: a missing column, or a record without a prompt.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], columns: Columns, where: str, checked: bool = True) -> None:
@@ -173,24 +174,24 @@ class _Mapped(OnDemand[Record]):
         return len(self._rows)
 
     def __iter__(self) -> Iterator[Record]:
-        """In order, which reads a file once from its beginning to its end."""
+        """Yield records in order; this reads a file once from beginning to end."""
         for number, row in enumerate(self._rows):
             yield _checked(map_columns(row, self._columns), partial(self.place, number))
 
     def at(self, place: int) -> Record:
-        """One of them."""
+        """Return the record at a place."""
         return map_columns(self._rows[place], self._columns)
 
     def place(self, number: int) -> str:
-        """How a message names one of them: its file and line, or record."""
+        """Return the name that messages use for a record: file and line, or record number."""
         return place_of(self._rows, number, self._where)
 
 
 def open_prompts(source: PromptSet | str, columns: Columns) -> PromptSet:
-    """A prompt set as it is, a path with a known suffix as a file, anything else as a hub id (``id:name:split``).
+    """Open prompts: a prompt set as it is, a path with a known suffix as a file, else a hub id (``id:name:split``).
 
     Raises:
-        UserError: no such file, or nothing that could be a file or an id.
+        UserError: no such file, or the text can be neither a file nor an id.
     """
     if isinstance(source, PromptSet):
         return source
@@ -211,7 +212,7 @@ def open_prompts(source: PromptSet | str, columns: Columns) -> PromptSet:
 
 
 def _folder(folder: Path, columns: Columns) -> PromptFile:
-    """The training file of a data set that was copied here; ``datasets`` would keep another copy of its records."""
+    """Open the training file of a data set copied to this machine; ``datasets`` would copy its records again."""
     files = sorted(f for f in folder.rglob("*") if suffix_of(f.name) and f.name.startswith("train") and f.is_file())
     if len(files) != 1:
         found = f"holds {len(files)} files of records that begin with 'train'"
@@ -220,11 +221,11 @@ def _folder(folder: Path, columns: Columns) -> PromptFile:
 
 
 def read_prompts(source: PromptSet) -> Sequence[Record]:
-    """The records of a set; those of a plug-in are checked, those of a file are checked by iterating over them.
+    """Return the records of a set. Those of a plug-in are checked here, those of a file when iterated over.
 
     Raises:
-        PluginError: they are not records; names the method, file and line.
-        UserError: a record without a prompt, or what a built-in set refuses.
+        PluginError: the plug-in returned something other than records; names the method, file and line.
+        UserError: a record without a prompt, or an error of a built-in set.
     """
     if is_own(type(source)):
         return source.records(checked=False) if isinstance(source, PromptFile) else source.records()
@@ -251,7 +252,7 @@ def _is_file(path: str, *, folder: bool = False) -> bool:
 
 
 def _neighbours(path: str) -> list[str]:
-    """Files of records in the same folder."""
+    """Return the names of files of records in the same folder."""
     try:
         return [file.name for file in Path(path).parent.iterdir() if suffix_of(file.name)]
     except OSError:
@@ -259,10 +260,10 @@ def _neighbours(path: str) -> list[str]:
 
 
 def _check_columns(rows: Sequence[Mapping[str, Any]], columns: Columns, where: str) -> None:
-    """Every column that a mapping names is there, in one record at least.
+    """Refuse a mapping that names a column no record has.
 
     Raises:
-        UserError: it is not; the message lists what there is.
+        UserError: a column is missing; the message lists those that exist.
     """
     for ours, theirs in absent_columns(rows, columns):
         names = {name for row in rows for name in row}
@@ -276,7 +277,7 @@ def _check_columns(rows: Sequence[Mapping[str, Any]], columns: Columns, where: s
 
 
 def _shown(names: set[str] | Mapping[str, Any]) -> str:
-    """Names of columns. In a table without a line of names they are a record, so only what looks like a name shows."""
+    """Return column names for a message. A table without a header has a record there, so only likely names show."""
     known = sorted(str(name) for name in names)
     if any(len(name) > _SHOWN_CHARACTERS or "\n" in name for name in known):
         return f"{len(known)} columns whose names do not look like names: is the first line of the file missing?"

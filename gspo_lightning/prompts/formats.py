@@ -1,4 +1,4 @@
-"""Files of records: JSON lines, JSON arrays, CSV, TSV and Parquet.
+"""Read files of records: JSON lines, JSON arrays, CSV, TSV and Parquet.
 
 Messages name file and line and never show the content: records may be private.
 """
@@ -23,11 +23,11 @@ __all__ = ["SUFFIXES", "place_of", "read_rows", "suffix_of"]
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
-"""What can be read; all but Parquet also with ``.gz`` behind it."""
+"""Readable suffixes; all but Parquet may have ``.gz`` behind them."""
 
 
 def suffix_of(path: str) -> str:
-    """The suffix that says how to read a file; empty where none does.
+    """Return the suffix that decides how a file is read; empty if it is unknown.
 
     >>> suffix_of("a/b.CSV.gz"), suffix_of("b.jsonl"), suffix_of("b.parquet.gz"), suffix_of("b.txt")
     ('.csv', '.jsonl', '', '')
@@ -39,13 +39,13 @@ def suffix_of(path: str) -> str:
 
 
 def read_rows(path: str) -> Sequence[Row]:
-    """Every record of a file, in order; JSON lines and Parquet stay in their file and are checked when iterated over.
+    """Return every record of a file, in order. JSON lines and Parquet stay on disk and are checked when iterated over.
 
     Cells of CSV and TSV are texts and stay as they are (``042`` stays ``042``, an empty cell is an empty text); other
-    formats keep the types that they have.
+    formats keep their types.
 
     Raises:
-        UserError: it cannot be read, or something in it is malformed, with the line where there are lines.
+        UserError: the file cannot be read or is malformed; names the line in formats that have lines.
     """
     read: Callable[[str], Sequence[Row]] = {
         ".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv, ".tsv": _read_csv, ".parquet": ParquetRows,
@@ -60,7 +60,7 @@ def read_rows(path: str) -> Sequence[Row]:
 
 
 def place_of(rows: Sequence[Mapping[str, Any]], number: int, name: str) -> str:
-    """Where a row stands, as messages say it: file and line of JSON lines, file and record of other files."""
+    """Return the place of a row as messages name it: file and line for JSON lines, file and record for other files."""
     return f"{name}:{rows.line(number)}" if isinstance(rows, JsonLines) else f"{name}, record {number + 1}"
 
 
@@ -108,7 +108,7 @@ def _read_csv(path: str) -> list[Row]:
         return []
     delimiter = "\t" if suffix_of(path) == ".tsv" else ","
     if content.count(b'"') % 2:
-        _check_lines(path, content, delimiter)  # a quote that is not closed would swallow all that follows
+        _check_lines(path, content, delimiter)  # an unclosed quote would swallow the rest of the file
     names = _header(path, content, delimiter)
     try:
         table = pyarrow.csv.read_csv(
@@ -120,7 +120,7 @@ def _read_csv(path: str) -> list[Row]:
                 quoted_strings_can_be_null=False,
             ),
         )
-    except pyarrow.lib.ArrowInvalid:  # its words quote the line
+    except pyarrow.lib.ArrowInvalid:  # its message quotes the line
         _check_lines(path, content, delimiter)
         raise UserError(Path(path).name, "is not a table that can be read") from None
     rows: list[Row] = table.to_pylist()
@@ -142,7 +142,7 @@ def _header(path: str, content: bytes, delimiter: str) -> list[str]:
 
 
 def _check_lines(path: str, content: bytes, delimiter: str) -> None:
-    """Find the line that is malformed, without a word of it.
+    """Find the first malformed line and name it without its content.
 
     Raises:
         UserError: the first such line.

@@ -1,4 +1,4 @@
-"""JSON lines that stay in their file: a row is parsed when it is asked for."""
+"""JSON lines left on disk: a row is parsed on access."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _BLOCK = 1 << 20
 
 
 class JsonLines(OnDemand[Row]):
-    """The rows of a JSON-lines file, for 12 bytes of memory each: where it begins, and a checksum.
+    """Rows of a JSON-lines file. Memory: 12 bytes a row, for its offset and a checksum.
 
     The file is kept open, so a run keeps its rows if the file is replaced or extended. Iterating reads the file
-    from its beginning to its end and is how rows are checked.
+    from beginning to end and checks its rows.
 
     Args:
-        path: a file that is not packed.
+        path: an uncompressed file.
 
     Raises:
-        OSError: it cannot be opened.
-        UserError: it cannot be read.
+        OSError: the file cannot be opened.
+        UserError: the file cannot be read.
     """
 
     def __init__(self, path: str) -> None:
@@ -51,21 +51,21 @@ class JsonLines(OnDemand[Row]):
         return len(self._checksums)
 
     def __iter__(self) -> Iterator[Row]:
-        """Every row, in order.
+        """Yield every row, in order.
 
         Raises:
             UserError: a malformed line, with its number.
         """
         there, end = 0, self._begins[-1]
         for number, line in enumerate(self._lines(), 1):
-            if there >= end:  # what was added since
+            if there >= end:  # lines added since the file was opened
                 return
             there += len(line)
             if line.strip():
                 yield parse_line(line, f"{self._name}:{number}")
 
     def at(self, place: int) -> Row:
-        """A row, read and parsed.
+        """Read and parse one row.
 
         Raises:
             UserError: the file was overwritten since it was opened.
@@ -78,11 +78,11 @@ class JsonLines(OnDemand[Row]):
         return parse_line(text, f"{self._name}, record {place + 1}")
 
     def line(self, place: int) -> int:
-        """The number of the line, from 1, on which a row stands. It reads all that comes before: for messages."""
+        """Return the line number of a row, from 1. Reads everything before it: for messages only."""
         return 1 + self._read_all(self._begins[place]).count(b"\n")
 
     def _lines(self) -> Iterator[bytes]:
-        """Every line with its end; several readers may do so at the same time."""
+        """Yield every line with its end; several readers may do so at the same time."""
         place, rest, waiting = 0, list[bytes](), 0
         while block := self._read(_BLOCK, place):
             place += len(block)

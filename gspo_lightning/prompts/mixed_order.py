@@ -1,4 +1,4 @@
-"""The training order of several sources, and of prompts that a curriculum chooses."""
+"""Training order over several sources, or as a curriculum chooses."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from gspo_lightning.types import Prompt
 __all__ = ["MixedOrder", "Part"]
 
 _KEPT = 8
-"""Iterations whose choice is kept: those that rollouts are made ahead for."""
+"""Iterations whose choice is kept; rollouts may be made ahead for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One source: its name, its weight, and the places of its prompts among all."""
+    """One source: its name, its weight, and the places of its prompts in the whole set."""
 
     name: str
     weight: float
@@ -38,20 +38,20 @@ class Part:
 
 
 class MixedOrder(PromptOrder):
-    """Every source gives its quota to an iteration: by a shuffle of its own, by weight, or as a curriculum chooses.
+    """Training order that gives every source its quota of each iteration: shuffled, by weight, or by curriculum.
 
-    Without a curriculum any iteration is computed from its number alone, and what is left of a pass over a source that
-    does not hold the next quota is skipped. With one, the choice for an iteration depends on what was observed before
+    Without a curriculum, any iteration is computed from its number alone; the rest of a pass over a source that cannot
+    fill the next quota is skipped. With a curriculum, the choice for an iteration depends on what was observed before
     it; all ranks observe the same, and :meth:`state_dict` holds it. Sources are spread evenly over the mini-batches.
 
     Args:
         prompts: of all sources.
         per_iteration: prompts of an iteration over all ranks, a multiple of ``mini_batches`` times the ranks.
-        mini_batches: that an iteration's groups are cut into.
+        mini_batches: number of mini-batches an iteration's groups are cut into.
         seed: of the run.
         parts: the sources.
         curriculum: chooses among the prompts of a source; None or ``Uniform`` takes each once a pass.
-        difficulty: [n] of all prompts, NaN where a record has none; for a curriculum.
+        difficulty: [n] of all prompts, NaN if a record has none; for a curriculum.
         weights: [n] of all prompts, how often each is drawn relative to the others of its source; None: equally often.
 
     Raises:
@@ -100,7 +100,7 @@ class MixedOrder(PromptOrder):
     # the order ---------------------------------------------------------------------------------------------------
 
     def spare(self, iteration: int, limit: int) -> list[Prompt]:
-        """At most ``limit`` prompts of every source for this rank, in no rank's share: to replace dead groups."""
+        """Return up to ``limit`` unused prompts of every source for this rank, to replace dead groups."""
         rank, world = rank_and_world()
         taken = set(self._choice(iteration))
         found: list[int] = []
@@ -113,7 +113,7 @@ class MixedOrder(PromptOrder):
         return self._choice(iteration)[place]
 
     def _choice(self, iteration: int) -> list[int]:
-        """Which prompts an iteration has, in the order of its places over all ranks."""
+        """Return the prompts of an iteration, in the order of their places over all ranks."""
         if iteration not in self._chosen:
             self._chosen[iteration] = self._arranged(iteration, self._picked(iteration))
             for old in sorted(self._chosen)[:-_KEPT]:
@@ -121,7 +121,7 @@ class MixedOrder(PromptOrder):
         return self._chosen[iteration]
 
     def _picked(self, iteration: int) -> list[list[int]]:
-        """The prompts of each source."""
+        """Choose the prompts of each source for an iteration."""
         quotas = enumerate(self._quotas.of(iteration))
         if self._curricula:
             return [self._best(iteration, number, quota.count, set()) for number, quota in quotas]
@@ -135,7 +135,7 @@ class MixedOrder(PromptOrder):
         return [places[i] for i in order[quota.offset : quota.offset + quota.count]]
 
     def _best(self, iteration: int, number: int, count: int, taken: set[int]) -> list[int]:
-        """What the curriculum of a source chooses among the prompts that are not taken."""
+        """Let the curriculum of a source choose among the prompts not yet taken."""
         part, seen, curriculum = self._parts[number], self._seen[number], self._curricula[number]
         free = np.ones(len(seen), dtype=bool)
         free[[i - part.places.start for i in taken if i in part.places]] = False
@@ -153,7 +153,7 @@ class MixedOrder(PromptOrder):
         return [part.places[i] for i in places]
 
     def _others(self, iteration: int, number: int, taken: set[int], count: int) -> list[int]:
-        """Prompts of a source that are not taken."""
+        """Return prompts of a source that are not taken."""
         if self._curricula:
             return self._best(iteration, number, count, taken)
         places, weights = self._parts[number].places, self._weights[number]
@@ -165,7 +165,7 @@ class MixedOrder(PromptOrder):
         return list(itertools.islice(others, count))
 
     def _weighted(self, number: int) -> WeightedTurns | None:
-        """The order of a source whose prompts have different weights."""
+        """Return the order of a source whose prompts have different weights; None if all weights are equal."""
         part, weights = self._parts[number], self._weights[number]
         if weights is None:
             return None
@@ -181,7 +181,7 @@ class MixedOrder(PromptOrder):
         return WeightedTurns(weights, base, lambda iteration: self._quotas.of(iteration)[number].count)
 
     def _arranged(self, iteration: int, picked: Sequence[Sequence[int]]) -> list[int]:
-        """Every mini-batch has its share of every source; within it chance decides."""
+        """Arrange an iteration: every mini-batch gets its share of every source, in random order."""
         placed: list[tuple[float, int, int]] = []
         for number, own in enumerate(picked):
             mixed = permutation(stream(self._seed, Purpose.MIXTURE, iteration, number), len(own)).tolist()
@@ -193,15 +193,15 @@ class MixedOrder(PromptOrder):
             found += [order[cut * size + i] for i in mixed]
         return found
 
-    # what it learns ----------------------------------------------------------------------------------------------
+    # what the curriculum learns ----------------------------------------------------------------------------------
 
     @property
     def learns(self) -> bool:
-        """Whether there is a curriculum, which needs the results of sampled groups."""
+        """True with a curriculum: it needs the results of sampled groups."""
         return bool(self._curricula)
 
     def observe(self, iteration: int, rates: Mapping[int, float]) -> None:
-        """Take in the mean accuracy (NaN: unknown) of every group that an iteration sampled, by prompt id."""
+        """Record the mean accuracy (NaN: unknown) of every group that an iteration sampled, by prompt id."""
         if not self._curricula:
             return
         place_of = getattr(self._prompts, "place_of", int)
@@ -217,7 +217,7 @@ class MixedOrder(PromptOrder):
             curriculum.learn(seen, places, found)
 
     def state_dict(self) -> dict[str, Any]:
-        """What curricula remember, of prompts that were asked; tensors and primitives only."""
+        """Return the curricula's memory of the prompts asked so far; tensors and primitives only."""
         return super().state_dict() | {
             "curricula": [
                 _state(seen, curriculum) for seen, curriculum in zip(self._seen, self._curricula, strict=True)
@@ -225,7 +225,7 @@ class MixedOrder(PromptOrder):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Restore :meth:`state_dict`."""
         super().load_state_dict(state)
         self._chosen = {}
         for seen, curriculum, saved in zip(self._seen, self._curricula, state.get("curricula", ()), strict=False):
@@ -243,7 +243,7 @@ def _of(source: str, error: UserError) -> UserError:
 
 
 def _unequal(weights: NDArray[np.float64] | None, places: range) -> NDArray[np.float64] | None:
-    """The weights of a source, where they differ."""
+    """Return the weights of a source; None if they are all equal."""
     own = None if weights is None else weights[places.start : places.stop]
     return None if own is None or own.min() == own.max() else own
 

@@ -1,4 +1,4 @@
-"""Several sources of prompts in one run, each with its share of every iteration and with rewards of its own."""
+"""Mix several sources of prompts in one run, each with its share of every iteration and its own rewards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["SOURCE", "Mixture", "MixtureSource", "all_rewards"]
 log = logging.getLogger(__name__)
 
 SOURCE = "source"
-"""The column that says which source a record is from."""
+"""Name of the column that holds the source of a record."""
 
 
 @dataclass(frozen=True)
@@ -31,43 +31,43 @@ class MixtureSource:
     """One source of a mixture."""
 
     train: PromptSet | str
-    """Its prompts: anything that ``data.train`` takes except a mixture."""
+    """Prompts of the source: anything that ``data.train`` takes except a mixture."""
     weight: float = 1.0
-    """Its share of every iteration, relative to the other sources."""
+    """Share of every iteration, relative to the other sources."""
     columns: dict[str, str | list[str]] | None = None
-    """Our word -> its own; None takes ``data.columns``."""
+    """Our name of a column -> the source's; None takes ``data.columns``."""
     rewards: Rewards | None = None
-    """Rewards for its records, in the place of those of the same name in ``data.rewards``."""
+    """Rewards for the source's records; they replace those of the same name in ``data.rewards``."""
     name: str | None = None
-    """In metrics and in the column ``source``; None takes the file's name without its ending, or the class's."""
+    """Name in metrics and in the column ``source``; None takes the file's name without its ending, or the class's."""
     val: PromptSet | str | None = None
-    """Its held-out prompts; ``data.val`` is then all of these, unless it is given."""
+    """Held-out prompts of the source. Unless ``data.val`` is given, it is all of these together."""
 
     @property
     def called(self) -> str:
-        """Its name."""
+        """Name of the source, given or derived."""
         if self.name is not None:
             return self.name
         return Path(self.train).name.partition(".")[0] if isinstance(self.train, str) else type(self.train).__name__
 
 
 class Mixture(PromptSet):
-    """Records of several sources. Each says in its column ``source`` which one it is from.
+    """Records of several sources, with a column ``source`` that names the source of each.
 
-    Every iteration has as many prompts of a source as its weight says, to the nearest whole one; later iterations
-    make up for the rounding. Metrics of each are logged under ``source/<name>/``.
+    An iteration's prompts are divided by weight, rounded to whole prompts; later iterations make up for the rounding.
+    Metrics of each source are logged under ``source/<name>/``.
 
     Args:
-        sources: what is mixed.
+        sources: the sources to mix.
 
     Raises:
-        UserError: no source, two of one name, a weight that is not above 0, or a mixture within a mixture.
+        UserError: no source, two with one name, a weight not above 0, or a mixture within a mixture.
     """
 
     def __init__(self, sources: list[MixtureSource]) -> None:
         self.sources = [MixtureSource(**s) if isinstance(s, Mapping) else s for s in sources]
         self.columns: Mapping[str, str | list[str]] = {}
-        """For sources without their own: ``data.columns``."""
+        """Columns (``data.columns``) for sources without their own."""
         if not self.sources:
             raise UserError("Mixture.sources", "is empty", fix="name at least one: sources: [{train: math.jsonl}]")
         for number, source in enumerate(self.sources):
@@ -84,23 +84,23 @@ class Mixture(PromptSet):
 
     @property
     def names(self) -> list[str]:
-        """Of the sources, in order."""
+        """Names of the sources, in order."""
         return [source.called for source in self.sources]
 
     def records(self) -> Sequence[Record]:
-        """Every record of every source, one source after another.
+        """Return every record of every source, one source after another.
 
         Raises:
-            UserError: one cannot be read; says which.
+            UserError: a source cannot be read; names it.
         """
         return _Joined([(source.called, self._read(source)) for source in self.sources])
 
     def demonstrations(self) -> Sequence[Demonstration]:
-        """Those of every source, one after another."""
+        """Return the demonstrations of every source, one source after another."""
         return [pair for s in self.sources for pair in open_prompts(s.train, s.columns or {}).demonstrations()]
 
     def held_out(self) -> Mixture | None:
-        """The held-out prompts of the sources that have some."""
+        """Return the held-out prompts of all sources as a mixture; None if no source has any."""
         there = [replace(s, train=s.val, val=None, name=s.called) for s in self.sources if s.val is not None]
         return Mixture(there) if there else None
 
@@ -120,7 +120,7 @@ class Mixture(PromptSet):
 
 
 class _Joined(OnDemand[Record]):
-    """Records of several sources, one after another, each with the name of its own."""
+    """Records of several sources, one after another, each with its source's name."""
 
     def __init__(self, sources: Sequence[tuple[str, Sequence[Record]]]) -> None:
         self.sources = sources
@@ -130,17 +130,17 @@ class _Joined(OnDemand[Record]):
         return self.ends[-1]
 
     def __iter__(self) -> Iterator[Record]:
-        """In order, which reads every file once from its beginning to its end."""
+        """Yield records in order; this reads every file once from beginning to end."""
         return ({**record, SOURCE: name} for name, records in self.sources for record in records)
 
     def at(self, place: int) -> Record:
-        """One of them."""
+        """Return the record at a place."""
         which, inside = self._inside(place)
         name, records = self.sources[which]
         return {**records[inside], SOURCE: name}
 
     def place(self, number: int) -> str:
-        """How a message names one of them."""
+        """Return the name that messages use for a record."""
         which, inside = self._inside(number)
         name, records = self.sources[which]
         return f"source {name}, {place_of(records, inside)}"
@@ -151,14 +151,15 @@ class _Joined(OnDemand[Record]):
 
 
 def all_rewards(given: Mapping[str, Any], *sets: object) -> dict[str, Judge]:
-    """The rewards of a run: those given for all records, and those that sources bring for theirs.
+    """Return the rewards of a run: those for all records, combined with those of single sources.
 
     Args:
         given: ``data.rewards``.
         sets: the prompt sets of the run; only mixtures bring rewards.
 
     Raises:
-        UserError: a source chooses by a column itself, or brings what ``data.rewards`` chooses by another column.
+        UserError: a source's reward chooses by a column, or has the name of a reward in ``data.rewards`` that chooses
+            by a column other than ``source``.
     """
     found = chosen(given)
     own: dict[str, dict[str, Reward]] = {}

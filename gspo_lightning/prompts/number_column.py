@@ -17,13 +17,13 @@ __all__ = ["NumberColumn"]
 
 
 class NumberColumn:
-    """A column of numbers of a prompt set: 8 bytes a prompt if one has a value, else nothing.
+    """A column of numbers of a prompt set. Memory: 8 bytes a prompt if any prompt has a value, else nothing.
 
     Args:
         column: its name.
-        default: stands for what has no value.
-        least: smallest value.
-        most: largest value.
+        default: value of prompts that have none.
+        least: smallest valid value.
+        most: largest valid value.
         meaning: of a value, for messages.
     """
 
@@ -35,11 +35,11 @@ class NumberColumn:
 
     @property
     def given(self) -> bool:
-        """Whether a prompt has a value."""
+        """True if any prompt has a value."""
         return bool(self._found) or self._wrong is not None
 
     def add(self, prompt: Prompt) -> None:
-        """The next prompt; a cell of a table is a text, and an empty one is no value."""
+        """Add the next prompt; a cell of a table is a text, and an empty one is no value."""
         self._count += 1
         value = prompt.columns.get(self._column)
         if value is not None and value != "":
@@ -47,7 +47,7 @@ class NumberColumn:
             self._found.append(self._number(prompt.id, value))
 
     def values(self, field_name: str, where: Callable[[int], str]) -> NDArray[np.float64]:
-        """[n], the default where a prompt has none.
+        """Return the values [n], the default for prompts without one.
 
         Raises:
             UserError: a value is wrong; names the first one by ``where``.

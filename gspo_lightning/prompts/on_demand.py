@@ -1,4 +1,4 @@
-"""Sequences whose elements are made on access: in memory is only an index."""
+"""Sequences whose elements are made on access; only an index is in memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class OnDemand(Sequence[T]):
-    """Makes an element at every access, always the same; a slice is a list."""
+    """A sequence that makes its elements on access, always the same ones; a slice is a list."""
 
     @abstractmethod
     def at(self, place: int) -> T:
-        """The element at a place from 0 to the length less one."""
+        """Return the element at a place from 0 to the length less one."""
 
     @overload
     def __getitem__(self, place: int) -> T: ...
@@ -26,18 +26,18 @@ class OnDemand(Sequence[T]):
     def __getitem__(self, place: slice) -> list[T]: ...
 
     def __getitem__(self, place: int | slice) -> T | list[T]:
-        """As of a list."""
+        """Index as a list does."""
         places = range(len(self))[place]  # an index out of range is refused here
         return self.at(places) if isinstance(places, int) else [self.at(i) for i in places]
 
 
 @dataclass(frozen=True)
 class Placed(OnDemand[T]):
-    """Elements that know where they come from.
+    """Elements with their places in a file.
 
     Args:
         pairs: in the order of their file.
-        where: number of an element, from 0 -> its file and line, as messages name it.
+        where: element number, from 0 -> its file and line, as messages name it.
     """
 
     pairs: Sequence[T]
@@ -47,12 +47,12 @@ class Placed(OnDemand[T]):
         return len(self.pairs)
 
     def at(self, place: int) -> T:
-        """One of them."""
+        """Return the element at a place."""
         return self.pairs[place]
 
 
 def place_of(records: Iterable[Any], number: int) -> str:
-    """How a message names a record, from 0: by file and line where ``records`` know them.
+    """Return the name that messages use for a record, counted from 0: file and line if ``records`` know them.
 
     >>> place_of(["a", "b"], 1)
     'record 2'

@@ -1,4 +1,4 @@
-"""Which prompts an iteration has, and which of them are this rank's."""
+"""Training order: the prompts of an iteration, and this rank's share of them."""
 
 from __future__ import annotations
 
@@ -13,63 +13,63 @@ from gspo_lightning.types import Prompt
 __all__ = ["ORDER", "PromptOrder"]
 
 ORDER = 2
-"""Version of the training order: 1 sorts random numbers, one for every prompt of the set; 2 computes a place alone."""
+"""Version of the training order: 1 sorts random numbers, one for every prompt; 2 computes any place alone."""
 
 
 class PromptOrder:
-    """The training order of a prompt set: a fresh permutation for every pass over it, a function of the seed alone.
+    """Training order of a prompt set: a fresh permutation for every pass, a function of the seed alone.
 
-    What is left of a pass and does not fill a rollout batch is skipped, so no iteration sees a prompt twice. Nothing
-    here grows with the set, neither seconds nor memory: any place of any pass is computed alone.
+    The rest of a pass that does not fill a rollout batch is skipped, so no iteration sees a prompt twice. Neither time
+    nor memory grows with the set: any place of any pass is computed alone.
 
     Args:
         prompts: the set.
         per_iteration: prompts of an iteration over all ranks, a multiple of ``mini_batches`` times the ranks.
-        mini_batches: that an iteration's groups are cut into.
+        mini_batches: number of mini-batches an iteration's groups are cut into.
         seed: of the run.
     """
 
     def __init__(self, prompts: Sequence[Prompt], per_iteration: int, mini_batches: int, seed: int) -> None:
         self._prompts, self._size, self._mini_batches, self._seed = prompts, per_iteration, mini_batches, seed
         self.version = ORDER
-        """:data:`ORDER`, or 1 where a run that older code began goes on."""
+        """:data:`ORDER`, or 1 for a run begun by older code."""
         self._shuffled: tuple[tuple[int, int, int], Sequence[int]] = ((0, 0, 0), ())
 
     sources: tuple[str, ...] = ()
-    """Names of the sources that the prompts are from, where there are several."""
+    """Names of the prompts' sources, if there are several."""
 
     def share(self, iteration: int) -> list[Prompt]:
-        """This rank's prompts of an iteration, mini-batch by mini-batch."""
+        """Return this rank's prompts of an iteration, mini-batch by mini-batch."""
         mine = self._size // rank_and_world()[1]
         return [self.at(place) for place in range(iteration * mine, (iteration + 1) * mine)]
 
     def spare(self, iteration: int, limit: int) -> list[Prompt]:
-        """At most ``limit`` prompts of every source for this rank, in no rank's share: to replace dead groups."""
+        """Return up to ``limit`` unused prompts of every source for this rank, to replace dead groups."""
         rank, world = rank_and_world()
         mine = itertools.islice(self._spare(iteration), rank, None, world)
         return [self._prompts[i] for i in itertools.islice(mine, limit)]
 
     @property
     def learns(self) -> bool:
-        """Whether :meth:`observe` needs the results of sampled groups."""
+        """True if :meth:`observe` needs the results of sampled groups."""
         return False
 
     def observe(self, iteration: int, rates: Mapping[int, float]) -> None:
-        """Take in the mean accuracy (NaN: unknown) of every group that an iteration sampled, by prompt id."""
+        """Record the mean accuracy (NaN: unknown) of every group that an iteration sampled, by prompt id."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Its version; there is nothing else to remember."""
+        """Return the version, the only state."""
         return {"order": self.version}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Restore :meth:`state_dict`."""
         self.version = int(state.get("order", 1))  # older code saved none
 
     def at(self, place: int) -> Prompt:
-        """This rank's prompt at a place of its training order, counted over iterations.
+        """Return this rank's prompt at a place of its training order, counted over iterations.
 
-        Group ``j`` of a global mini-batch goes to rank ``j % world``, so that a mini-batch holds the same groups
-        whatever the number of ranks.
+        Group ``j`` of a global mini-batch goes to rank ``j % world``: a mini-batch holds the same groups for any number
+        of ranks.
         """
         rank, world = rank_and_world()
         iteration, inside = divmod(place, self._size // world)
@@ -78,7 +78,7 @@ class PromptOrder:
         return self._prompts[self._number(iteration, mini_batch * groups + turn * world + rank)]
 
     def _number(self, iteration: int, place: int) -> int:
-        """Which prompt stands at a place of an iteration over all ranks."""
+        """Return the index of the prompt at a place of an iteration, counted over all ranks."""
         number, turn = divmod(iteration, len(self._prompts) // self._size)
         return self._order(Purpose.PROMPT_ORDER, number)[turn * self._size + place]
 
@@ -88,7 +88,7 @@ class PromptOrder:
         return (i for i in (order[place] for place in range(len(self._prompts))) if i not in taken)
 
     def _order(self, purpose: Purpose, number: int) -> Sequence[int]:
-        """A permutation of the set; the last one is kept for callers that read it place by place."""
+        """Return a permutation of the set; the last one is kept for callers that read it place by place."""
         wanted = (self.version, purpose, number)
         if self._shuffled[0] != wanted:
             base, size = stream(self._seed, purpose, number), len(self._prompts)

@@ -1,4 +1,4 @@
-"""Parquet rows that stay in their file: a row group is decoded when one of its rows is asked for."""
+"""Parquet rows left on disk: a row group is decoded on access."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["ParquetRows"]
 
 Row = dict[str, Any]
 _AT_A_TIME = 4096
-"""Rows that become Python objects at a time while a file is read from its beginning to its end."""
+"""Rows turned into Python objects at a time when a file is read from beginning to end."""
 _KEPT_BYTES = 256 << 20
-"""Decoded row groups that are kept, the latest first; one larger than this is kept alone."""
+"""Bytes of decoded row groups to keep, latest first; a larger group is kept alone."""
 
 
 class ParquetRows(OnDemand[Row]):
-    """The rows of a Parquet file; in memory are the row groups that were asked for last, as Arrow keeps them.
+    """Rows of a Parquet file. Memory: the row groups accessed last, in Arrow's format.
 
     Args:
         path: the file, which is kept open.
 
     Raises:
-        UserError: it is not a Parquet file.
+        UserError: not a Parquet file.
     """
 
     def __init__(self, path: str) -> None:
@@ -45,13 +45,13 @@ class ParquetRows(OnDemand[Row]):
         return self._ends[-1] if self._ends else 0
 
     def __iter__(self) -> Iterator[Row]:
-        """Every row, in order."""
+        """Yield every row, in order."""
         with self._readable():
             for batch in self._file.iter_batches(batch_size=_AT_A_TIME):
                 yield from batch.to_pylist()
 
     def at(self, place: int) -> Row:
-        """A row, from its row group.
+        """Return one row from its row group.
 
         Raises:
             UserError: the file is damaged.
@@ -75,7 +75,7 @@ class ParquetRows(OnDemand[Row]):
 
 
 class _Readable:
-    """Turns errors of reading into one message that shows nothing of the file."""
+    """Context that turns read errors into one message without file content."""
 
     def __init__(self, name: str) -> None:
         self._name = name

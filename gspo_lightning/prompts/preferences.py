@@ -1,6 +1,6 @@
 """Preference pairs from records, in TRL's format: ``chosen`` and ``rejected``, with or without a ``prompt``.
 
-A message names the record and the column, never what stands there: records may be private.
+A message names the record and the column, never their content: records may be private.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from gspo_lightning.types import Message
 __all__ = ["Pair", "Preferences", "Side", "read_preferences"]
 
 Side = str | tuple[Message, ...]
-"""An answer: a text, or messages."""
+"""One answer: a text, or messages."""
 _MAP = "map it: data.columns: {chosen: <its name>, rejected: <its name>}"
 _FORMS = 'must be a text, or a list of messages such as {"role": "assistant", "content": "2"}'
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two answers to one prompt, of which ``chosen`` was preferred by at least ``margin`` (reward units).
+    """Two answers to one prompt; ``chosen`` was preferred by at least ``margin`` (reward units).
 
-    ``prompt`` is None where it is a text that stands at the beginning of both answers. Messages are always split: the
-    prompt ends before the last message. ``key`` is the same for all pairs of one prompt.
+    ``prompt`` is None if it is a text at the beginning of both answers. Messages are always split: the prompt ends
+    before the last message. ``key`` is the same for all pairs of one prompt.
     """
 
     prompt: Side | None
@@ -39,32 +39,32 @@ class Pair:
     margin: float
     key: str
     tools: Mapping[str, Any] = field(default_factory=dict)
-    """What the chat template gets beside messages: ``tools`` of the record, if it has any."""
+    """Options of the chat template besides messages: ``tools`` of the record, if it has any."""
 
     @property
     def conversational(self) -> bool:
-        """Whether the answers are messages, which need a chat template."""
+        """True if the answers are messages, which need a chat template."""
         return not isinstance(self.chosen, str)
 
 
 class Preferences(Placed[Pair]):
-    """Pairs, by their places in words."""
+    """Preference pairs with the place of each."""
 
 
 def read_preferences(records: Iterable[Mapping[str, Any]], where: Callable[[int], str]) -> Preferences:
-    """All of them, each checked.
+    """Read and check all pairs.
 
     ``chosen`` and ``rejected`` are both texts or both lists of messages. With a column ``prompt`` of the same form they
-    are the answers alone. Without one (or with a text beside messages that begin with it) both hold the prompt. A
-    column ``margin`` may say by how much the chosen answer is better. The chat template gets ``tools``. Further columns
-    are not read.
+    are the answers alone. Without one (or with a text that their messages hold) both include the prompt. A column
+    ``margin`` may say by how much the chosen answer is better. The chat template gets ``tools``. Further columns are
+    not read.
 
     Args:
         records: in the order of their file.
-        where: number of a record, from 0 -> its place in words.
+        where: record number, from 0 -> its place as messages name it.
 
     Raises:
-        UserError: a record that is no pair; names its place and the column.
+        UserError: a record is not a pair; names its place and the column.
     """
     pairs: list[Pair] = []
     for number, record in enumerate(records):
@@ -97,7 +97,7 @@ def _pair(record: Mapping[str, Any], number: int) -> Pair:
 
 
 def _split(text: str | None, chosen: tuple[Message, ...], rejected: tuple[Message, ...], margin: float) -> Pair:
-    """A pair of whole conversations: both are the same up to their last message."""
+    """Split a pair of whole conversations, equal up to their last message."""
     prompt = chosen[:-1]
     asked = [message["content"] for message in prompt if message["role"] == "user"]
     if text is not None and text not in asked:
@@ -120,7 +120,7 @@ def _side(value: Any, column: str) -> Side:
 
 
 def _margin(value: Any) -> float:
-    """0 where there is none; the cells of a table are texts."""
+    """Return the margin; 0 if there is none. Cells of a table are texts."""
     if value is None or value == "":
         return 0.0
     try:

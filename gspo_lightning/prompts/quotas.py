@@ -1,4 +1,4 @@
-"""How many of an iteration's prompts each source gives: whole numbers whose deviations never add up."""
+"""Quotas of sources per iteration: whole numbers of prompts whose deviations never add up."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from math import ceil, lcm
 __all__ = ["Quota", "Quotas", "largest_remainder"]
 
 _LOOKED_AT = 1000
-"""Iterations whose quotas are looked through for the largest."""
+"""Iterations searched for the largest quota."""
 
 
 def largest_remainder(shares: Sequence[Fraction], total: int) -> list[int]:
-    """Whole numbers that add up to ``total``: each share without its fraction, and one more for the largest fractions.
+    """Round shares to whole numbers that add up to ``total``: each share's floor, plus one for the largest fractions.
 
     A share below 0 gets 0. Of equal fractions the earlier ones come first.
 
@@ -24,13 +24,13 @@ def largest_remainder(shares: Sequence[Fraction], total: int) -> list[int]:
     by_fraction = sorted(range(len(shares)), key=lambda i: found[i] - shares[i])
     for turn in range(total - sum(found)):
         found[by_fraction[turn % len(shares)]] += 1
-    for _ in range(sum(found) - total):  # shares below 0 were raised to it
+    for _ in range(sum(found) - total):  # shares below 0 were raised to 0
         found[max((i for i in by_fraction if found[i]), key=lambda i: found[i] - shares[i])] -= 1
     return found
 
 
 class Quota:
-    """One source in one iteration: ``count`` prompts from ``offset`` of pass ``number`` over it."""
+    """Quota of one source in one iteration: ``count`` prompts from ``offset`` of pass ``number`` over it."""
 
     __slots__ = ("count", "number", "offset")
 
@@ -39,10 +39,10 @@ class Quota:
 
 
 class Quotas:
-    """The quotas of every iteration, a function of its number alone.
+    """Quotas of every iteration, a function of its number alone.
 
-    What an iteration owes a source, because prompts are whole, is added to its share of the next one. Where every
-    source's share is one prompt or more, what it has had so far is never a whole prompt away from its exact share.
+    Rounding leaves an iteration in debt to a source; the debt is added to its share of the next one. If every source's
+    share is one prompt or more, its total so far is always less than one prompt away from its exact share.
 
     Args:
         weights: of the sources, above 0.
@@ -61,7 +61,7 @@ class Quotas:
         self._rewind()
 
     def of(self, iteration: int) -> list[Quota]:
-        """What each source gives. Computes all earlier iterations first, a few microseconds each."""
+        """Return the quota of each source. Computes all earlier iterations first, a few microseconds each."""
         if iteration < self._next - 1:
             self._rewind()
         while self._next <= iteration:
@@ -69,11 +69,11 @@ class Quotas:
         return self._quotas
 
     def share(self, number: int) -> Fraction:
-        """Prompts of an iteration that a source gives on average."""
+        """Return the average number of prompts of an iteration from one source."""
         return self._shares[number]
 
     def largest(self) -> list[int]:
-        """The largest quota that each source may get."""
+        """Return an upper bound of each source's quota; exact if the quotas repeat within 1,000 iterations."""
         period = lcm(*(share.denominator for share in self._shares))
         if period > _LOOKED_AT:
             return [ceil(share) + 1 for share in self._shares]

@@ -1,4 +1,4 @@
-"""A conversation as a chat template writes it: token ids, and which of them the model writes itself."""
+"""Conversations as a chat template writes them: token ids, and a mask of those the model writes."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def render_taught(
     template_kwargs: Mapping[str, Any],
     where: str,
 ) -> tuple[list[int], list[bool]]:
-    """Token ids [T] of a conversation up to its last taught token, and which of them are taught [T].
+    """Return the token ids [T] of a conversation up to its last taught token, and the mask of taught ones [T].
 
-    Taught is what the model writes in every turn of the assistant from message ``first`` on: from behind the header of
-    the turn to the token that ends it, which is part of it. Where the template marks what is generated
-    (``{% generation %}``), its marks decide. Else the conversation is rendered up to every turn, as a rollout would
-    ask for it, and up to its end; this is right only if the longer text begins with the shorter one, which is checked.
-    In either case a turn must be written as if it were the last one: what a template leaves out is not lost silently.
+    Taught are the tokens that the model writes in assistant turns from message ``first`` on: from behind the turn's
+    header to its end token, inclusive. If the template marks generated text (``{% generation %}``), its marks decide.
+    Else the conversation is rendered up to the start of every turn, as a rollout would prompt for it, and up to its
+    end. This is right only if the longer text begins with the shorter one, which is checked. In either case the
+    template must write a turn as if it were the last one: text that a template leaves out is never lost silently.
 
     Args:
         tokenizer: has a chat template.
         messages: the whole conversation.
         first: number of the message from which on the assistant's turns are taught.
-        ends: ids of the tokens that end a response; None where they are not known yet, then whole turns are taught.
+        ends: ids of the tokens that end a response; None if not known yet: then whole turns are taught.
         template_kwargs: passed to the template.
         where: place of the conversation, as messages name it.
 
     Raises:
         UserError: the template refuses the conversation, ends a turn with no end token, or rewrites turns (some drop
-            the thinking of earlier ones), so that nobody can say which tokens the model wrote.
+            the thinking of earlier ones), so that the tokens the model wrote cannot be told apart.
     """
     turns = [n for n, message in enumerate(messages) if message["role"] == "assistant" and n >= first]
     try:
@@ -68,25 +68,25 @@ def render_taught(
 
 
 class _RewrittenError(ValueError):
-    """A template does not leave a turn as it was."""
+    """Error: the template changes a turn when the conversation goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """A conversation and its beginnings, rendered."""
+    """Renderings of a conversation and its prefixes."""
 
     tokenizer: PreTrainedTokenizerBase
     messages: Sequence[Message]
     template_kwargs: Mapping[str, Any]
 
     def render(self, count: int, *, asks: bool = False) -> str:
-        """The first messages; ``asks`` for the next turn of the assistant."""
+        """Render the first ``count`` messages; ``asks`` adds the header of the next assistant turn."""
         shown = list(self.messages[:count])
         options = {**self.template_kwargs, "add_generation_prompt": asks}
         return render(self.tokenizer, shown, **options)
 
     def through(self, turn: int) -> str:
-        """The conversation up to the end of a turn, which must be the same when the conversation goes on."""
+        """Render the conversation up to the end of a turn; refuse a template that changes it later."""
         through = self.render(turn + 1)
         if not self.render(len(self.messages)).startswith(through):
             raise _RewrittenError(
@@ -96,7 +96,7 @@ class _Texts:
         return through
 
     def ids(self, text: str) -> list[int]:
-        """Of a part: the template has written all special tokens."""
+        """Encode a part of a rendering; the template has written all special tokens."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
@@ -120,7 +120,7 @@ def _by_marks(texts: _Texts, turns: Sequence[int]) -> tuple[list[int], list[rang
 
 
 def _by_prefixes(texts: _Texts, turns: Sequence[int]) -> tuple[list[int], list[range]]:
-    """What lies between two turns is encoded by itself, as in a rollout: no token spans their border."""
+    """Encode the text between two turns by itself, as a rollout does: no token spans their border."""
     ids: list[int] = []
     runs: list[range] = []
     at = 0
@@ -141,7 +141,7 @@ def _by_prefixes(texts: _Texts, turns: Sequence[int]) -> tuple[list[int], list[r
 def _to_its_end(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], run: range, ends: Collection[int], where: str
 ) -> range:
-    """A turn up to its end token, which may stand right behind what is marked; a template may add a line feed to it."""
+    """Return a turn up to its end token, which may follow the marked part; a template may add a line feed after it."""
     found = [place for place in run if ids[place] in ends]
     if not found and run.stop < len(ids) and ids[run.stop] in ends:
         found = [run.stop]

@@ -1,4 +1,4 @@
-"""The prompt sets of a run, read through and checked once: train, val, test and predict."""
+"""Prompt sets of a run, read and checked once: train, val, test and predict."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ __all__ = ["PromptSets"]
 
 log = logging.getLogger(__name__)
 MOST_SOURCES = 32
-"""Different texts in the column ``source`` up to which each has metrics of its own."""
+"""Largest number of texts in the column ``source`` that get metrics of their own."""
 
 
 @dataclass(slots=True)
 class PromptSets:
-    """Prompts by name of their set.
+    """Prompt sets of a run by name.
 
     Args:
         sources: name -> prompt set, file or hub id; None if there is none.
-        columns: our word -> the data's.
+        columns: our name of a column -> the data's.
         max_prompt_tokens: longer prompts are dropped with a message, never cut.
         system_prompt: put before every prompt; needs a chat template.
         chat_template_kwargs: passed to the chat template.
@@ -59,12 +59,12 @@ class PromptSets:
     chat_template_kwargs: dict[str, Any]
     pictures: Pictures = field(default_factory=Pictures)
     read: dict[str, EncodedPrompts] = field(default_factory=dict)
-    """Those that have been read."""
+    """Sets read so far."""
     _notes: dict[str, Notes] = field(default_factory=dict)
     _parts: dict[str, list[Part]] = field(default_factory=dict)
 
     def load(self, name: str, tokenizer: PreTrainedTokenizerBase) -> Sequence[Prompt]:
-        """The prompts of a set; none where it has no source.
+        """Read the prompts of a set once and return them; empty if it has no source.
 
         Raises:
             UserError: they cannot be read, or none is usable.
@@ -95,11 +95,11 @@ class PromptSets:
         return found
 
     def parts(self, name: str) -> list[Part]:
-        """The sources of a set, or all of it as one without a name."""
+        """Return the sources of a set, or the whole set as one source without a name."""
         return self._parts.get(name, [])
 
     def difficulty(self, name: str) -> NDArray[np.float64]:
-        """[n] of a set, NaN where a record has none.
+        """Return the difficulties [n] of a set, NaN if a record has none.
 
         Raises:
             UserError: a difficulty is not a number.
@@ -108,7 +108,9 @@ class PromptSets:
         return found.values(f"data.{name}", where)
 
     def weights(self, name: str) -> NDArray[np.float64] | None:
-        """[n] of a training set, how often each prompt is drawn relative to the others; None if no record has a weight.
+        """Return the weights [n] of a training set: how often each prompt is drawn; None if no record has one.
+
+        Weights are relative to the other prompts of the source.
 
         Raises:
             UserError: a weight that is not a number, or out of range.
@@ -117,17 +119,17 @@ class PromptSets:
         return found.values(f"data.{name}", where) if found.given else None
 
     def source_names(self, name: str) -> list[str]:
-        """The texts in the column ``source`` of a set, if there are from two to a few."""
+        """Return the texts in the column ``source`` of a set; empty if there is only one or more than 32."""
         found = self._notes[name].sources if name in self._notes else set()
         return sorted(found) if 1 < len(found) <= MOST_SOURCES else []
 
     def share(self, name: str, limit: int | None, batch_size: int) -> Sequence[list[Prompt]]:
-        """This rank's part of the first ``limit`` prompts of a set, in batches."""
+        """Return this rank's part of the first ``limit`` prompts of a set, in batches."""
         rank, world = rank_and_world()
         return _Batches(self.read.get(name, ()), self.first(name, limit)[rank::world], batch_size)
 
     def first(self, name: str, limit: int | None) -> Sequence[int]:
-        """The places of the first ``limit`` prompts of a set; of a mixture, the first of each source by its weight."""
+        """Return the places of the first ``limit`` prompts of a set; a mixture divides them among sources by weight."""
         parts = self.parts(name)
         total = len(self.read.get(name, ()))
         if limit is None or limit >= total or len(parts) < 2:
@@ -137,7 +139,7 @@ class PromptSets:
         return [i for part, count in zip(parts, counts, strict=True) for i in part.places[:count]]
 
     def examples(self, count: int) -> list[Prompt]:
-        """About so many prompts of each set, from all over it, and some of each source."""
+        """Return about ``count`` prompts of each set, spread over it and over its sources."""
         return [
             prompts[i]
             for name, prompts in self.read.items()
@@ -146,7 +148,7 @@ class PromptSets:
         ]
 
     def fingerprints(self) -> dict[str, dict[str, Any]]:
-        """Number and checksum of the prompts that were read, by name of their set."""
+        """Return number and checksum of the prompts that were read, by name of their set."""
         return {name: notes.fingerprint.value() for name, notes in self._notes.items()}
 
 
@@ -177,10 +179,10 @@ def _parts(source: PromptSet | str, records: Sequence[Record], prompts: EncodedP
 
 
 class Notes:
-    """What is kept of the prompts of a set from the one time that all of them were read.
+    """Facts about a prompt set, collected in the one pass over it.
 
     Args:
-        train: whether the set is trained on, where the column ``weight`` means something.
+        train: True for the training set, the only one whose column ``weight`` counts.
     """
 
     def __init__(self, train: bool) -> None:
@@ -191,7 +193,7 @@ class Notes:
         self._columns = (self.difficulty, self.weight) if train else (self.difficulty,)
 
     def add(self, prompt: Prompt) -> None:
-        """The next prompt."""
+        """Add the next prompt."""
         self.fingerprint.add(prompt)
         columns = prompt.columns
         if SOURCE in columns and len(self.sources) <= MOST_SOURCES and isinstance(columns[SOURCE], str):

@@ -1,4 +1,4 @@
-"""Special tokens where they belong: one at the beginning of a prompt, none at its end, and a stop that ends a turn."""
+"""Check special tokens: one at the beginning of a prompt, none at its end, and a stop token that ends a turn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ANSWER = "An answer."
 
 
 class Ends:
-    """Counts prompts that begin with two begin tokens, or that end with the end token.
+    """Counter of prompts that begin with two begin tokens or end with the end token.
 
     Args:
         tokenizer: of the policy.
@@ -30,17 +30,17 @@ class Ends:
         self._begin, self._end = tokenizer.bos_token_id, tokenizer.eos_token_id  # slow: computed at every access
 
     def count(self, ids: Sequence[int]) -> None:
-        """Look at the token ids of a prompt, one or more."""
+        """Count one prompt by its token ids, at least one."""
         begin, end = self._begin, self._end
         self._prompts += 1
         self._twice += begin is not None and ids[0] == begin and list(ids[:2]) == [begin, begin]
         self._over += end is not None and end != begin and ids[-1] == end
 
     def check(self, field: str) -> None:
-        """Refuse them.
+        """Refuse such prompts, if there are any.
 
         Raises:
-            UserError: with how many prompts, which token and what to change.
+            UserError: with the number of prompts, the token and the change to make.
         """
         if self._twice:
             raise UserError(
@@ -58,10 +58,10 @@ class Ends:
 
 
 def check_stop_strings(stops: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse stop strings that no response can contain: its text has no special tokens in it.
+    """Refuse stop strings that no response can contain: the text of a response has no special tokens.
 
     Raises:
-        UserError: with the token, and the id that ends responses instead.
+        UserError: with the token, and the id to use instead.
     """
     silent = {*tokenizer.all_special_ids, *(i for i, t in tokenizer.added_tokens_decoder.items() if t.special)}
     for stop in stops:
@@ -84,7 +84,7 @@ def check_stop_strings(stops: Sequence[str], tokenizer: PreTrainedTokenizerBase)
 
 
 def check_turn_end(tokenizer: PreTrainedTokenizerBase, stops: Sequence[int]) -> None:
-    """Say it if the chat template ends an answer with a special token that ends no response."""
+    """Warn if the chat template ends an answer with a special token that ends no response."""
     if tokenizer.chat_template is None:
         return
     messages = [{"role": "user", "content": "A question."}, {"role": "assistant", "content": _ANSWER}]

@@ -1,4 +1,4 @@
-"""Three lines about a file of prompts before a run: lengths, repeated prompts, and its certificate."""
+"""Report on a file of prompts before a run: lengths, repeated prompts, decontamination report; three lines."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ __all__ = ["Survey", "file_of"]
 
 
 class Survey:
-    """Lengths and hashes of the prompts that are used, 12 bytes each."""
+    """Lengths and hashes of the prompts in use, 12 bytes each."""
 
     def __init__(self) -> None:
         self._lengths, self._hashes = array("I"), array("q")
 
     def add(self, prompt: Prompt) -> None:
-        """See one."""
+        """Add one prompt."""
         self._lengths.append(len(prompt.token_ids))
         self._hashes.append(hash((prompt.text, *(picture.sha256 for picture in prompt.media))))
 
     def lines(self, file: Path) -> Iterator[str]:
-        """Three lines at most; ``gspo data report`` says the rest.
+        """Yield at most three lines; ``gspo data report`` has the details.
 
         Raises:
-            UserError: the certificate of the file cannot be read.
+            UserError: the decontamination report (certificate) of the file cannot be read.
         """
         lengths, hashes = np.frombuffer(self._lengths, np.uint32), np.frombuffer(self._hashes, np.int64)
         low, median, high = (int(x) for x in np.percentile(lengths, [0, 50, 100]))
@@ -46,6 +46,6 @@ class Survey:
 
 
 def file_of(source: PromptSet | str | None) -> Path | None:
-    """The file that prompts come from; None where they come from elsewhere."""
+    """Return the file of a prompt source; None if it is not a file."""
     path = source.path if isinstance(source, PromptFile) else source
     return Path(path) if isinstance(path, str) and Path(path).is_file() else None

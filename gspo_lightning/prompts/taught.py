@@ -1,4 +1,4 @@
-"""Demonstrations as token ids, and which of them the policy learns to write."""
+"""Demonstrations as token ids, with a mask of the tokens that the policy learns to write."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How the run that follows asks and how long its rows are: demonstrations are asked in the same way."""
+    """Prompt settings and length limits of the run that follows; demonstrations use the same."""
 
     system_prompt: str | None = None
     """System message put before every prompt that has none."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Passed to the chat template."""
     stop_token_ids: tuple[int, ...] = ()
-    """Token ids that end a response, next to the end-of-sequence tokens."""
+    """Token ids that end a response, besides the end-of-sequence tokens."""
     max_prompt_tokens: int = 1 << 30
-    """Of a demonstration from a file: a longer one is dropped."""
+    """Limit for the prompt of a demonstration from a file; a longer one is dropped."""
     max_response_tokens: int = 1 << 30
-    """The same of its completion, all turns together."""
+    """Limit for the completion of a demonstration from a file, all turns together; a longer one is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """One demonstration: ``prompt`` and ``response`` token ids, and which of the response's are learnt."""
+    """One demonstration: ``prompt`` and ``response`` token ids, and a mask of the response tokens to learn."""
 
     prompt: list[int]
     response: list[int]
@@ -55,12 +55,12 @@ class Taught:
 
 
 def _asked(prompt: Prompted) -> Record:
-    """A prompt of a demonstration as a record; one with pictures or tools is one already."""
+    """Return the prompt of a demonstration as a record; one with pictures or tools is a record already."""
     return prompt if isinstance(prompt, Mapping) else {"prompt": prompt}
 
 
 def _is_rendered(pair: Demonstration) -> bool:
-    """Whether the chat template writes prompt and completion together: both are messages, without pictures."""
+    """True if the chat template writes prompt and completion together: both are messages, without pictures."""
     record = _asked(pair[0])
     return not (isinstance(record["prompt"], str) or isinstance(pair[1], str) or has_pictures(record))
 
@@ -73,22 +73,23 @@ def teach(
     where: Callable[[int], str],
     field: str,
 ) -> list[Taught]:
-    """The rows to learn, in the order of the demonstrations; too long ones are counted and left out, never cut.
+    """Return the rows to learn, in the order of the demonstrations; too long ones are left out, never cut.
 
-    A completion that is a text is learnt to the letter, with the end token behind it. Where prompt and completion are
-    messages, the chat template writes the conversation (:mod:`gspo_lightning.prompts.rendered`).
+    A completion that is a text is learnt to the letter, with the end token behind it. If prompt and completion are
+    messages, the chat template writes the conversation (:mod:`gspo_lightning.prompts.rendered`). A warning counts the
+    demonstrations left out.
 
     Args:
         pairs: (prompt, completion).
         tokenizer: of the policy.
-        ends: ids of the tokens that end a response; None where they are not known yet.
-        asking: how the run asks.
-        where: number of a demonstration, from 0 -> its place, as messages name it.
+        ends: ids of the tokens that end a response; None if not known yet.
+        asking: prompt settings and limits of the run.
+        where: demonstration number, from 0 -> its place, as messages name it.
         field: the setting that the demonstrations come from.
 
     Raises:
         UserError: messages without a chat template, a template that cannot show what the model wrote, characters that
-            the tokenizer does not know, or nothing left below the limits.
+            the tokenizer does not know, or no demonstration below the limits.
     """
     known = None if ends is None else {*ends, *asking.stop_token_ids}
     rows = dict(_as_rollouts(pairs, tokenizer, asking, where, field))
@@ -118,7 +119,7 @@ def _as_rollouts(
     where: Callable[[int], str],
     field: str,
 ) -> Iterator[tuple[int, Taught]]:
-    """Those whose completion is written as the policy would write it, without the template's later changes."""
+    """Encode demonstrations that no template writes as a whole: prompt as in a rollout, completion as the policy's."""
     mine = [number for number, pair in enumerate(pairs) if not _is_rendered(pair)]
     encoder = Encoder(tokenizer, asking.system_prompt, asking.chat_template_kwargs, field)
     dialogue = Dialogue(tokenizer, asking.system_prompt, asking.chat_template_kwargs, field)
@@ -134,10 +135,10 @@ def _as_rollouts(
 
 
 def _check_placeholders(tokenizer: PreTrainedTokenizerBase, row: Taught, where: str) -> None:
-    """Nothing is behind the placeholder of a picture or a video in a completion, and no policy says one.
+    """Refuse placeholders of pictures and videos: a completion has none, a prompt only those of its own pictures.
 
     Raises:
-        UserError: there is one, or one of a prompt without a picture of its own.
+        UserError: there is another one.
     """
     if (sight := sight_of(tokenizer)) is None:
         return

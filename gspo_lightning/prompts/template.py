@@ -1,4 +1,4 @@
-"""What a chat template makes of messages."""
+"""Render messages with a chat template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["render"]
 
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-    """The text of a conversation.
+    """Return the text of a conversation.
 
     Args:
         tokenizer: has a chat template.
@@ -20,7 +20,7 @@ def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, A
         options: passed to the template.
 
     Raises:
-        TemplateError: it refuses them, or stumbles over a value that is not of the type it takes for granted.
+        TemplateError: the template refuses the messages, or fails on a value of another type than it expects.
     """
     try:
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))

@@ -1,4 +1,4 @@
-"""The order of prompts that are drawn as often as their weights say."""
+"""Training order of prompts drawn in proportion to their weights."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from gspo_lightning.randomness import uniforms
 __all__ = ["LEAST", "MOST", "WEIGHT", "WeightedTurns", "weighted_sample"]
 
 WEIGHT = "weight"
-"""The column that says how often a prompt is drawn, relative to the others of its source."""
+"""Name of the column with weights: how often a prompt is drawn, relative to the others of its source."""
 LEAST, MOST = 1e-6, 1e6
-"""Weights that a prompt may have."""
+"""Smallest and largest weight of a prompt."""
 
 
 class WeightedTurns:
-    """Prompts in the order in which they are due.
+    """Order of weighted prompts by due time.
 
-    Draw k of a prompt with weight w (their mean is made 1) is due at time (k + u) / w, with a uniform u of its own. So
-    every prompt has one draw in each span 1 / w: by any time t it has been due t w times, rounded down or up. Equal
-    weights would give a fresh shuffle for every pass. No iteration takes a prompt twice: a draw that would be the
-    second one waits for the next iteration.
+    Draw k of a prompt with weight w (weights are scaled to a mean of 1) is due at time (k + u) / w, with its own
+    uniform u. So every prompt has one draw in each span 1 / w: by any time t it was due t w times, rounded down or up.
+    Equal weights would give a fresh shuffle for every pass. No iteration takes a prompt twice: a second draw waits for
+    the next iteration.
 
     Iterations are a function of the stream and their number alone; earlier ones are repeated to find a later one.
 
     Args:
-        weights: [n], above 0; none times the prompts of an iteration is above their sum, or draws wait for ever.
+        weights: [n], above 0; none times the prompts of an iteration may exceed their sum, or draws wait for ever.
         base: a stream of random numbers.
-        counts: iteration -> how many prompts it takes, n at most.
+        counts: iteration -> number of prompts it takes, at most n.
 
     >>> turns = WeightedTurns(np.array([1.0, 1.0, 2.0]), base=7, counts=lambda iteration: 2)
     >>> drawn = [place for iteration in range(4) for place in turns.of(iteration)]
@@ -49,7 +49,7 @@ class WeightedTurns:
         self._rewind()
 
     def of(self, iteration: int) -> Sequence[int]:
-        """The places of an iteration's prompts, all different."""
+        """Return the places of an iteration's prompts, all different."""
         if iteration < self._next - 1:
             self._rewind()
         while self._next <= iteration:
@@ -85,7 +85,7 @@ class WeightedTurns:
         return int(self._due[self._read - 1])
 
     def _due_in(self, number: int) -> NDArray[np.int64]:
-        """The places of all draws that are due from time ``number`` to the next whole one, in their order."""
+        """Return the places of all draws due from time ``number`` to ``number + 1``, in order."""
         places = np.arange(len(self._rates))
         draw = np.maximum(np.floor(number * self._rates) - 1, 0).astype(np.int64)  # one more on each side: rounding
         last = np.floor((number + 1) * self._rates).astype(np.int64) + 1
@@ -104,7 +104,7 @@ class WeightedTurns:
 
 
 def weighted_sample(weights: NDArray[np.float64], draws: NDArray[np.float64]) -> NDArray[np.int64]:
-    """All places in a random order, drawn without replacement in proportion to their weights.
+    """Return all places in a random order, drawn without replacement in proportion to their weights.
 
     Args:
         weights: [n], above 0.

@@ -1,4 +1,4 @@
-"""Curricula: which prompts an iteration trains on, by what is known of them."""
+"""Curricula: choose the prompts of an iteration by what is known of them."""
 
 from gspo_lightning.prompts.curricula.base import Curriculum, Seen
 from gspo_lightning.prompts.curricula.informative import Informative

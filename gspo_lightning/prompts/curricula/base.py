@@ -1,4 +1,4 @@
-"""What a curriculum is: a choice of prompts by what earlier iterations have shown, with a state that is saved."""
+"""Curriculum base class: chooses prompts by the results of earlier iterations; its state is saved."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Curriculum", "Seen", "first_of"]
 
 @dataclass(slots=True)
 class Seen:
-    """What is known of the n prompts of a set (or of one source of a mixture), in their order.
+    """Known facts about the n prompts of a set (or of one source of a mixture), in their order.
 
-    ``difficulty`` [n] float64 is the column of that name, NaN where it is empty. ``rate`` [n] float64
-    is the mean of the accuracy reward, from 0 to 1, over the latest group of responses, NaN before the first.
-    ``asked`` [n] int64 is the latest iteration that sampled a prompt, -1 before the first. ``iteration`` is the one
-    that is chosen for, or that was just sampled.
+    ``difficulty`` [n] float64 is the column of that name, NaN if empty. ``rate`` [n] float64 is the mean accuracy
+    reward, from 0 to 1, over the latest group of responses, NaN before the first. ``asked`` [n] int64 is the latest
+    iteration that sampled a prompt, -1 before the first. ``iteration`` is the one to choose for, or the one just
+    sampled.
     """
 
     difficulty: NDArray[np.float64]
@@ -35,48 +35,48 @@ class Seen:
 
 
 class Curriculum(ABC):
-    """Chooses the prompts of an iteration. Defining a subclass registers it by its name.
+    """Rule that chooses the prompts of an iteration. Defining a subclass registers it by its name.
 
     Each source of a mixture has a curriculum of its own, a copy of the configured one. All ranks see the same and must
     choose the same: decide by the arguments alone, and take random numbers from ``draws``.
     """
 
     def begin(self, seen: Seen) -> None:
-        """The prompts are known; nothing was sampled yet.
+        """Prepare for the prompts of a run; nothing was sampled yet.
 
         Raises:
-            UserError: this curriculum cannot work with them.
+            UserError: this curriculum cannot work with the prompts.
         """
         self.per_prompt: dict[str, NDArray[np.float64]] = {}
-        """Name -> [n], what it keeps of every prompt that was sampled; saved with checkpoints."""
+        """Name -> [n], a value for every prompt that was sampled; saved with checkpoints."""
         self.values: dict[str, float] = {}
-        """Name -> number, other state; saved with checkpoints, too."""
+        """Name -> number, other state; saved with checkpoints."""
 
     @abstractmethod
     def choose(self, seen: Seen, free: NDArray[np.bool_], count: int, draws: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The places [count] of different prompts.
+        """Choose the places [count] of different prompts.
 
         Args:
-            seen: what is known.
-            free: [n], which of them may be chosen; ``count`` of them or more.
-            count: how many are wanted; fewer are an error.
-            draws: [n] uniform in [0, 1), others in every iteration.
+            seen: known facts about the prompts.
+            free: [n], True for prompts that may be chosen; at least ``count`` of them.
+            count: number of prompts to choose; fewer are an error.
+            draws: [n] uniform in [0, 1), new ones in every iteration.
         """
 
     def learn(  # noqa: B027 (a hook that not all need)
         self, seen: Seen, places: NDArray[np.int64], rates: NDArray[np.float64]
     ) -> None:
-        """Take in what an iteration has shown; ``seen`` holds it already.
+        """Learn from the results of an iteration; ``seen`` holds them already.
 
         Args:
-            seen: what is known.
+            seen: known facts about the prompts.
             places: [m] of the prompts that were sampled, ascending.
-            rates: [m] their mean accuracy reward, NaN where no response has a reward.
+            rates: [m] their mean accuracy reward, NaN if no response has a reward.
         """
 
 
 def first_of(order: tuple[NDArray[np.generic], ...], free: NDArray[np.bool_], count: int) -> NDArray[np.int64]:
-    """The places of the ``count`` free prompts that come first, by the first key, then by the next ...
+    """Return the places of the first ``count`` free prompts, sorted by the first key, then by the next ...
 
     >>> first_of((np.array([1, 0, 0, 0]), np.array([0.0, 0.9, 0.1, 0.5])), np.array([True, True, True, False]), 2)
     array([2, 1])

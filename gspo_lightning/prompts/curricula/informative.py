@@ -1,4 +1,4 @@
-"""Prompts in proportion to how much their groups are expected to teach."""
+"""Draw prompts in proportion to how much their groups are expected to teach."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["Informative"]
 class Informative(Curriculum):
     """Prompts drawn in proportion to the expected variance p (1 - p) of their reward.
 
-    What is believed of a prompt's pass rate p is a Beta distribution: a prior, and what its groups have shown, which
-    counts for less the older it is, because the policy changes. So a prompt that was solved is asked again in time. The
-    prior is the one that the ``difficulty`` column gives, from the easiest (p near 1) to the hardest, or p = 1/2. The
-    draw is without replacement (Gumbel top-k).
+    The belief about a prompt's pass rate p is a Beta distribution: a prior plus the results of its groups. Older
+    results count for less, because the policy changes; so a solved prompt is asked again in time. The prior comes from
+    the ``difficulty`` column, from the easiest (p near 1) to the hardest, or is p = 1/2. The draw is without
+    replacement (Gumbel top-k).
 
     Args:
-        decay: what an observation counts for an iteration later, in (0, 1]; 1 forgets nothing.
+        decay: weight of an observation one iteration later, in (0, 1]; 1 forgets nothing.
         prior: responses that the prior counts for.
         evidence: responses that a group counts for at most.
-        sharpness: power of p (1 - p) that is drawn in proportion to; 0 is uniform. Large values ask the same few
-            prompts again and again (docs/curricula.md measures 4).
+        sharpness: exponent of p (1 - p) in the draw; 0 is uniform. Large values ask the same few prompts again and
+            again (docs/curricula.md measures 4).
     """
 
     def __init__(self, decay: float = 0.9, prior: float = 2.0, evidence: float = 8.0, sharpness: float = 1.0) -> None:
@@ -47,7 +47,7 @@ class Informative(Curriculum):
         self.per_prompt = {name: np.zeros(len(seen)) for name in ("right", "wrong", "since")}
 
     def expected(self, seen: Seen) -> NDArray[np.float64]:
-        """[n] the expected p (1 - p) of every prompt now."""
+        """Return the expected p (1 - p) [n] of every prompt now."""
         kept = self.decay ** (seen.iteration - self.per_prompt["since"])
         a = self.prior * self._mean + kept * self.per_prompt["right"]
         b = self.prior * (1 - self._mean) + kept * self.per_prompt["wrong"]

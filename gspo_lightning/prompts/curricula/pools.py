@@ -15,15 +15,15 @@ __all__ = ["DifficultyPools"]
 
 EASY, MEDIUM, HARD = "easy", "medium", "hard"
 _NEXT = {EASY: (MEDIUM, HARD), MEDIUM: (HARD, EASY), HARD: (MEDIUM, EASY)}
-"""Where a pool that is too small takes prompts from, in this order."""
+"""Pools that lend prompts to a pool that is too small, in this order."""
 
 
 class DifficultyPools(Curriculum):
     """Prompts in three pools by the latest mean accuracy of their group, each with its share of an iteration.
 
-    A prompt that was not sampled yet is medium, or stands where its ``difficulty`` column puts it: the easiest third
-    of the range is easy, the hardest third hard. Within a pool those come first that were asked the longest ago. What
-    a pool cannot fill is taken from the next ones.
+    A prompt not sampled yet is medium, or in the pool of its ``difficulty`` column: the easiest third of the range is
+    easy, the hardest third hard. Within a pool, prompts asked the longest ago come first. Prompts that a pool lacks are
+    taken from the other pools.
 
     Args:
         easy: mean accuracy at and above which a prompt is easy.
@@ -56,7 +56,7 @@ class DifficultyPools(Curriculum):
         self._guess = np.where(np.isnan(guess), 0.5, guess)
 
     def pool(self, seen: Seen) -> dict[str, NDArray[np.bool_]]:
-        """Which prompts stand in which pool now."""
+        """Return pool -> mask [n] of the prompts in it now."""
         new = np.isnan(seen.rate)
         easy = np.where(new, self._guess < 1 / 3, seen.rate >= self.easy)
         hard = np.where(new, self._guess > 2 / 3, seen.rate <= self.hard)

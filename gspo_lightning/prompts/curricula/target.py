@@ -1,4 +1,4 @@
-"""Prompts of one difficulty, which moves so that the policy keeps a given pass rate."""
+"""Choose prompts of one difficulty, adjusted to keep the policy at a given pass rate."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["TargetRate"]
 
 
 class TargetRate(Curriculum):
-    """AdaRFT (arXiv 2504.05520): prompts near a difficulty T that follows what the policy can do.
+    """AdaRFT (arXiv 2504.05520): prompts near a difficulty T that follows the policy's accuracy.
 
     After every iteration T <- clip(T + step * range * tanh(sensitivity * (mean accuracy - rate)), lowest, highest), and
-    an iteration takes the prompts whose ``difficulty`` is nearest to T. Where the paper takes the nearest ones always,
-    here the nearest ``width`` times as many take turns, those first that were asked the longest ago: T rests now and
-    then, and would ask the same prompts again and again. Prompts without a difficulty come last.
+    an iteration takes the prompts whose ``difficulty`` is nearest to T. The paper always takes the nearest ones. Here
+    the nearest ``width`` times as many take turns, those asked the longest ago first: T rests now and then, and would
+    ask the same prompts again and again. Prompts without a difficulty come last.
 
     Args:
         rate: mean accuracy to aim at (beta in the paper).
-        sensitivity: how sharply T answers to a difference (alpha).
+        sensitivity: how sharply T responds to a difference (alpha).
         step: largest move of T, in units of the range of difficulties (eta: 50 of 100 in the paper).
         start: initial T, from 0 (the easiest) to 1 (the hardest).
         width: prompts that take turns, in units of an iteration's.

@@ -14,5 +14,5 @@ class Uniform(Curriculum):
     """A fresh shuffle for every pass over the prompts (the default). It keeps no state and costs no memory."""
 
     def choose(self, seen: Seen, free: NDArray[np.bool_], count: int, draws: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Those that were asked the longest ago; a run with this curriculum takes its order without it."""
+        """Choose the prompts asked the longest ago; a run with this curriculum orders its prompts without it."""
         return first_of((seen.asked, draws), free, count)

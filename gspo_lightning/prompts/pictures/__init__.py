@@ -1,1 +1,1 @@
-"""Pictures of records: where they stand, their files, and what becomes of a bad one."""
+"""Pictures of records: columns and message parts, files, and errors."""

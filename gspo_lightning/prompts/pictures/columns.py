@@ -1,4 +1,4 @@
-"""Where the pictures of a record stand: in its columns, or among the parts of its messages."""
+"""Find the pictures of a record: in its columns, or among the parts of its messages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["COLUMNS", "MARK", "Part", "has_pictures", "join_texts", "parts_of", 
 
 COLUMNS = ("image", "images")
 MARK = "<image>"
-"""Where a picture of the columns stands in a prompt; without such marks they stand before its first text."""
+"""Mark for a picture of the columns in a prompt; without marks, pictures stand before its first text."""
 
 Part = Mapping[str, Any]
-"""``{"type": "text", "text": ...}`` or ``{"type": "image", "image": <whatever the record gives>}``."""
+"""``{"type": "text", "text": ...}`` or ``{"type": "image", "image": <the record's value>}``."""
 
 
 def has_pictures(record: Record) -> bool:
-    """Whether a record has pictures, in its columns or in its messages."""
+    """True if a record has pictures, in its columns or in its messages."""
     if any(record.get(name) is not None and not _is_empty(record[name]) for name in COLUMNS):
         return True
     prompt = record.get("prompt")
@@ -28,7 +28,7 @@ def has_pictures(record: Record) -> bool:
 
 
 def join_texts(record: Record) -> Record:
-    """The record with one text for each message, where a message is made of texts only."""
+    """Return the record with one text a message, for messages made of texts only."""
     prompt = record.get("prompt")
     if not isinstance(prompt, list) or not any(_is_texts(message.get("content")) for message in prompt):
         return record
@@ -44,10 +44,10 @@ def _is_texts(content: Any) -> bool:
 
 
 def parts_of(record: Record) -> list[dict[str, Any]]:
-    """The prompt as messages whose ``content`` is a list of parts, every picture in its place.
+    """Return the prompt as messages whose ``content`` is a list of parts, every picture in its place.
 
     Raises:
-        UserError: marks and pictures do not go together, or a part is of another kind.
+        UserError: the numbers of marks and pictures differ, or a part is of another kind.
     """
     prompt = record["prompt"]
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -70,7 +70,7 @@ def parts_of(record: Record) -> list[dict[str, Any]]:
 
 
 def shown_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
-    """What people and rewards read of messages with parts: texts, with a mark for each picture."""
+    """Return messages with parts as people and rewards read them: texts, with a mark for each picture."""
     return tuple(
         {**m, "content": "".join(MARK if p["type"] == "image" else str(p["text"]) for p in m["content"])}
         for m in messages
@@ -78,7 +78,7 @@ def shown_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]
 
 
 def _given(record: Record) -> list[Any]:
-    """The pictures of the columns; ``image`` may hold one or a list, as ``images`` may."""
+    """Return the pictures of the columns; ``image`` may hold one or a list, as ``images`` may."""
     found: list[Any] = []
     for name in COLUMNS:
         value = record.get(name)
@@ -100,7 +100,7 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def _split(part: Mapping[str, Any], rest: list[Any]) -> list[Part]:
-    """A text with its marks replaced by the next pictures of the columns."""
+    """Replace the marks in a text by the next pictures of the columns."""
     part = _known(part)
     if part["type"] != "text":
         return [part]
@@ -112,7 +112,7 @@ def _split(part: Mapping[str, Any], rest: list[Any]) -> list[Part]:
 
 
 def _known(part: Any) -> Part:
-    """One part, in one form: OpenAI's ``image_url`` becomes ``image``."""
+    """Normalise one part: OpenAI's ``image_url`` becomes ``image``."""
     if isinstance(part, Mapping):
         kind = part.get("type")
         if kind == "text" and isinstance(part.get("text"), str):

@@ -1,4 +1,4 @@
-"""From a record with pictures to token ids: the template writes one placeholder a picture, and each is widened."""
+"""Encode records with pictures as token ids: the template writes one placeholder a picture, which is then expanded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["SeeingEncoder", "Seen", "check_said"]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A prompt with pictures: what a person reads, token ids, pictures, and its messages where it has any."""
+    """A prompt with pictures: text as shown to a person, token ids, pictures, and its messages if it has any."""
 
     text: str
     ids: list[int]
@@ -38,7 +38,7 @@ class Seen:
 
 @dataclass(slots=True)
 class SeeingEncoder:
-    """Encodes records with pictures, and counts those that are scaled down."""
+    """Encoder of records with pictures; counts pictures and those scaled down."""
 
     tokenizer: PreTrainedTokenizerBase
     system_prompt: str | None
@@ -48,7 +48,7 @@ class SeeingEncoder:
     counted: dict[str, int] = dataclasses.field(default_factory=lambda: {"pictures": 0, "scaled": 0})
 
     def encode(self, record: Record, where: str) -> Seen:
-        """One record.
+        """Encode one record.
 
         Raises:
             BadPictureError: a picture cannot be read.
@@ -88,7 +88,7 @@ class SeeingEncoder:
         return self.tokenizer.chat_template is None
 
     def _file(self, part: Part, sight: Sight, where: str) -> tuple[bytes, Shown]:
-        """A picture's file, and what stands for it."""
+        """Return a picture's file, and the placeholder text that stands for it."""
         try:
             data = picture_file(part["image"], urls=self.how.urls)
             size = picture_size(data)
@@ -101,7 +101,7 @@ class SeeingEncoder:
         return data, shown
 
     def _rendered(self, record: Record, messages: Sequence[Mapping[str, Any]], sight: Sight, where: str) -> str:
-        """With the template's own placeholders; without a template, what stands around a picture is written here."""
+        """Render with the template's own placeholders; without a template, write the tokens around a picture here."""
         if self._plain:
             if len(messages) > 1 or self.system_prompt is not None:
                 raise UserError(self.field, "chat messages need a chat template, and this tokenizer has none")
@@ -122,7 +122,7 @@ class SeeingEncoder:
 def _widened(
     ids: Sequence[int], files: Sequence[tuple[bytes, Shown]], tiles: Sequence[int], placeholder: int
 ) -> tuple[list[int], Media]:
-    """Token ids in which every placeholder stands once for each token of its tile."""
+    """Repeat every placeholder once for each token of its tile."""
     found: list[int] = []
     starts: list[list[int]] = [[] for _ in files]
     owners = iter([number for number, count in enumerate(tiles) for _ in range(count)])
@@ -141,10 +141,10 @@ def _widened(
 
 
 def check_said(tokenizer: PreTrainedTokenizerBase, sight: Sight, texts: Sequence[str], field: str, where: str) -> None:
-    """Refuse texts that hold the placeholder of a picture or a video: there is nothing behind it.
+    """Refuse texts that hold the placeholder of a picture or a video without one behind it.
 
     Raises:
-        UserError: one does.
+        UserError: a text holds one.
     """
     for token in tokenizer.convert_ids_to_tokens(list(sight.unsaid)):
         if any(token in text for text in texts):
@@ -153,5 +153,5 @@ def check_said(tokenizer: PreTrainedTokenizerBase, sight: Sight, texts: Sequence
 
 
 def _bare(part: Part) -> Part:
-    """A part as templates read it: nobody but the processor needs the picture."""
+    """Return a part as templates read it: only the processor needs the picture itself."""
     return {"type": "image"} if part["type"] == "image" else part

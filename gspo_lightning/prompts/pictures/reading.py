@@ -1,6 +1,6 @@
-"""The file of a picture, whatever a record gives: a path, bytes, base64, a cell of ``datasets``, an image of Pillow.
+"""Read the file of a picture given as path, bytes, base64, cell of ``datasets`` or image of Pillow.
 
-A file is decoded once before the run, within limits, so that none can surprise a rollout.
+A file is decoded once before the run, within limits, so that none fails during a rollout.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from gspo_lightning.policy.vision.sight import rgb
 __all__ = ["BadPictureError", "picture_file", "picture_size"]
 
 MOST_PIXELS = 50_000_000
-"""Of a file as it is: decoding more takes gigabytes. What a model reads is far below it."""
+"""Largest width x height of a file: decoding more takes gigabytes. Models read far fewer pixels."""
 MOST_BYTES = 64 << 20
-"""Of a file."""
+"""Largest size of a file in bytes."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _TIMEOUT_S, _DEADLINE_S = 20.0, 120.0
-"""Seconds without a byte, and for a whole file."""
+"""Timeouts in seconds: without a byte, and for a whole file."""
 
 
 class BadPictureError(ValueError):
-    """A picture that cannot be read; the text says why and shows nothing of the record."""
+    """A picture that cannot be read; the text gives the reason and shows nothing of the record."""
 
 
 def picture_file(value: Any, *, urls: bool = False) -> bytes:
-    """The bytes of a picture's file.
+    """Return the bytes of a picture's file.
 
     Args:
         value: of a record.
-        urls: whether http(s) addresses are asked for.
+        urls: allow downloads from http(s) addresses.
 
     Raises:
         BadPictureError: there is no file, it is too large, or it may not be downloaded.
@@ -62,16 +62,16 @@ def picture_file(value: Any, *, urls: bool = False) -> bytes:
 
 
 def picture_size(data: bytes) -> tuple[int, int]:
-    """Width and height of a file that can be decoded to its end.
+    """Decode a file to its end and return width and height.
 
     Raises:
-        BadPictureError: it is no picture, damaged, or larger than can be decoded safely.
+        BadPictureError: not a picture, damaged, or too large to decode safely.
     """
     from PIL import Image, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Pillow on large ones, which are refused right here
+            warnings.simplefilter("ignore")  # Pillow's warnings about large pictures, which are refused here
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 width, height = image.size
             if width * height > MOST_PIXELS:

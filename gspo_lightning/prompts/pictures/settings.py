@@ -1,4 +1,4 @@
-"""How pictures of prompts are read."""
+"""Settings for reading the pictures of prompts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Pictures"]
 
 @dataclass(frozen=True)
 class Pictures:
-    """How pictures of prompts are read (docs/vision.md)."""
+    """Settings for reading the pictures of prompts (docs/vision.md)."""
 
     max_pixels: int | None = None
     """Pixels (width x height) above which a picture is scaled down; None takes the limit of the model's processor."""
     bad: Literal["stop", "drop"] = "stop"
-    """A picture that cannot be read stops the run before the first rollout, or its record is left out (``drop``)."""
+    """On a picture that cannot be read: ``stop`` the run before the first rollout, or ``drop`` its record."""
     urls: bool = False
     """Download pictures that a record names by an http(s) address: whoever wrote the data learns who trains on it."""
 

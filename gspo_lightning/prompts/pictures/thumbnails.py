@@ -1,4 +1,4 @@
-"""Small copies of a prompt's pictures, for people who look at answers."""
+"""Thumbnails of a prompt's pictures, for people who look at answers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gspo_lightning.policy.vision.sight import rgb
 __all__ = ["SHOWN", "SIDE", "thumbnails"]
 
 SHOWN = 3
-"""Pictures of a prompt that are shown, at most."""
+"""Most pictures shown for a prompt."""
 SIDE = 160
-"""Pixels of a thumbnail along its longer side, at most: a file stays below 80 KB whatever it shows."""
+"""Most pixels of a thumbnail along its longer side: a file stays below 80 KB whatever it shows."""
 _ENLARGED = 96
-"""Pixels up to which a smaller picture is enlarged, by a whole factor."""
+"""Pixels along the longer side up to which a smaller picture is enlarged, by a whole factor."""
 
 
 def thumbnails(media: Media) -> list[bytes]:
-    """PNG files of the first pictures of a prompt, at most :data:`SHOWN`, at most :data:`SIDE` pixels along a side."""
+    """Return PNG files of the first pictures of a prompt: at most :data:`SHOWN`, up to :data:`SIDE` pixels a side."""
     return [_thumbnail(picture.data) for picture in media[:SHOWN]]
 
 
@@ -26,7 +26,7 @@ def _thumbnail(data: bytes) -> bytes:
     from PIL.Image import Resampling
 
     image = rgb(data)
-    image.info.clear()  # nothing but pixels: no place and no text that the camera or the author left
+    image.info.clear()  # pixels only: drop metadata such as location and text
     if (factor := _ENLARGED // max(image.size)) > 1:
         image = image.resize((factor * image.width, factor * image.height), Resampling.NEAREST)
     image.thumbnail((SIDE, SIDE), Resampling.LANCZOS)

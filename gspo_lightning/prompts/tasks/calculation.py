@@ -1,8 +1,8 @@
-"""The task of the tool example: arithmetic that is too hard to do in the head (environment ``ToolUse``).
+"""Task of the tool example: arithmetic too hard to do without a calculator (environment ``ToolUse``).
 
-``37*46+18:`` is to be answered ``#1720``. A tiny model cannot multiply; it can copy ``?37*46+18`` to a calculator and
-the result ``=1720;`` back. A cold start that mostly answers at once, and sometimes asks, leaves it to reinforcement
-learning to discover that asking pays.
+The answer to ``37*46+18:`` is ``#1720``. A tiny model cannot multiply; it can copy ``?37*46+18`` to a calculator and
+the result ``=1720;`` back. The cold start mostly answers at once and sometimes asks; reinforcement learning has to
+discover that asking pays.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHARES: dict[Split, range] = {"cold_start": range(0, 4), "train": range(4, 9), 
 class CalculatorTask(PromptSet):
     """Arithmetic with two-digit numbers (``configs/calculator.yaml``).
 
-    The three splits are disjoint by construction: a hash of the expression alone decides which one it belongs to.
+    The three splits are disjoint by construction: a hash of the expression alone decides its split.
 
     Args:
         split: ``cold_start``, ``train`` or ``held_out``.
@@ -54,11 +54,11 @@ class CalculatorTask(PromptSet):
         self.split, self.size, self.operands, self.seed, self.tool_share = split, size, operands, seed, tool_share
 
     def records(self) -> Sequence[Record]:
-        """Records with ``prompt`` and ``answer``."""
+        """Return records with ``prompt`` and ``answer``."""
         return [{"prompt": f"{text}:", "answer": str(calculate(text))} for text in self._expressions()]
 
     def demonstrations(self) -> Sequence[tuple[str, Completion]]:
-        """(prompt, completion) pairs: most answer at once, a share ``tool_share`` asks the calculator."""
+        """Return (prompt, completion) pairs: most answer at once, a share ``tool_share`` asks the calculator."""
         pairs: list[tuple[str, Completion]] = []
         for i, record in enumerate(self.records()):
             prompt, answer = str(record["prompt"]), str(record["answer"])

@@ -1,8 +1,8 @@
-"""The task of the quickstart: left-to-right arithmetic modulo 10.
+"""Task of the quickstart: left-to-right arithmetic modulo 10.
 
-``7+5*3-4:`` is to be answered ``#2``. Doing it in the head is hard for a tiny model; writing the steps down
-(``7+5=2;2*3=6;6-4=2;#2``) is easy. A cold start that mostly answers at once, and sometimes shows its steps, leaves it
-to reinforcement learning to discover that the steps pay.
+The answer to ``7+5*3-4:`` is ``#2``. A tiny model can hardly compute it directly; writing the steps down
+(``7+5=2;2*3=6;6-4=2;#2``) is easy. The cold start mostly answers at once and sometimes shows its steps; reinforcement
+learning has to discover that the steps pay.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _SHARES: dict[Split, range] = {"cold_start": range(0, 4), "train": range(4, 9), 
 
 _MOST = 128
 _ONE_DRAW = 6
-"""Operands that a draw of 64 bits has room for."""
+"""Operands that fit in one draw of 64 bits."""
 
 
 class ChainTask(PromptSet):
     """Left-to-right arithmetic mod 10 (quickstart).
 
-    The three splits are disjoint by construction: a hash of the expression alone decides which one it belongs to.
+    The three splits are disjoint by construction: a hash of the expression alone decides its split.
 
     Args:
         split: ``cold_start``, ``train`` or ``held_out``.
         size: number of prompts.
-        operands: digits per expression, 2 to 128; an answer that shows its steps has 6 tokens for each but the first.
+        operands: digits per expression, 2 to 128; an answer with steps has 6 tokens for each but the first.
         seed: of the expressions drawn.
         step_share: share of the demonstrations that write their steps down.
     """
@@ -57,14 +57,14 @@ class ChainTask(PromptSet):
         self.split, self.size, self.operands, self.seed, self.step_share = split, size, operands, seed, step_share
 
     def records(self) -> Sequence[Record]:
-        """Records with ``prompt``, ``answer`` and ``steps``."""
+        """Return records with ``prompt``, ``answer`` and ``steps``."""
         return [
             {"prompt": prompt, "answer": answer, "steps": steps}
             for prompt, (steps, answer) in ((p, _solve(p)) for p in self._prompts())
         ]
 
     def demonstrations(self) -> Sequence[tuple[str, str]]:
-        """(prompt, completion) pairs: most answer at once, a share ``step_share`` writes the steps."""
+        """Return (prompt, completion) pairs: most answer at once, a share ``step_share`` writes the steps."""
         pairs = []
         for i, record in enumerate(self.records()):
             shows = stream(self.seed, 1, i) % 1_000_000 < self.step_share * 1_000_000
@@ -95,7 +95,7 @@ def _expression(draw: int, operands: int) -> str:
 
 
 def _solve(prompt: str) -> tuple[str, str]:
-    """The written steps and the answer.
+    """Return the written steps and the answer.
 
     >>> _solve("7+5*3-4:")
     ('7+5=2;2*3=6;6-4=2;', '2')

@@ -1,8 +1,8 @@
-"""A programming task for a tiny model: turn prefix notation into a Python expression.
+"""Programming task for a tiny model: turn prefix notation into a Python expression.
 
-``-*x3+y2:`` is to be answered with the body of ``f = lambda x, y: ...``, such as ``(x*3)-(y+2)``. Writing the operators
-down in order (``x*3-y+2``) is shorter, and wrong wherever Python's precedence gets in the way. A cold start that mostly
-leaves the brackets out leaves it to reinforcement learning, with tests for a reward, to discover that they pay.
+The answer to ``-*x3+y2:`` is the body of ``f = lambda x, y: ...``, such as ``(x*3)-(y+2)``. Writing the operators down
+in order (``x*3-y+2``) is shorter, and wrong wherever Python's precedence interferes. The cold start mostly leaves the
+brackets out; reinforcement learning, with tests as reward, has to discover that they pay.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _AVAILABLE = len(_OUTER) * len(_INNER) ** 2 * len(_LEAVES) ** 4
 
 
 class CodeTask(PromptSet):
-    """Prefix notation to a Python expression, judged by tests (configs/code.yaml).
+    """Prefix notation to a Python expression, graded by tests (configs/code.yaml).
 
-    The three splits are disjoint by construction: a hash of the prompt alone decides which one it belongs to.
+    The three splits are disjoint by construction: a hash of the prompt alone decides its split.
 
     Args:
         split: ``cold_start``, ``train`` or ``held_out``.
@@ -56,11 +56,11 @@ class CodeTask(PromptSet):
         self.split, self.size, self.tests, self.seed, self.bracket_share = split, size, tests, seed, bracket_share
 
     def records(self) -> Sequence[Record]:
-        """Records with ``prompt`` and an ``answer`` that :class:`CodeExecutor` reads."""
+        """Return records with ``prompt`` and an ``answer`` for :class:`CodeExecutor`."""
         return [{"prompt": prompt, "answer": self._answer(prompt)} for prompt in self._prompts()]
 
     def demonstrations(self) -> Sequence[tuple[str, str]]:
-        """(prompt, completion) pairs: most leave the brackets out, a share ``bracket_share`` writes them."""
+        """Return (prompt, completion) pairs: most leave the brackets out, a share ``bracket_share`` writes them."""
         return [
             (prompt, _infix(prompt, brackets=stream(self.seed, 1, i) % 1_000_000 < self.bracket_share * 1_000_000))
             for i, prompt in enumerate(self._prompts())
@@ -94,7 +94,7 @@ def _expression(draw: int) -> str:
 
 
 def _infix(prompt: str, *, brackets: bool) -> str:
-    """The expression as Python.
+    """Return the expression as Python.
 
     >>> _infix("-*x3+y2:", brackets=True), _infix("-*x3+y2:", brackets=False)
     ('(x*3)-(y+2)', 'x*3-y+2')
@@ -105,7 +105,7 @@ def _infix(prompt: str, *, brackets: bool) -> str:
 
 
 def _value(prompt: str, x: int, y: int) -> int:
-    """What it comes to, from the prefix notation itself.
+    """Evaluate the prefix notation itself.
 
     >>> _value("-*x3+y2:", 2, 5)
     -1

@@ -1,8 +1,7 @@
-"""The task of the guessing example: a number in an interval, found by asking (environment ``GuessNumber``).
+"""Task of the guessing example: find a number in an interval by asking (environment ``GuessNumber``).
 
-``30-49?`` asks for a number from 30 to 49. Counting up from 30 rarely gets there in five guesses; halving always does.
-A cold start that mostly counts, and sometimes halves, leaves it to reinforcement learning to discover that halving
-pays.
+``30-49?`` asks for a number from 30 to 49. Counting up from 30 rarely succeeds in five guesses; bisection always does.
+The cold start mostly counts and sometimes bisects; reinforcement learning has to discover that bisection pays.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ __all__ = ["GuessTask"]
 Split = Literal["cold_start", "train", "held_out"]
 _SHARES: dict[Split, range] = {"cold_start": range(0, 4), "train": range(4, 8), "held_out": range(8, 10)}
 _DEMONSTRATIONS = 10
-"""Of each number: so many tenths of them halve."""
+"""Demonstrations for each number; ``halving_share`` of them bisect."""
 
 
 class GuessTask(PromptSet):
     """Numbers to guess with hints (``configs/guess.yaml``).
 
-    Every pair of an interval and a number in it occurs once; a hash of the pair decides which split it belongs to.
+    Every pair of an interval and a number in it occurs once; a hash of the pair decides its split.
 
     Args:
         split: ``cold_start``, ``train`` or ``held_out``.
-        numbers: in an interval, 2 to 40.
-        step: between the lower ends of two intervals, >= 1; they run from 10 to 99 - ``numbers``.
-        guesses: of a demonstration, >= 1; the environment's.
-        halving_share: share of the demonstrations that halve, in tenths; the others count up.
+        numbers: size of an interval, 2 to 40.
+        step: distance between the lower ends of two intervals, >= 1; they run from 10 to 99 - ``numbers``.
+        guesses: most guesses of a demonstration, >= 1; as in the environment.
+        halving_share: share of the demonstrations that bisect, in tenths; the others count up.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class GuessTask(PromptSet):
         self.guesses, self.halving_share = guesses, halving_share
 
     def records(self) -> Sequence[Record]:
-        """Records with ``prompt`` and ``answer``."""
+        """Return records with ``prompt`` and ``answer``."""
         return [
             {"prompt": f"{low}-{low + self.numbers - 1}?", "answer": str(secret)}
             for low in range(10, 100 - self.numbers, self.step)
@@ -66,7 +65,7 @@ class GuessTask(PromptSet):
         ]
 
     def demonstrations(self) -> Sequence[tuple[str, Completion]]:
-        """(prompt, conversation) pairs: most count up, a share ``halving_share`` halves."""
+        """Return (prompt, conversation) pairs: most count up, a share ``halving_share`` bisects."""
         halving = round(self.halving_share * _DEMONSTRATIONS)
         return [
             (str(record["prompt"]), self._play(str(record["prompt"]), int(record["answer"]), i < halving))

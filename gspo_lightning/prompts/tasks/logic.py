@@ -1,4 +1,4 @@
-"""Generated logic puzzles as prompts; the rewards' own families say what is right."""
+"""Generated logic puzzles as prompts; puzzle families of the rewards check the answers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Split = Literal["cold_start", "train", "held_out"]
 Style = Literal["text", "compact"]
 _SHARES: dict[Split, range] = {"cold_start": range(0, 4), "train": range(4, 9), "held_out": range(9, 10)}
 _PATIENCE = 20_000
-"""Draws in a row without a new puzzle after which a family counts as used up."""
+"""Draws in a row without a new puzzle after which a family counts as exhausted."""
 
 
 class LogicTask(PromptSet):
-    """Logic puzzles of one family, to be judged by ``LogicPuzzle``.
+    """Logic puzzles of one family, for the reward ``LogicPuzzle``.
 
-    The three splits are disjoint by construction: a hash of the puzzle's meaning decides which one it belongs to,
-    whatever the seed and the style.
+    The three splits are disjoint by construction: a hash of the puzzle's meaning decides its split, whatever the seed
+    and the style.
 
     Args:
         family: ``knights``, ``zebra``, ``countdown`` or ``sudoku``.
@@ -34,10 +34,10 @@ class LogicTask(PromptSet):
         size: number of prompts.
         difficulty: 1 to 5.
         seed: of the puzzles drawn.
-        style: ``text`` asks in English, for real models (the answer stands in ``<answer>`` tags); ``compact`` uses a
-            notation over the alphabet of the tiny models (the answer follows ``#``), which for knights goes up to
-            difficulty 2. Zebra grids have no notation.
-        step_share: share of the demonstrations that write down how the answer is found (knights, ``compact``).
+        style: ``text`` asks in English, for real models (the answer is in ``<answer>`` tags); ``compact`` uses a
+            notation in the alphabet of the tiny models (the answer follows ``#``); for knights it goes up to
+            difficulty 2. Zebra grids have no such notation.
+        step_share: share of the demonstrations that write down the steps to the answer (knights, ``compact``).
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class LogicTask(PromptSet):
         self.seed, self.style, self.step_share = seed, style, step_share
 
     def records(self) -> Sequence[Record]:
-        """Records with ``prompt``, ``answer`` and ``family``."""
+        """Return records with ``prompt``, ``answer`` and ``family``."""
         return [{"prompt": self._ask(p), "answer": p.answer, "family": self.family} for p in self._puzzles]
 
     def demonstrations(self) -> Sequence[tuple[str, str]]:
-        """(prompt, completion) pairs: most answer at once, a share ``step_share`` shows how."""
+        """Return (prompt, completion) pairs: most answer at once, a share ``step_share`` shows the steps."""
         pairs = []
         for i, puzzle in enumerate(self._puzzles):
             shows = stream(self.seed, 1, i) % 1_000_000 < self.step_share * 1_000_000

@@ -1,4 +1,4 @@
-"""reasoning-gym's families as prompts, made once by a process of their own and kept in a file."""
+"""Prompts of reasoning-gym's families, generated once in a separate process and kept in a file."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ Split = Literal["cold_start", "train", "held_out"]
 _SHARES: dict[Split, range] = {"cold_start": range(0, 4), "train": range(4, 9), "held_out": range(9, 10)}
 _LARGEST = 1_000_000
 _FORMAT = 1
-"""Of the files; goes up when what is in them changes."""
+"""Format version of the files; raised when their content changes."""
 _REFUSED = 3
 
 
 class ReasoningGym(PromptSet):
-    """Items of reasoning-gym's families, in turn, to be judged by the reward ``ReasoningGym``.
+    """Items of reasoning-gym's families, in turn, for the reward ``ReasoningGym``.
 
-    They depend on the settings alone: the same on every rank, in every process, after a resume. The three splits are
-    disjoint by a hash of the question, whatever the seed. The package is never imported here: a process of its own
-    makes the items once, and they are kept in a file.
+    Items depend on the settings alone: they are the same on every rank, in every process and after a resume. The three
+    splits are disjoint by a hash of the question, whatever the seed. The package is never imported here: a separate
+    process generates the items once, and they are kept in a file.
 
     Args:
         families: such as ``[chain_sum, maze]``; those whose scorers cannot be trusted are refused by name.
         split: ``cold_start``, ``train`` or ``held_out``.
         size: number of prompts over all families.
         seed: of the items.
-        configs: family -> settings of its own (``{chain_sum: {min_terms: 4}}``).
-        folder: where the items are kept; None is ``~/.cache/gspo_lightning/reasoning_gym`` (or below
+        configs: family -> its settings (``{chain_sum: {min_terms: 4}}``).
+        folder: folder for the items; None is ``~/.cache/gspo_lightning/reasoning_gym`` (or below
             ``XDG_CACHE_HOME``).
 
     Raises:
-        UserError: reasoning-gym is not installed in the version that was tried, a family is refused, or a setting is
-            out of its range; when the items are made: no such family or setting, or not enough items.
+        UserError: reasoning-gym is not installed in the tested version, a family is refused, or a setting is out of
+            range; when items are generated: no such family or setting, or not enough items.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ReasoningGym(PromptSet):
         self.configs, self.folder = dict(configs or {}), folder
 
     def records(self) -> Sequence[Record]:
-        """Records with ``prompt``, ``answer``, ``family``, ``entry`` and, where there are settings, ``config``."""
+        """Return records with ``prompt``, ``answer``, ``family``, ``entry`` and, if there are settings, ``config``."""
         return [
             {
                 "prompt": f"{item['question']}\n\nGive the final answer between <answer> and </answer>.",
@@ -90,7 +90,7 @@ class ReasoningGym(PromptSet):
         ]
 
     def demonstrations(self) -> Sequence[tuple[str, str]]:
-        """(prompt, completion) pairs that answer at once."""
+        """Return (prompt, completion) pairs that answer at once."""
         return [(str(r["prompt"]), f"<answer>{r['answer']}</answer>") for r in self.records()]
 
     @cached_property
@@ -115,11 +115,11 @@ class ReasoningGym(PromptSet):
 
 
 def _generated(request: dict[str, Any]) -> str:
-    """What the process that makes items prints.
+    """Return the output of the process that generates items.
 
     Raises:
-        UserError: it refuses the request.
-        InfrastructureError: it failed.
+        UserError: the process refuses the request.
+        InfrastructureError: the process failed.
     """
     root = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))

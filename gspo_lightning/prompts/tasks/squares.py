@@ -1,7 +1,7 @@
-"""The task of configs/vision.yaml: how many squares of a small picture are red?
+"""Task of configs/vision.yaml: count the red squares of a small picture.
 
 A picture of 32 x 32 pixels shows squares of 8 x 8 in three colours at random places of a 4 x 4 board. The prompt is the
-same for every picture, so an answer that does not look is a guess.
+same for every picture, so an answer given without looking is a guess.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Split = Literal["cold_start", "train", "held_out"]
 _SHARES: dict[Split, range] = {"cold_start": range(0, 4), "train": range(4, 9), "held_out": range(9, 10)}
 _CELLS, _SIDE = 4, 8
 _COLOURS = ((255, 255, 255), (220, 30, 30), (30, 160, 60), (40, 60, 220))
-"""White where there is no square; red is the one that is counted."""
+"""White for empty cells; red squares are counted."""
 
 
 class SquaresTask(PromptSet):
-    """How many squares are red (configs/vision.yaml); the answers 0 to ``most`` are equally frequent.
+    """Counting red squares (configs/vision.yaml); the answers 0 to ``most`` are equally frequent.
 
-    The splits are disjoint: a hash of the picture alone decides which one it belongs to.
+    The splits are disjoint: a hash of the picture alone decides its split.
 
     Args:
         split: ``cold_start``, ``train`` or ``held_out``.
         size: number of prompts.
-        most: red squares in a picture, at most; 1 to 8.
+        most: largest number of red squares in a picture, 1 to 8.
         seed: of the pictures drawn.
-        shuffled: show each prompt the picture of another one: nobody can do better than guess.
-        wrong: share of the demonstrations that say another number.
+        shuffled: give each prompt the picture of another one, so that answers can only be guesses.
+        wrong: share of the demonstrations with a wrong number.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class SquaresTask(PromptSet):
         )
 
     def records(self) -> Sequence[Record]:
-        """Records with ``prompt``, ``image`` (a PNG file) and ``answer``."""
+        """Return records with ``prompt``, ``image`` (a PNG file) and ``answer``."""
         boards = self._boards()
         shown = boards
         if self.shuffled:
@@ -76,7 +76,7 @@ class SquaresTask(PromptSet):
         ]
 
     def demonstrations(self) -> Sequence[Demonstration]:
-        """A record and its answer; a share ``wrong`` of the answers is off."""
+        """Return records with their answers; a share ``wrong`` of the answers is off."""
         pairs: list[Demonstration] = []
         for i, record in enumerate(self.records()):
             draw, answer = stream(self.seed, 1, i), int(record["answer"])
@@ -86,7 +86,7 @@ class SquaresTask(PromptSet):
         return pairs
 
     def _boards(self) -> list[tuple[int, ...]]:
-        """Colours of the cells, different boards all."""
+        """Return the cell colours of all boards, each board once."""
         found: dict[tuple[int, ...], None] = {}
         counter = 0
         while len(found) < self.size:
@@ -98,7 +98,7 @@ class SquaresTask(PromptSet):
 
 
 def _board(draw: int, red: int) -> tuple[int, ...]:
-    """So many red cells, up to four of other colours, the rest white."""
+    """Return a board with ``red`` red cells, up to four of other colours, the rest white."""
     places, cells = list(range(_CELLS * _CELLS)), [0] * (_CELLS * _CELLS)
     others = stream(draw, 0) % 5
     for number in range(red + others):
