@@ -1,1 +1,1 @@
-"""Files of prompts before training: duplicates, leaks from benchmarks, and copies of records."""
+"""Prepare files of prompts before training: find duplicates and leaks from benchmarks, copy records."""

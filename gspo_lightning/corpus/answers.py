@@ -1,4 +1,4 @@
-"""The final answer of a record, as far as two records can have the same one."""
+"""Extract a record's final answer in a form that can be compared with other records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LONGEST = 200
 
 
 def short_answer(value: Any) -> str | None:
-    r"""A text or number without GSM8K's working, its box and its dollars; None where it is nothing short.
+    r"""Return a text or number without GSM8K's working, ``\boxed`` and dollar signs; None if it is not short.
 
     >>> short_answer("40 + 2 = 42\n#### 42"), short_answer(r"\boxed{42}"), short_answer(42), short_answer({"tests": []})
     ('42', '42', '42', None)

@@ -1,4 +1,4 @@
-"""What a file was decontaminated against, with the hashes of both: ``FILE.decontaminated.json`` beside it."""
+"""Decontamination report of a file, ``FILE.decontaminated.json``: benchmarks checked, rules, hashes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Benchmark", "Certificate", "about", "certificate_file", "inherited",
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A file of benchmark prompts."""
+    """File of benchmark prompts with its hash."""
 
     file: str
     sha256: str
@@ -25,33 +25,33 @@ class Benchmark:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """No prompt of a file gives away one of these benchmarks, by these rules."""
+    """Statement that no prompt of a file leaks one of these benchmarks, by these rules."""
 
     sha256: str
-    """Of the file."""
+    """Hash of the file."""
     against: tuple[Benchmark, ...]
     rules: Mapping[str, Any]
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Records by the rule that they broke; empty in the certificate of a file made from one that has a certificate."""
+    """Records dropped, by the rule they broke; empty for a file made from one that already has a certificate."""
     version: str = ""
-    """Of this package."""
+    """Version of this package."""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return asdict(self)
 
     def covers(self, file: Path) -> bool:
-        """Whether a benchmark's file is among those, byte by byte."""
+        """True if a file is among the benchmarks, byte by byte."""
         return sha256(file) in {one.sha256 for one in self.against}
 
 
 def certificate_file(path: Path) -> Path:
-    """Where the certificate of a file lies."""
+    """Return the path of a file's certificate."""
     return path.with_name(f"{path.name}.decontaminated.json")
 
 
 def read_certificate(path: Path) -> Certificate | None:
-    """The certificate of a file, whether or not its hash is the file's; None where there is none.
+    """Read the certificate of a file, even if its hash is not the file's; None if there is none.
 
     Raises:
         UserError: there is one that cannot be read.
@@ -68,9 +68,10 @@ def read_certificate(path: Path) -> Certificate | None:
 
 
 def inherited(inputs: Sequence[Path]) -> Certificate | None:
-    """What a file may carry on that holds records of these files only: what all of them were decontaminated against.
+    """Return a certificate for a file made of records of these files only: it lists the benchmarks common to all.
 
-    The hash is left empty, for the file is still to be written. None where a file has no certificate that fits it.
+    The hash is left empty, for the file is still to be written. Return None if a file has no certificate that fits it,
+    if the rules differ, or if no benchmark is common.
     """
     found = []
     for path in inputs:
@@ -85,7 +86,7 @@ def inherited(inputs: Sequence[Path]) -> Certificate | None:
 
 
 def about(path: Path) -> tuple[str, bool] | None:
-    """One line about a file's certificate, and whether it is valid; None where there is none.
+    """Return one line about a file's certificate, and True if it is valid; None if there is none.
 
     Raises:
         UserError: there is one that cannot be read.

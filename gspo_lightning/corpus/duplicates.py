@@ -1,9 +1,8 @@
-"""Which prompts repeat an earlier one: the same, the same but for case and white space, or nearly the same.
+"""Find prompts that repeat an earlier one: exactly, up to case and white space, or nearly.
 
-Equal texts are found by sorting hashes. For the rest, band keys of MinHash signatures are written to a file, a band at
-a time is sorted, and what shares a key with something is compared in the order of the records: by the lowest bytes of
-the signatures first, then exactly. What is memory-bound grows by some 200 bytes a prompt, and no step is quadratic: a
-key remembers its last few records only.
+Equal texts are found by sorting hashes. For near-duplicates, the band keys of MinHash signatures are written to a file
+and sorted band by band. Records that share a key are compared in order: by the lowest bytes of the signatures first,
+then exactly. Memory grows by some 200 bytes a prompt. No step is quadratic: a key remembers its last few records only.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ __all__ = ["Kind", "NearDuplicates", "Repeats", "equal_texts"]
 _RING = 4
 """Records that a key remembers."""
 _COMPARED = 8
-"""Exact comparisons of a record at most, the likeliest first."""
+"""Most exact comparisons per record, likeliest first."""
 _MARGIN = 0.16
-"""How far an estimate from 128 places may lie below the threshold: four standard deviations."""
+"""Tolerance below the threshold for an estimate from 128 places: four standard deviations."""
 _CROWD = 32
-"""Candidates of a record from which on estimates have to reach the threshold: problems of one template are alike."""
+"""Number of candidates from which estimates must reach the threshold: problems of one template are alike."""
 _BLOCK = 8192
 _CACHED_CHARACTERS = 2000
 Progress = Callable[[int], object]
 
 
 class Kind(IntEnum):
-    """What a record is to the one that it repeats."""
+    """Relation of a record to the one it repeats."""
 
     KEPT = 0
     EXACT = 1
@@ -46,7 +45,7 @@ class Kind(IntEnum):
 
 @dataclass(slots=True)
 class Repeats:
-    """Of every record: which kept one it repeats (-1: none), how, and how similar the two are."""
+    """Result for every record: index of the kept record it repeats (-1: none), kind, and similarity."""
 
     of: np.ndarray
     kind: np.ndarray
@@ -54,18 +53,18 @@ class Repeats:
 
     @classmethod
     def none(cls, count: int) -> Repeats:
-        """Nothing repeats anything."""
+        """Return a result without repeats."""
         ones = np.ones(count, dtype=np.float32)
         return cls(np.full(count, -1, dtype=np.int64), np.zeros(count, dtype=np.int8), ones)
 
 
 def equal_texts(texts: TextStore, raw: np.ndarray, normal: np.ndarray) -> Repeats:
-    """Records whose normalised text an earlier one has.
+    """Find records whose normalised text equals an earlier one.
 
     Args:
         texts: normalised.
-        raw: 64-bit hashes of the prompts as they are.
-        normal: of the normalised texts; equal hashes are compared as texts.
+        raw: 64-bit hashes of the original prompts.
+        normal: hashes of the normalised texts; texts with equal hashes are compared.
     """
     found = Repeats.none(len(normal))
     order = np.argsort(normal, kind="stable")
@@ -79,14 +78,14 @@ def equal_texts(texts: TextStore, raw: np.ndarray, normal: np.ndarray) -> Repeat
 
 
 class NearDuplicates:
-    """Near-duplicates among some texts.
+    """Near-duplicates among some of the texts.
 
     Args:
         texts: normalised.
-        places: which of them, ascending.
-        threshold: Jaccard similarity of 5-grams from which two are near-duplicates.
-        folder: for files that are needed meanwhile.
-        progress: is told how many texts have a signature, or were looked at, since it was told last.
+        places: indices of the texts to compare, ascending.
+        threshold: Jaccard similarity of 5-grams from which two texts are near-duplicates.
+        folder: for temporary files.
+        progress: called with the number of texts hashed or compared since the last call.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class NearDuplicates:
         self._turn = np.zeros(buckets + 1, dtype=np.int8)
 
     def repeats(self, found: Repeats) -> None:
-        """Each text that is nearly an earlier one which is kept; written into ``found``."""
+        """Find each text that nearly repeats an earlier kept one, and write it into ``found``."""
         for record, buckets in self._shared():
             other, similarity = next(self._similar(record, buckets), (-1, 0.0))
             if other < 0:
@@ -115,7 +114,7 @@ class NearDuplicates:
             found.similarity[place] = similarity
 
     def clusters(self) -> np.ndarray:
-        """A number for each text, the same for those that a chain of near-duplicates connects."""
+        """Return a cluster number for each text; texts connected by a chain of near-duplicates share one."""
         parents = np.arange(len(self._places))
 
         def root(record: int) -> int:
@@ -132,7 +131,7 @@ class NearDuplicates:
         return np.array([root(record) for record in range(len(parents))], dtype=np.int64)
 
     def _write_keys(self, path: Path) -> None:
-        """Band by band in one file, ``[bands, texts]``."""
+        """Write the keys band by band to one file, ``[bands, texts]``."""
         count, start = len(self._places), 0
         with open(path, "wb") as file:
             waiting: list[np.ndarray] = []
@@ -158,7 +157,7 @@ class NearDuplicates:
                 write()
 
     def _sort_bands(self, path: Path) -> int:
-        """Each text's bucket in each band, 0 where nobody shares its key; returns the number of buckets."""
+        """Write each text's bucket in each band, 0 if its key is unique; return the number of buckets."""
         count, buckets = len(self._places), 0
         with open(self._file, "wb") as file:
             for band in range(self._bands):
@@ -174,7 +173,7 @@ class NearDuplicates:
         return buckets
 
     def _shared(self) -> Iterator[tuple[int, np.ndarray]]:
-        """The texts that share a bucket with another one, in their order, with their buckets."""
+        """Yield the texts that share a bucket with another one, in order, with their buckets."""
         count = len(self._places)
         for start in range(0, count, _BLOCK):
             size = min(_BLOCK, count - start)
@@ -188,7 +187,7 @@ class NearDuplicates:
             self._progress(size)
 
     def _similar(self, record: int, buckets: np.ndarray) -> Iterator[tuple[int, float]]:
-        """Earlier texts in these buckets that are near-duplicates, the likeliest first, with their similarity."""
+        """Yield earlier near-duplicates in these buckets, likeliest first, with their similarity."""
         known = self._ring[buckets].ravel()
         known = np.unique(known[known >= 0])
         if not len(known):

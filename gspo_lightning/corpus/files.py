@@ -1,4 +1,4 @@
-"""Files of records that are read to be copied: JSON lines and Parquet, a record at a time, each with its place."""
+"""Read files of records for copying: JSON lines and Parquet, a record at a time, each with its place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 FORMATS = (".jsonl", ".parquet")
 LONGEST_PROMPT = 1_000_000
-"""Characters. What is longer is a file in one line, and not a prompt."""
+"""Most characters of a prompt. A longer text is a file in one line."""
 _SHOWN_NAMES = 20
 
 
@@ -38,16 +38,16 @@ class Record(NamedTuple):
     """One record of a file."""
 
     file: int
-    """Which of the files."""
+    """Index of the file."""
     number: int
-    """Its line, or its place in a Parquet file, from 1."""
+    """Line number, or place in a Parquet file, from 1."""
     raw: bytes
-    """The line as it is, with its end; empty for Parquet."""
+    """Original line with its end; empty for Parquet."""
     values: dict[str, Any]
 
 
 def format_of(path: Path, option: str) -> str:
-    """``.jsonl`` or ``.parquet``.
+    """Return the format, ``.jsonl`` or ``.parquet``.
 
     Raises:
         UserError: another suffix.
@@ -60,11 +60,11 @@ def format_of(path: Path, option: str) -> str:
 
 
 class Inputs:
-    """Several files, one behind the other. Every pass over them reads the files anew, and sees that they are the same.
+    """Several files read in sequence. Every pass reads the files again and checks that they are unchanged.
 
     Args:
         paths: the files, all of one format.
-        option: how messages name where they were given.
+        option: name of the option, for messages.
 
     Raises:
         UserError: a file is missing, given twice, or of another format than the others.
@@ -82,23 +82,23 @@ class Inputs:
             raise UserError(option, "names JSON lines and Parquet together", fix="gspo data convert makes them alike")
         self.format = formats.pop()
         self.sha256 = [""] * len(self.paths)
-        """Of each file, once it was read to its end."""
+        """Hash of each file, once it was read to its end."""
         self.numbers = array("q")
         """Line, or place in its file, of every record, once all were read."""
         self.ends: list[int] = []
-        """Records in the files up to each one."""
+        """Cumulative number of records up to and including each file."""
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     @property
     def bytes(self) -> int:
-        """Of all files together."""
+        """Size of all files together."""
         return sum(path.stat().st_size for path in self.paths)
 
     @property
     def rows(self) -> int:
-        """Of Parquet files together, as they say themselves."""
+        """Number of rows of all Parquet files, from their metadata."""
         import pyarrow.parquet
 
         found = 0
@@ -108,7 +108,7 @@ class Inputs:
         return found
 
     def name(self, file: int, number: int) -> str:
-        """A record as messages name it.
+        """Return the name of a record for messages.
 
         >>> Inputs([Path(__file__).with_name("files.py")])  # doctest: +IGNORE_EXCEPTION_DETAIL
         Traceback (most recent call last):
@@ -117,19 +117,19 @@ class Inputs:
         return _where(self.paths[file], number)
 
     def place(self, index: int) -> dict[str, Any]:
-        """File and line of a record, by its number over all files from 0, as output names it."""
+        """Return file and line of a record for output, by its number over all files from 0."""
         file = bisect_right(self.ends, index)
         word = "line" if self.format == ".jsonl" else "record"
         return {"file": self.paths[file].name, word: self.numbers[index]}
 
     def records(self, columns: Sequence[str] | None = None) -> Iterator[Record]:
-        """Every record.
+        """Yield every record.
 
         Args:
-            columns: of Parquet: read these only, where they are there.
+            columns: for Parquet: read only these, if they exist.
 
         Raises:
-            UserError: a malformed record, with file and line; a file without records, or that was changed meanwhile.
+            UserError: a malformed record, with file and line; a file without records, or one changed since it was read.
         """
         first = not self.ends
         for file, path in enumerate(self.paths):
@@ -148,10 +148,10 @@ class Inputs:
             self.check_unchanged()
 
     def check_unchanged(self) -> None:
-        """See that the files are what they were, or remember what they are.
+        """Check that the files are unchanged; remember their hashes on the first call.
 
         Raises:
-            UserError: one was changed.
+            UserError: a file was changed.
         """
         for file, path in enumerate(self.paths):
             self._check(file, path, sha256(path))
@@ -172,7 +172,7 @@ class Inputs:
 
 
 def prompt_of(inputs: Inputs, record: Record, column: str, option: str = "--column NAME") -> str:
-    """The text of a record's prompt.
+    """Return the text of a record's prompt.
 
     Raises:
         UserError: as :func:`checked_prompt`; names file and line.
@@ -183,7 +183,7 @@ def prompt_of(inputs: Inputs, record: Record, column: str, option: str = "--colu
 def checked_prompt(
     values: Mapping[str, Any], column: str, where: Callable[[], str], option: str = "--column NAME"
 ) -> str:
-    """The text of the prompt in a column.
+    """Return the text of the prompt in a column.
 
     Raises:
         UserError: the column is missing, or its prompt is empty, of another type or too long; begins with ``where()``.
@@ -226,7 +226,7 @@ def _rows(file: int, path: Path, columns: Sequence[str] | None) -> Iterator[Reco
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Faults of a file by its name."""
+    """Report read errors under the name of the file."""
     try:
         yield
     except UserError:
@@ -246,13 +246,13 @@ def _where(path: Path, number: int) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Hexadecimal digest of a file."""
+    """Return the hexadecimal SHA-256 digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def as_json(values: dict[str, Any]) -> str:
-    """A record as one line; what JSON has no word for becomes a text (dates) or null (NaN).
+    """Return a record as one line of JSON; other types become texts (dates), NaN and infinities become null.
 
     >>> as_json({"a": float("nan"), "b": [1.5, {"c": float("inf")}]})
     '{"a": null, "b": [1.5, {"c": null}]}'

@@ -1,4 +1,4 @@
-"""Ids of records: no two files have one together."""
+"""Check that no two files share the id of a record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Identifiers"]
 
 
 class Identifiers:
-    """The ids that were seen, for about 100 bytes each; none are kept where there is one file only.
+    """Ids seen so far, about 100 bytes each; with a single file none are kept.
 
     Args:
         inputs: the files.
@@ -22,7 +22,7 @@ class Identifiers:
         self._seen: dict[bytes, tuple[int, int]] = {}
 
     def add(self, record: Record) -> None:
-        """See a record.
+        """Add a record.
 
         Raises:
             UserError: another file has its id.

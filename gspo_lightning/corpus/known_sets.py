@@ -1,4 +1,4 @@
-"""The columns of public sets under our names; ``configs/data`` holds a config for each."""
+"""Columns of public data sets under our names; ``configs/data`` holds a config for each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KNOWN_SETS: Mapping[str, Columns] = {
     "puzzles": {"prompt": "question", "answer": "answer"},
     "ours": {"prompt": "prompt"},
 }  # fmt: skip
-"""Our word -> theirs, as ``data.columns``. What two sets have alike must be named."""
+"""Our name -> theirs, as ``data.columns``. Sets with the same columns cannot be told apart: name the set."""
 _TELLING: Mapping[str, Collection[str]] = {
     "dapo17k": ("prompt", "reward_model", "data_source"),
     "livecodebench": ("question_content", "public_test_cases", "private_test_cases"),
@@ -40,11 +40,11 @@ _TELLING: Mapping[str, Collection[str]] = {
     "gsm8k": ("question", "answer"),
     "ours": ("prompt",),
 }
-"""Columns by which a set is recognised; the first that fits is taken, so what says more stands first."""
+"""Columns by which a set is recognised; the first match is taken, so more specific sets stand first."""
 
 
 def recognised(names: Collection[str]) -> str | None:
-    """The set whose columns these are.
+    """Return the known set with these columns; None if there is none.
 
     >>> recognised({"question", "answer"}), recognised({"problem", "solution", "level", "type"}), recognised({"text"})
     ('gsm8k', 'math', None)

@@ -1,4 +1,4 @@
-"""Prompts that give a benchmark away.
+"""Find prompts that leak a benchmark.
 
 A record leaks a benchmark prompt
 
@@ -6,7 +6,7 @@ A record leaks a benchmark prompt
 * if the two share a 13-gram of words that is rare in the training file, even with other numbers in it,
 * if the two are nearly the same (Jaccard similarity of character 5-grams).
 
-A single shared 8-gram says nothing: a quarter of clean problems of common templates have one. Candidates are found by
+A single shared 8-gram proves nothing: a quarter of clean problems of common templates have one. Candidates are found by
 hashes, a block of records at a time, and each leak is confirmed on the words themselves.
 """
 
@@ -25,19 +25,19 @@ from gspo_lightning.corpus.text import normalised
 __all__ = ["LONG", "SHARE", "SHORT", "BenchmarkPrompt", "Leak", "LeakSearch", "Rule", "rare_below"]
 
 SHORT, LONG = 8, 13
-"""Words of a gram."""
+"""Words of a short and of a long gram."""
 SHARE = 0.5
-"""Of a benchmark prompt's 8-grams."""
+"""Share of a benchmark prompt's 8-grams that makes a leak."""
 _MARGIN = 0.16
 _MOST = 10
 _SAME_KEY = 16
-"""Benchmark prompts of one key that a record is compared with."""
+"""Most benchmark prompts with one key that a record is compared with."""
 _MIXER = np.uint64(0x9E3779B97F4A7C15)
 Words = Sequence[str]
 
 
 class Rule:
-    """Why a record leaks."""
+    """Rules by which a record leaks."""
 
     SHORT_GRAMS = "8-grams"
     LONG_GRAM = "rare 13-gram"
@@ -46,7 +46,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPrompt:
-    """A prompt of a benchmark: number of its file, line, id, words, and the form for near-duplicates."""
+    """A prompt of a benchmark: number of its file, line, words, text for near-duplicates, and answer."""
 
     file: int
     number: int
@@ -57,7 +57,7 @@ class BenchmarkPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """A record's leak: by which rule, of which benchmark prompt, and how much of it."""
+    """Leak of a record: rule, index of the benchmark prompt, and share of the prompt found."""
 
     rule: str
     prompt: int
@@ -65,15 +65,15 @@ class Leak:
 
 
 def comparable(text: str, found: Words) -> str:
-    """What near-duplicates are looked for in: the words where there are enough, else the text itself.
+    """Return the text to compare for near-duplicates: the words if there are at least 8, else the normalised text.
 
-    Without its signs ``3+4`` would be ``3-4``.
+    As words, ``3+4`` and ``3-4`` would be the same.
     """
     return " ".join(found) if len(found) >= SHORT else normalised(text)
 
 
 def rare_below(records: int) -> int:
-    """In how many records of a file at most a 13-gram is rare: one in a thousand, but 2 at least and 10 at most.
+    """Return the most records in which a 13-gram is rare: one in a thousand of all, but at least 2 and at most 10.
 
     >>> rare_below(100), rare_below(5_000), rare_below(1_000_000)
     (2, 5, 10)
@@ -82,7 +82,7 @@ def rare_below(records: int) -> int:
 
 
 class LeakSearch:
-    """Looks for leaks in blocks of records.
+    """Search for leaks in blocks of records.
 
     Args:
         prompts: of the benchmarks.
@@ -92,7 +92,7 @@ class LeakSearch:
     def __init__(self, prompts: Sequence[BenchmarkPrompt], threshold: float) -> None:
         self.prompts, self.threshold = prompts, threshold
         self.leaks: dict[int, Leak] = {}
-        """By number of the record."""
+        """Leaks by number of the record."""
         self._short = _Postings(prompts, SHORT, rarest=True)
         self._long = _Postings(prompts, LONG)
         masked = {_hash(_masked(gram)) for gram in self._long.grams}
@@ -100,7 +100,7 @@ class LeakSearch:
         self._mask_of = np.searchsorted(
             self._masked, np.array([_hash(_masked(gram)) for gram in self._long.grams], dtype=np.uint64)
         )
-        self._counts = np.zeros(len(self._masked), dtype=np.int64)  # records with the gram, whatever its numbers
+        self._counts = np.zeros(len(self._masked), dtype=np.int64)  # records with the gram, with any numbers
         self._shared: dict[int, list[tuple[int, int]]] = defaultdict(list)  # gram -> first records, a prompt for each
         _, self._rows = banding(threshold)
         signature = signatures([prompt.text for prompt in prompts])
@@ -111,12 +111,12 @@ class LeakSearch:
         self._grams = [grams(prompt.text) for prompt in prompts]
 
     def look(self, start: int, texts: Sequence[str], found: Sequence[Words]) -> None:
-        """A block of records.
+        """Search a block of records.
 
         Args:
-            start: number of the first.
+            start: number of the first record.
             texts: in the form for near-duplicates.
-            found: their words.
+            found: words of each text.
         """
         hashes, owners = _hashes(found)
         for record, prompts in self._short.candidates(hashes, owners, SHORT).items():
@@ -127,7 +127,7 @@ class LeakSearch:
         self._by_similarity(start, texts)
 
     def finish(self, records: int) -> None:
-        """Decide which long grams are rare, once every record of the file was looked at."""
+        """Decide which long grams are rare, after all records of the file."""
         limit = rare_below(records)
         for gram in sorted(self._shared):
             if self._counts[self._mask_of[gram]] <= limit:
@@ -168,10 +168,10 @@ class LeakSearch:
 
 
 class _Postings:
-    """Hashes of the n-grams of benchmark prompts, and which prompts have them.
+    """Inverted index of benchmark prompts: hash of an n-gram -> prompts that have it.
 
-    With ``rarest`` so many of each prompt's grams are enough that a record with half of them has one of these: the
-    rarest ones, so that what all problems of a template share is not looked up.
+    With ``rarest``, only the rarest grams of each prompt are indexed: just enough that a record with half of the
+    prompt's grams has one of them. Grams common to all problems of a template are then not looked up.
     """
 
     def __init__(self, prompts: Sequence[BenchmarkPrompt], size: int, *, rarest: bool = False) -> None:
@@ -188,27 +188,27 @@ class _Postings:
         text = {number: gram for one in hashed for number, gram in one.items()}
         self._known = np.array(sorted(postings), dtype=np.uint64)
         self.postings = [postings[number] for number in self._known.tolist()]
-        """Of each gram: the prompts that have it."""
+        """Prompts that have each gram."""
         self.grams = [text[number] for number in self._known.tolist()]
 
     def share(self, prompt: int, held: set[tuple[str, ...]]) -> float:
-        """How much of a prompt's grams a record holds."""
+        """Return the share of a prompt's grams that a record holds."""
         return len(self._sets[prompt] & held) / len(self._sets[prompt])
 
     def candidates(self, hashes: np.ndarray, owners: np.ndarray, size: int) -> dict[int, set[int]]:
-        """Record of a block -> the prompts that it shares a gram with."""
+        """Return record of a block -> prompts that share an indexed gram with it."""
         found: dict[int, set[int]] = defaultdict(set)
         for record, gram in self.found(hashes, owners, size).tolist():
             found[record].update(self.postings[gram])
         return found
 
     def found(self, hashes: np.ndarray, owners: np.ndarray, size: int) -> np.ndarray:
-        """(record, number of the gram) ``[n, 2]``, each gram once a record."""
+        """Return (record, number of the gram) ``[n, 2]``, each gram once a record."""
         return _found(self._known, hashes, owners, size)
 
 
 def _found(known: np.ndarray, hashes: np.ndarray, owners: np.ndarray, size: int) -> np.ndarray:
-    """(record, place in ``known``) of every gram that is known, once a record."""
+    """Return (record, place in ``known``) of every known gram, once a record."""
     if len(hashes) < size or not len(known):
         return np.empty((0, 2), dtype=np.int64)
     inside = owners[size - 1 :] == owners[: len(owners) - size + 1]
@@ -219,7 +219,7 @@ def _found(known: np.ndarray, hashes: np.ndarray, owners: np.ndarray, size: int)
 
 
 def _masked(found: Words) -> tuple[str, ...]:
-    """The words without what their numbers are: problems of a template differ in these."""
+    """Replace numbers by ``#``: problems of a template differ in these."""
     return tuple("#" if word.isdigit() else word for word in found)
 
 
@@ -228,14 +228,14 @@ def _grams(found: Words, size: int) -> set[tuple[str, ...]]:
 
 
 def _hashes(found: Sequence[Words]) -> tuple[np.ndarray, np.ndarray]:
-    """A hash of each word of a block, and whose word it is."""
+    """Return a hash of each word of a block, and the text that each word belongs to."""
     lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found))
     numbers = np.fromiter((hash(word) for one in found for word in one), dtype=np.int64, count=int(lengths.sum()))
     return numbers.view(np.uint64), np.repeat(np.arange(len(found)), lengths)
 
 
 def _rolled(hashes: np.ndarray, size: int) -> np.ndarray:
-    """A hash of the gram that begins at each word."""
+    """Return a hash of the gram that begins at each word."""
     count = len(hashes) - size + 1
     found = hashes[:count].copy()
     for k in range(1, size):

@@ -1,4 +1,4 @@
-"""One line of JSON lines as an object, and what is said where it is none."""
+"""Parse one line of JSON lines as an object, with messages for malformed ones."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["LONGEST_LINE", "check_length", "no_json", "no_text", "numbered", "pa
 
 Row = dict[str, Any]
 LONGEST_LINE = 1 << 29
-"""Bytes. Records with tests of programs have up to some hundred MB."""
+"""Most bytes of a line. Records with tests of programs have up to some hundred MB."""
 
 
 def numbered(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
-    """Every line of a file with its number, from 1.
+    """Yield every line of a file with its number, from 1.
 
     Raises:
-        UserError: one is longer than any record: a file of some MB may be a line of many GB when it is unpacked.
+        UserError: a line is longer than any record: a compressed file of some MB may unpack to a line of many GB.
     """
     number = 0
     while line := file.readline(LONGEST_LINE + 1):
@@ -32,7 +32,7 @@ def check_length(size: int, where: str) -> None:
     """Refuse a line of more bytes than any record has.
 
     Raises:
-        UserError: naming it.
+        UserError: the line is too long; names it.
     """
     if size > LONGEST_LINE:
         said = f"has more than {LONGEST_LINE >> 20} MiB in one line"
@@ -40,7 +40,7 @@ def check_length(size: int, where: str) -> None:
 
 
 def parse_line(line: bytes, where: str, *, strict: bool = False) -> Row:
-    """The object that a line holds.
+    """Return the object on a line.
 
     Args:
         line: with or without its end.
@@ -48,7 +48,7 @@ def parse_line(line: bytes, where: str, *, strict: bool = False) -> Row:
         strict: refuse NaN and infinities, which are not JSON.
 
     Raises:
-        UserError: it holds something else; nothing of it is shown.
+        UserError: the line holds something else; nothing of it is shown.
     """
     try:
         text = line.decode("utf-8-sig")  # some editors put a byte-order mark first
@@ -65,18 +65,18 @@ def parse_line(line: bytes, where: str, *, strict: bool = False) -> Row:
 
 
 def no_text(where: str, error: UnicodeDecodeError) -> UserError:
-    """The message for bytes that are no text."""
+    """Return the error for bytes that are not text."""
     return UserError(where, f"is not UTF-8: {error.reason}", fix="save it as UTF-8")
 
 
 def no_json(where: str, error: Exception, fix: str) -> UserError:
-    """The message for a text that is no JSON."""
+    """Return the error for a text that is not JSON."""
     what = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else type(error).__name__
     return UserError(where, f"is not JSON: {what}", fix=fix)
 
 
 class _NotJSONError(ValueError):
-    """NaN or an infinity."""
+    """NaN or an infinity in JSON."""
 
 
 def _refused(constant: str) -> NoReturn:

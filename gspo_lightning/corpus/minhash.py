@@ -1,8 +1,9 @@
-"""MinHash of character 5-grams (Broder 1997), vectorised: a signature a text, keys of its bands, the exact similarity.
+"""MinHash of character 5-grams (Broder 1997), vectorised: signatures, band keys, exact similarity.
 
 A text is the set of its 5-grams of characters; one of fewer than five characters is filled up with NUL. A gram becomes
-32 mixed bits, and each of 128 permutations is ``(a * gram + b) mod 2**32`` with an odd ``a``; the smallest value over
-the set is the signature's. Two texts agree at a place with the chance of their Jaccard similarity.
+32 mixed bits, and each of 128 permutations is ``(a * gram + b) mod 2**32`` with an odd ``a``. The signature holds the
+smallest value of each permutation over the set. The probability that two texts agree at a place is their Jaccard
+similarity.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _MIXER = np.uint64(0xBF58476D1CE4E5B9)
 
 
 def grams(text: str) -> set[str]:
-    """The set that stands for a text.
+    """Return the set of 5-grams of a text.
 
     >>> sorted(grams("abcdef"))
     ['abcde', 'bcdef']
@@ -31,7 +32,7 @@ def grams(text: str) -> set[str]:
 
 
 def jaccard(a: set[str], b: set[str]) -> float:
-    """What two sets share of what they hold together.
+    """Return the Jaccard similarity of two sets: size of the intersection over size of the union.
 
     >>> jaccard(grams("abcdef"), grams("abcdex"))
     0.3333333333333333
@@ -41,7 +42,7 @@ def jaccard(a: set[str], b: set[str]) -> float:
 
 
 def banding(threshold: float) -> tuple[int, int]:
-    """(bands, rows) that let two texts of this similarity meet in one band with a chance of at least 0.999.
+    """Return (bands, rows) with which two texts of this similarity meet in one band with probability >= 0.999.
 
     >>> banding(0.7), banding(0.9), banding(0.5)
     ((32, 4), (16, 8), (64, 2))
@@ -54,12 +55,12 @@ def banding(threshold: float) -> tuple[int, int]:
 
 
 def signatures(texts: Sequence[str]) -> np.ndarray:
-    """Signatures of texts, uint32 ``[len(texts), 128]``; fastest for about 60,000 characters at a time."""
+    """Return signatures of texts, uint32 ``[len(texts), 128]``; fastest for about 60,000 characters at a time."""
     filled = [text if len(text) >= GRAM else text.ljust(GRAM, "\0") for text in texts]
     lengths = np.fromiter(map(len, filled), dtype=np.int64, count=len(filled))
     codes = np.frombuffer("".join(filled).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     hashes = _hashed(codes)
-    # of each text: where its grams begin, and where those begin that run into the next text
+    # start of each text's grams, and of the grams that run into the next text
     borders = np.empty(2 * len(filled), dtype=np.int64)
     borders[1::2] = np.cumsum(lengths) - GRAM + 1
     borders[0] = 0
@@ -75,7 +76,7 @@ def signatures(texts: Sequence[str]) -> np.ndarray:
 
 
 def band_keys(signature: np.ndarray, rows: int) -> np.ndarray:
-    """64 bits for each band of ``rows`` places: uint64 ``[bands, texts]``."""
+    """Return a 64-bit key for each band of ``rows`` places: uint64 ``[bands, texts]``."""
     places = signature.reshape(len(signature), -1, rows).astype(np.uint64)
     keys = np.zeros(places.shape[:2], dtype=np.uint64)
     for row in range(rows):
@@ -84,16 +85,16 @@ def band_keys(signature: np.ndarray, rows: int) -> np.ndarray:
 
 
 def estimates(low: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Estimated similarity of a signature's lowest bytes ``[128]`` with others' ``[n, 128]``.
+    """Estimate the similarity of a signature's lowest bytes ``[128]`` to others' ``[n, 128]``.
 
-    Different values agree in their lowest byte with a chance of 1/256 (b-bit MinHash, arXiv 0910.3349).
+    Different values agree in their lowest byte with probability 1/256 (b-bit MinHash, arXiv 0910.3349).
     """
     same = np.count_nonzero(others == low, axis=1) / PERMUTATIONS
     return (same - 1 / 256) / (1 - 1 / 256)
 
 
 def _hashed(codes: np.ndarray) -> np.ndarray:
-    """32 bits for the gram that begins at each character but the last four."""
+    """Return 32 bits for the gram that begins at each character but the last four."""
     count = len(codes) - GRAM + 1
     found = codes[:count].astype(np.uint64)
     for k in range(1, GRAM):
@@ -103,7 +104,7 @@ def _hashed(codes: np.ndarray) -> np.ndarray:
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """A round of splitmix64's finaliser, in place."""
+    """Apply a round of splitmix64's finaliser, in place."""
     values ^= values >> np.uint64(30)
     values *= _MIXER
     values ^= values >> np.uint64(27)
@@ -111,7 +112,7 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 
 
 def _constants() -> tuple[np.ndarray, np.ndarray]:
-    """128 odd multipliers and 128 summands, the same everywhere."""
+    """Return 128 odd multipliers and 128 summands, the same on every machine."""
     with np.errstate(over="ignore"):
         numbers = _mixed(_mixed(np.arange(1, 2 * PERMUTATIONS + 1, dtype=np.uint64) * _MULTIPLIER))
     words = (numbers >> np.uint64(32)).astype(np.uint32)

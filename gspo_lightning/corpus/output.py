@@ -1,4 +1,4 @@
-"""Copies of records: unchanged, in their order, in files that appear whole together, or not at all."""
+"""Copy records unchanged and in order, to files that all appear complete, or not at all."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ __all__ = ["Outputs", "common_schema", "copy", "dropped_file", "same_format", "w
 
 
 def dropped_file(output: Path) -> Path:
-    """Where the dropped records of an output lie."""
+    """Return the path for the dropped records of an output."""
     return output.with_name(f"{output.name}.dropped.jsonl")
 
 
 class Outputs:
-    """Files that are swapped in together when the work is done; what is there already is never replaced.
+    """Output files put in place together when all are written; existing files are never replaced.
 
     Use as a context: an exception leaves nothing behind.
 
     Args:
         targets: the files.
-        inputs: none of these may be one of them.
+        inputs: files that may not be targets.
 
     Raises:
-        UserError: a folder is missing, a file is there, or is an input.
+        UserError: a folder is missing, a file exists already, or is an input.
     """
 
     def __init__(self, targets: Sequence[Path], inputs: Sequence[Path]) -> None:
@@ -48,11 +48,11 @@ class Outputs:
                 raise UserError("--output", f"{target} is an input", fix="name another file; nothing is overwritten")
             if target.exists() or target.is_symlink():
                 raise UserError("--output", f"{target} exists", fix="name another file; nothing is overwritten")
-        places = [target.parent.resolve() / target.name for target in targets]  # one file may be spelled in many ways
+        places = [target.parent.resolve() / target.name for target in targets]  # one file may have many spellings
         if repeated := [t for i, t in enumerate(self._targets) if places[i] in places[:i]]:
             raise UserError("--output", f"{repeated[0]} is named twice", fix="name different files")
         self.scratch = beside(targets[0].with_name(f"{targets[0].name}.scratch"))
-        """A folder for what is needed meanwhile."""
+        """Folder for temporary files."""
 
     def __enter__(self) -> Outputs:
         for target in self._targets:
@@ -72,17 +72,17 @@ class Outputs:
                     beside(target).unlink(missing_ok=True)
 
     def path(self, target: Path) -> Path:
-        """Where a target is written."""
+        """Return the temporary path of a target."""
         return beside(target)
 
     def write_json(self, target: Path, value: Mapping[str, Any]) -> None:
-        """A small file."""
+        """Write a small JSON file."""
         with open(self.path(target), "w", encoding="utf-8") as file:
             json.dump(value, file, indent=2, ensure_ascii=False)
             file.write("\n")
 
     def write_certificate(self, certificate: Certificate | None, output: Path) -> None:
-        """Beside an output, which is written already; nothing where there is no certificate."""
+        """Write a certificate beside an output, which is written already; do nothing without one."""
         if certificate is not None:
             signed = replace(certificate, sha256=sha256(self.path(output)))
             self.write_json(certificate_file(output), signed.as_json())
@@ -96,7 +96,7 @@ def _swap_in(target: Path) -> None:
     finally:
         os.close(descriptor)
     try:
-        os.link(unfinished, target)  # fails where somebody made the file meanwhile
+        os.link(unfinished, target)  # fails if the file was created meanwhile
     except FileExistsError:
         raise UserError("--output", f"{target} was made meanwhile", fix="name another file") from None
     except OSError:  # a file system without hard links
@@ -112,16 +112,16 @@ def copy(
     why: Callable[[int], Mapping[str, Any]] | None = None,
     progress: Callable[[int], object] = lambda count: None,
 ) -> None:
-    """Copy each record to a target, or to the file of what was dropped.
+    """Copy each record to a target, or to the file of dropped records.
 
     Args:
         inputs: read once more.
-        outputs: swap the files in.
+        outputs: context that puts the files in place.
         targets: of the inputs' format.
-        route: number of a record over all inputs, from 0 -> the place of its target, or -1.
-        dropped: JSON lines of what was dropped.
-        why: what is said about a dropped record.
-        progress: is told the number of records since it was told last.
+        route: number of a record over all inputs, from 0 -> index of its target, or -1 to drop it.
+        dropped: path of the JSON lines of dropped records.
+        why: number of a dropped record -> reason, as columns.
+        progress: called with the number of records since the last call.
     """
     with contextlib.ExitStack() as stack:
         rest: IO[bytes] | None = None
@@ -146,16 +146,16 @@ def copy(
 
 
 def whole_line(raw: bytes) -> bytes:
-    """A line with its end, which the last one of a file may lack, and without a byte-order mark before it."""
+    """Return a line with its end, which the last line of a file may lack, and without a byte-order mark."""
     line = raw.removeprefix(b"\xef\xbb\xbf")
     return line if line.endswith(b"\n") else line + b"\n"
 
 
 def common_schema(inputs: Inputs) -> Any:
-    """The schema of Parquet inputs.
+    """Return the common schema of Parquet inputs.
 
     Raises:
-        UserError: they differ.
+        UserError: the schemas differ.
     """
     import pyarrow.parquet
 
@@ -174,7 +174,7 @@ def _copy_batches(
     drop: Callable[[int, Record], None],
     progress: Callable[[int], object],
 ) -> None:
-    """Rows as Arrow has them: no value passes through Python."""
+    """Copy rows as Arrow batches: only dropped rows pass through Python."""
     import pyarrow
     import pyarrow.parquet
 
@@ -196,7 +196,7 @@ def _copy_batches(
 
 
 def _dropped_line(inputs: Inputs, index: int, record: Record, why: Mapping[str, Any]) -> bytes:
-    """Where the record was and why it was dropped; the record itself stands at the end as it was."""
+    """Return place and reason of a dropped record as JSON, with the unchanged record at the end."""
     identifier = {"id": record.values["id"]} if "id" in record.values else {}
     head = json.dumps({**identifier, **inputs.place(index), **why}, ensure_ascii=False, default=str)
     raw = record.raw.strip().removeprefix(b"\xef\xbb\xbf")
@@ -205,10 +205,10 @@ def _dropped_line(inputs: Inputs, index: int, record: Record, why: Mapping[str, 
 
 
 def same_format(inputs: Inputs, outputs: Sequence[Path]) -> None:
-    """Outputs have the inputs' format.
+    """Refuse outputs of another format than the inputs.
 
     Raises:
-        UserError: one has another.
+        UserError: an output has another format.
     """
     for output in outputs:
         if format_of(output, "--output") != inputs.format:

@@ -1,4 +1,4 @@
-"""The text of a prompt, and the form in which two prompts are the same."""
+"""Text of a prompt, and the normalised form for comparing prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ENCODING, _SURROGATES = "utf-8", "surrogatepass"  # JSON may hold half a surrog
 
 
 def prompt_text(value: Any) -> str | None:
-    r"""What a prompt says: a text as it is, chat messages without those of the system; None for anything else.
+    r"""Return the text of a prompt: a text as it is, chat messages without system messages; None for anything else.
 
     >>> prompt_text([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}])
     '1+1?'
@@ -37,7 +37,7 @@ def _content(content: Any) -> str:
 
 
 def normalised(text: str) -> str:
-    """Without differences of Unicode's compatibility forms (NFKC), case and white space.
+    """Remove differences of Unicode's compatibility forms (NFKC), case and white space.
 
     >>> normalised("  What is\\u00a0 6 x 7?\\n")
     'what is 6 x 7?'
@@ -46,10 +46,10 @@ def normalised(text: str) -> str:
 
 
 class TextStore:
-    """Texts in a file, for 8 bytes of memory each.
+    """Texts kept in a file. Memory: 8 bytes a text.
 
     Args:
-        path: is made.
+        path: file to create.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,20 +60,20 @@ class TextStore:
         return len(self._ends) - 1
 
     def add(self, text: str) -> None:
-        """Put one behind the others."""
+        """Append a text."""
         self._ends.append(self._ends[-1] + self._file.write(text.encode(_ENCODING, _SURROGATES)))
 
     def at(self, place: int) -> str:
-        """One of them."""
+        """Return the text at a place."""
         begin, end = self._ends[place], self._ends[place + 1]
         return self._bytes(begin, end).decode(_ENCODING, _SURROGATES)
 
     def length(self, place: int) -> int:
-        """Bytes of one of them."""
+        """Return the length in bytes of the text at a place."""
         return self._ends[place + 1] - self._ends[place]
 
     def blocks(self, places: np.ndarray, size: int = 1 << 16) -> Iterator[tuple[np.ndarray, list[str]]]:
-        """Some of the texts in their order, about ``size`` bytes at a time: (places, texts)."""
+        """Yield (places, texts) in order, about ``size`` bytes at a time."""
         ends = np.frombuffer(self._ends, dtype=np.int64)
         cumulative = np.cumsum(ends[places + 1] - ends[places])
         start = 0

@@ -1,6 +1,6 @@
-r"""A text as words: what is left of it when markup, case, signs and ways to write a number are taken away.
+r"""Convert a text to words without markup, case, signs and different ways to write numbers.
 
-Leaks are looked for in this form, in which ``$\frac{3}{4}$ of 1{,}000`` and ``3/4 of 1,000`` are the same.
+Leaks are searched in this form, where ``$\frac{3}{4}$ of 1{,}000`` and ``3/4 of 1,000`` are the same.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NUMBERS = {**_UNITS, **_TENS}
 
 
 def words(text: str) -> list[str]:
-    r"""Runs of letters and runs of digits, in lower case.
+    r"""Return runs of letters and runs of digits, in lower case.
 
     >>> words(r"What is $\frac{3}{4}$ of 1{,}000?") == words("what is <b>3/4</b> of 1,000")
     True
@@ -65,11 +65,11 @@ def words(text: str) -> list[str]:
 
 
 def _in_digits(found: list[str]) -> list[str]:
-    """Numbers below a hundred in digits, and one name for each sign."""
+    """Write numbers below a hundred in digits, and give each sign one name."""
     if _NUMBERS.keys().isdisjoint(found) and _SAME.keys().isdisjoint(found):
         return found
     kept: list[str] = []
-    tens = 0  # that a unit may follow
+    tens = 0  # pending: a unit may follow
     for word in found:
         unit = _UNITS.get(word, 0)
         if tens and 0 < unit < 10:

@@ -1,4 +1,4 @@
-"""YAML that somebody else may have written: never larger in memory than a little more than its text."""
+"""Load untrusted YAML: memory stays little above the size of the text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gspo_lightning.errors import first_line
 __all__ = ["compose_yaml", "load_yaml"]
 
 _ALIASED = 1_000_000
-"""Characters that aliases of a YAML text may add: a text of a few lines can stand for more than a machine has."""
+"""Most characters that aliases may add: a YAML text of a few lines can expand beyond any memory."""
 _DEEPEST = 100
 
 
 def compose_yaml(text: str) -> yaml.Node | None:
-    """The nodes of a YAML text; None where it is empty.
+    """Return the nodes of a YAML text; None if it is empty.
 
     Raises:
-        yaml.YAMLError: it is none, is nested deeply or in itself, or its aliases stand for much more than is written.
+        yaml.YAMLError: it is not YAML, is nested deeply or in itself, or its aliases expand to much more than its text.
     """
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -31,7 +31,7 @@ def compose_yaml(text: str) -> yaml.Node | None:
 
 
 def load_yaml(text: str) -> Any:
-    """What a YAML text says: plain values only.
+    """Return the plain values of a YAML text.
 
     Raises:
         yaml.YAMLError: see :func:`compose_yaml`; or a value cannot be read (2024-13-41).
@@ -47,14 +47,14 @@ def load_yaml(text: str) -> Any:
         ArithmeticError,
         AttributeError,
         LookupError,
-    ) as error:  # a date that is none, a number of 5,000 digits
+    ) as error:  # an impossible date, a number of 5,000 digits
         raise _unusable(f"a value cannot be read: {first_line(error)}") from error
     finally:
         loader.dispose()
 
 
 def _expanded(node: yaml.Node, known: dict[int, int], depth: int) -> int:
-    """Characters and nodes of what a node stands for, with all its aliases followed."""
+    """Count the characters and nodes of a node with all its aliases expanded."""
     if known.get(id(node), 1) == 0:
         raise _unusable("an alias (*name) stands within what it stands for", node)
     if depth > _DEEPEST:

@@ -1,4 +1,4 @@
-"""Prompt sets: built-in tasks, files, the hub."""
+"""Prompt sets: built-in tasks, files and data sets of the hub."""
 
 from gspo_lightning.prompts.base import Completion, Demonstration, PromptSet, Record, map_columns
 from gspo_lightning.prompts.curricula import Curriculum

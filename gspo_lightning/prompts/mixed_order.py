@@ -225,7 +225,7 @@ class MixedOrder(PromptOrder):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore a state from :meth:`state_dict`."""
         super().load_state_dict(state)
         self._chosen = {}
         for seen, curriculum, saved in zip(self._seen, self._curricula, state.get("curricula", ()), strict=False):

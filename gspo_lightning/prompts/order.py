@@ -62,7 +62,7 @@ class PromptOrder:
         return {"order": self.version}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
+        """Restore a state from :meth:`state_dict`."""
         self.version = int(state.get("order", 1))  # older code saved none
 
     def at(self, place: int) -> Prompt:

@@ -34,7 +34,7 @@ class Asking:
     system_prompt: str | None = None
     """System message put before every prompt that has none."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Passed to the chat template."""
+    """Keyword arguments for the chat template."""
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end a response, besides the end-of-sequence tokens."""
     max_prompt_tokens: int = 1 << 30

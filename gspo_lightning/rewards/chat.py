@@ -78,7 +78,7 @@ def _without_null(value: Any) -> Any:
 
 
 def answer_text(content: Any) -> str | None:
-    """What an answer of a chat route says: a text, the texts of its parts, '' where it says nothing; None otherwise.
+    """Return the text of a chat API's answer: a text or its text parts; '' for null, None for anything else.
 
     >>> answer_text("4"), answer_text([{"type": "text", "text": "4"}]), answer_text(None), answer_text({"a": 4})
     ('4', '4', '', None)

@@ -37,8 +37,8 @@ class Seen:
 class Curriculum(ABC):
     """Rule that chooses the prompts of an iteration. Defining a subclass registers it by its name.
 
-    Each source of a mixture has a curriculum of its own, a copy of the configured one. All ranks see the same and must
-    choose the same: decide by the arguments alone, and take random numbers from ``draws``.
+    Each source of a mixture has its own copy of the configured curriculum. All ranks get the same arguments and must
+    choose the same prompts: decide by the arguments alone, and take random numbers from ``draws``.
     """
 
     def begin(self, seen: Seen) -> None:

@@ -1,4 +1,4 @@
-"""Easy, medium and hard prompts, in fixed shares of every iteration."""
+"""Split prompts into easy, medium and hard pools, with fixed shares of every iteration."""
 
 from __future__ import annotations
 

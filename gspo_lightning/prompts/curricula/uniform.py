@@ -1,4 +1,4 @@
-"""No curriculum: every prompt as often as any other."""
+"""Uniform sampling without a curriculum: all prompts are used equally often."""
 
 from __future__ import annotations
 
