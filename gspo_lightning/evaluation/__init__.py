@@ -1,1 +1,1 @@
-"""Evaluation: held-out prompts answered, judged and counted."""
+"""Evaluation: answer held-out prompts, grade the answers and compute metrics."""

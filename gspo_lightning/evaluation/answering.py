@@ -1,4 +1,4 @@
-"""Answers to a suite's problems by a policy: the sampler of training, and draws that belong to problem and answer."""
+"""Sample a policy's answers to a suite's problems, with random draws fixed by problem and answer number."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = ["ROWS", "Wanted", "answers_of"]
 log = logging.getLogger(__name__)
 
 ROWS = 256
-"""Answers that are asked for at a time: what an interruption costs at most."""
+"""Answers sampled per batch: the most that an interruption loses."""
 Wanted = Sequence[tuple[Problem, Sequence[int]]]
-"""Every problem of the suite, with the numbers of the answers that are asked for; none for some."""
+"""Every problem of the suite, with the numbers of the answers to sample; may be empty for some."""
 
 
 def answers_of(
@@ -42,23 +42,23 @@ def answers_of(
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     version: int = 0,
 ) -> Iterator[Answer]:
-    """Answers one after another.
+    """Yield answers one after another.
 
-    What is drawn depends on the suite's seed, the problem's place and the answer's number: not on which others are
-    asked for, nor on how many ranks share the problems.
+    Random draws depend on the suite's seed, the problem's place and the answer's number: not on which others are
+    sampled, nor on how many ranks share the problems.
 
     Args:
         policy: the weights, in eval mode, gathered on this rank.
-        source: samples; it can :meth:`RolloutSource.extend`.
-        suite: how.
-        wanted: which.
-        system_prompt: where the suite has none.
-        chat_template_kwargs: of every prompt.
+        source: rollout source that supports :meth:`RolloutSource.extend`.
+        suite: sampling settings and system prompt.
+        wanted: answers to sample.
+        system_prompt: for a suite without one.
+        chat_template_kwargs: for every prompt.
         context: entered around each piece of sampling (autocast).
         version: of the weights, for sources that keep their own copy.
 
     Raises:
-        UserError: a prompt that the model cannot read or has no room to answer, or a source that cannot do it.
+        UserError: a prompt that the model cannot read or has no room to answer, or a source that cannot extend.
     """
     prompts = encode_prompts(
         [{"prompt": problem.prompt} for problem, _ in wanted],
@@ -89,7 +89,7 @@ def answers_of(
 
 
 def _rows(prompts: Sequence[Prompt], wanted: Wanted, room: int) -> list[Beginning]:
-    """One a missing answer; a prompt's id is its place in the suite."""
+    """Return one row for each missing answer; a prompt's id is its place in the suite."""
     return [
         Beginning(Prompt(place, prompt.text, prompt.token_ids), sample, prompt.token_ids, 0, room)
         for place, (prompt, (_, samples)) in enumerate(zip(prompts, wanted, strict=True))
@@ -98,7 +98,7 @@ def _rows(prompts: Sequence[Prompt], wanted: Wanted, room: int) -> list[Beginnin
 
 
 def _sampling(policy: Policy, suite: Suite, longest: int) -> SamplingParams:
-    """As the suite says, as far as the model's positions reach."""
+    """Return the suite's sampling settings, with the length limited by the model's positions."""
     wanted, limits = suite.sampling, policy.model.config.get_text_config()
     room = int(getattr(limits, "max_position_embeddings", 0) or 1 << 40) - longest
     if room < 1:

@@ -1,4 +1,4 @@
-"""Evaluations of a run: who answers held-out prompts, what is counted, and what was found so far."""
+"""Evaluate a run on held-out prompts: gather the policy, grade answers, keep the history of results."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ __all__ = ["Evaluator"]
 
 
 class Evaluator:
-    """Answers held-out prompts with one policy, gathered once for a whole evaluation, and counts what is correct."""
+    """Evaluator of held-out prompts; gathers the policy once for a whole evaluation."""
 
     def __init__(self) -> None:
         self.history: list[tuple[int, dict[str, float]]] = []
-        """(optimizer steps, ``val/<name>`` -> value) of every evaluation of the run."""
+        """(optimizer steps, ``val/<name>`` -> value) for every evaluation of the run."""
         self._metrics = EvaluationMetrics()
         self._policy: Policy | None = None
         self._open = contextlib.ExitStack()
 
     @property
     def last(self) -> dict[str, float]:
-        """What the last evaluation found; nothing before the first one."""
+        """Results of the last evaluation; empty before the first one."""
         return self.history[-1][1] if self.history else {}
 
     @property
     def examples(self) -> Sequence[Rollout]:
-        """The first answer to each prompt of the last evaluation on this rank."""
+        """First answer to each prompt of the last evaluation on this rank."""
         return self._metrics.examples
 
     @property
@@ -45,7 +45,7 @@ class Evaluator:
         return self._policy
 
     def open(self, policy: Policy, weights_on: WeightsOn = WeightsOn.EVERY_RANK) -> Policy:
-        """Gather whose answers are asked for, once: ranks have different numbers of prompts. Returns the plain policy.
+        """Gather the policy once, because ranks have different numbers of prompts; return the plain policy.
 
         A collective for sharded policies.
         """
@@ -54,30 +54,30 @@ class Evaluator:
         return self._policy
 
     def start(self, settings: Evaluation, device: torch.device, sources: Sequence[str] = ()) -> None:
-        """Begin to count, also for each of these sources."""
+        """Start new metrics, also for each of these sources."""
         self._metrics.start(settings, device, sources)
 
     def answer(self, prompts: Sequence[Prompt], respond: Responder, sampling: SamplingParams, version: int) -> Groups:
-        """Scored responses to some prompts.
+        """Return scored responses to some prompts.
 
         Args:
-            prompts: this rank's next ones.
+            prompts: this rank's next prompts.
             respond: samples and scores.
-            sampling: how.
-            version: optimizer steps behind the weights.
+            sampling: sampling parameters.
+            version: optimizer steps taken to reach the weights.
         """
         return respond(self.policy, prompts, sampling, iteration=0, version=version)[0]
 
     def count(self, groups: Groups, accuracy_reward: str) -> None:
-        """Count what is correct by this reward."""
+        """Update the metrics; ``accuracy_reward`` decides which responses are correct."""
         self._metrics.update(groups, accuracy_reward)
 
     def finish(self, step: int, suites: Mapping[str, float]) -> dict[str, float]:
-        """What was found, over all ranks; remembered under ``step``, the optimizer steps so far.
+        """Return the results over all ranks and store them in the history under ``step``.
 
         Args:
-            step: optimizer steps.
-            suites: what was found by them.
+            step: optimizer steps so far.
+            suites: results of the suites, added to the metrics.
 
         Raises:
             UserError: no prompt of any rank has all its scores.
@@ -87,6 +87,6 @@ class Evaluator:
         return self.last
 
     def close(self) -> None:
-        """Let go of the gathered weights."""
+        """Release the gathered weights."""
         self._open.close()
         self._policy = None

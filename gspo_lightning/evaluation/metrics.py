@@ -1,4 +1,4 @@
-"""What an evaluation counts: avg@k, pass@k, reward, length."""
+"""Metrics of an evaluation: avg@k, pass@k, reward, length."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class EvaluationMetrics(nn.Module):
         self._accuracy_reward, self._missing = "", list[str]()
 
     def start(self, evaluation: Evaluation, device: torch.device, sources: Sequence[str] = ()) -> None:
-        """Begin an evaluation with these settings, of prompts from these sources."""
+        """Reset for an evaluation with these settings, of prompts from these sources."""
         self.sources = list(sources)
         self.by_source = nn.ModuleDict()
-        for number in range(len(sources)):  # names may hold what keys must not
+        for number in range(len(sources)):  # names may hold characters that keys may not
             self.by_source[f"accuracy {number}"], self.by_source[f"reward {number}"] = AverageAtK(), MeanMetric()
         self.by_source.to(device)
         self.metrics = nn.ModuleDict({"accuracy": AverageAtK()})
@@ -49,10 +49,10 @@ class EvaluationMetrics(nn.Module):
         self.examples, self._missing = [], []
 
     def update(self, groups: Sequence[Sequence[Rollout]], accuracy_reward: str) -> None:
-        """Count the scored answers to some prompts; a response is correct if its accuracy reward is at least 1.
+        """Add scored answers to some prompts; a response is correct if its accuracy reward is at least 1.
 
-        Where that does not apply to the record, the first reward that does decides.
-        A prompt with a missing score takes no part in the accuracy (it is never a silent 0).
+        If that reward does not apply to the record, the first applicable one decides. A prompt with a missing score is
+        left out of the accuracy (it is never a silent 0).
         """
         parts = [[r.verdict(accuracy_reward) for r in group] for group in groups]
         known = [[v >= 1.0 for v in row if v is not None] for row in parts if None not in row]
@@ -86,10 +86,10 @@ class EvaluationMetrics(nn.Module):
         mean.update(torch.tensor(rewards, dtype=torch.float64))  # type: ignore[operator]
 
     def compute(self) -> dict[str, float]:
-        """``val/<name>`` -> value, over all ranks.
+        """Return ``val/<name>`` -> value, over all ranks.
 
         Raises:
-            UserError: no prompt of any rank has all its scores, so that nobody knows the accuracy.
+            UserError: no prompt of any rank has all its scores, so the accuracy is unknown.
         """
         found = {f"val/{name}": float(metric.compute()) for name, metric in self.metrics.items()}  # type: ignore[operator]
         if math.isnan(found["val/accuracy"]):

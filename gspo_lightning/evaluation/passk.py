@@ -1,4 +1,4 @@
-"""avg@k and pass@k as torchmetrics: sums and counts in float64, so that ranks and batches add up exactly."""
+"""avg@k and pass@k as torchmetrics: float64 sums and counts add up exactly over ranks and batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["AverageAtK", "PassAtK", "pass_at_k"]
 
 
 def pass_at_k(correct: Tensor, k: int) -> Tensor:
-    """[P] float64: the chance that at least one of k responses is correct, unbiased (arXiv 2107.03374, Eq. 1).
+    """Return [P] float64: unbiased probability that at least one of k responses is correct (arXiv 2107.03374, Eq. 1).
 
     The formula is :func:`gspo_lightning.statistics.samples.pass_at_k`, the one of ``gspo evaluate``.
 
@@ -76,18 +76,18 @@ class PassAtK(Metric):
         self.prompts = self.prompts + correct.shape[0]
 
     def compute(self) -> Tensor:
-        """The mean over all prompts of all ranks, float64."""
+        """Return the mean over all prompts of all ranks, float64."""
         return self.total / self.prompts
 
     def extra_repr(self) -> str:
-        """Shown in the module's repr."""
+        """Return the settings for the module's repr."""
         return f"k={self.k}"
 
 
 class AverageAtK(PassAtK):
-    """avg@k: mean over prompts of the share of correct responses; the accuracy where each prompt has one response.
+    """avg@k: mean over prompts of the share of correct responses; with one response per prompt, the accuracy.
 
-    Prompts weigh the same however many responses they have, so this is pass@1.
+    Prompts have equal weight whatever their number of responses, so this is pass@1.
 
     >>> metric = AverageAtK()
     >>> metric.update(torch.tensor([[True, False, False, False], [True, True, True, True]]))

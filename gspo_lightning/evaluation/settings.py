@@ -1,4 +1,4 @@
-"""How held-out prompts are answered."""
+"""Settings for answering held-out prompts."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ __all__ = ["Evaluation"]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How held-out prompts are answered; independent of training."""
+    """Settings for answering held-out prompts; independent of training."""
 
     temperature: float = 0.0
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     samples: int = 1
     """Responses per prompt (the k of avg@k). More than one needs a temperature above 0."""
     max_response_tokens: int | None = None
-    """Tokens; None takes data.max_response_tokens."""
+    """Most tokens of a response; None takes data.max_response_tokens."""
     top_p: float = 1.0
-    """Nucleus sampling; only evaluation may leave 1."""
+    """Nucleus sampling (top-p); only evaluation may set a value other than 1."""
     top_k: int = 0
-    """0 keeps all tokens; only evaluation may leave 0."""
+    """Sample from the k most likely tokens; 0 keeps all. Only evaluation may set a value other than 0."""
     pass_at: tuple[int, ...] = ()
     """Values of k for pass@k, each at most ``samples``."""
     limit: int | None = None
-    """Use only the first so many prompts; None uses all."""
+    """Number of prompts to use, from the first on; None uses all."""
     batch_size: int = 256
-    """Prompts answered at a time."""
+    """Number of prompts answered at a time."""
     accuracy_reward: str | None = None
-    """Name of the reward that decides what is correct (a value of at least 1); None takes the first one, and shows its
-    mean instead of an accuracy where its values leave [0, 1]."""
+    """Reward that decides correctness (a value of at least 1); None takes the first one, and shows its mean instead of
+    an accuracy if its values leave [0, 1]."""
 
     def check(self, rewards: Iterable[str]) -> None:
-        """Values in their ranges, and a reward that is one of these.
+        """Check that values are in range and that the accuracy reward is one of ``rewards``.
 
         Raises:
-            UserError: they are not.
+            UserError: a value or the reward is wrong.
         """
         if self.samples < 1:
             raise UserError("data.evaluation.samples", f"is {self.samples}; it must be at least 1")
@@ -60,7 +60,7 @@ class Evaluation:
             )
 
     def sampling(self, training: SamplingParams) -> SamplingParams:
-        """How held-out prompts are answered, with the stops of training rollouts."""
+        """Return the sampling parameters for held-out prompts, with the stops of training rollouts."""
         return replace(
             training,
             max_response_tokens=self.max_response_tokens or training.max_response_tokens,

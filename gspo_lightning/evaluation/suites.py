@@ -1,4 +1,4 @@
-"""Suites that are evaluated during training, by the code of ``gspo evaluate``."""
+"""Evaluate suites during training, with the code of ``gspo evaluate``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["SuiteEvaluations"]
 
 
 class SuiteEvaluations:
-    """Some suites with their problems, answered by the policy of a run; ranks share the problems.
+    """Suites with their problems, answered by the policy of a run; ranks share the problems.
 
     Args:
-        names: of suites that ship, or YAML files; ``NAME:WINDOW`` for a window of dates.
-        workers: processes that judge; None takes all cores but one.
-        system_prompt: for suites without one of their own.
-        chat_template_kwargs: of every prompt.
+        names: names of shipped suites, or YAML files; ``NAME:WINDOW`` for a window of dates.
+        workers: processes that grade answers; None takes all cores but one.
+        system_prompt: for suites without one.
+        chat_template_kwargs: for every prompt.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class SuiteEvaluations:
         self._read: list[tuple[Suite, list[Problem]]] = []
 
     def prepare(self) -> None:
-        """Read suites and problems, before anything is trained.
+        """Read suites and problems, before training starts.
 
         Raises:
-            UserError: a suite or its data are not there, or malformed.
+            UserError: a suite or its data are missing or malformed.
         """
         if not self._read:
             for name, _, window in (name.partition(":") for name in self.names):
@@ -59,7 +59,7 @@ class SuiteEvaluations:
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         version: int = 0,
     ) -> dict[str, float]:
-        """``suite/<name>/<metric>`` -> value over the problems of all ranks; see :func:`answers_of`. A collective."""
+        """Return ``suite/<name>/<metric>`` -> value over all ranks' problems; see :func:`answers_of`. A collective."""
         self.prepare()
         training = policy.training
         policy.eval()

@@ -1,6 +1,6 @@
-"""Inspect (inspect-ai) on checkpoints: ``--model gspo/CHECKPOINT``, and the rewards of training as its scorers.
+"""Inspect (inspect-ai) on checkpoints: ``--model gspo/CHECKPOINT``, and the rewards of training as scorers.
 
-Nothing else imports this room. ``inspect`` finds it by the entry point of the package.
+No other package imports this one. ``inspect`` finds it by the package's entry point.
 """
 
 from __future__ import annotations

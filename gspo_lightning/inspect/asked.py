@@ -1,4 +1,4 @@
-"""What Inspect asks a model, what it is told, and how a coroutine waits for a thread."""
+"""Requests and responses between Inspect and a backend, and waiting for a thread from a coroutine."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _LOOK_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: a conversation, and how the answers to it are sampled."""
+    """One request: a conversation with sampling parameters."""
 
     messages: tuple[tuple[Role, str], ...]
     temperature: float | None
-    """None takes what the backend does by default."""
+    """Sampling temperature; None takes the backend's default."""
     top_p: float | None
     top_k: int | None
     max_tokens: int
     stop: tuple[str, ...]
     seed: int
     choices: int
-    """Answers that are wanted."""
+    """Number of answers to sample."""
     logprobs: bool
 
 
@@ -44,41 +44,41 @@ class Choice:
     tokens: int
     stop: Stop
     logprobs: tuple[tuple[str, float], ...] | None = None
-    """(token, nats) of each token, where that was asked for."""
+    """(token, log-probability in nats) for each token, if requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The answers to a request."""
+    """Answers to a request."""
 
     choices: tuple[Choice, ...]
     prompt_tokens: int | None
-    """None: nobody counted, those of the choices included."""
+    """Number of prompt tokens; None if unknown: tokens of the choices are then unknown, too."""
 
 
 class Backend(Protocol):
-    """What answers: a policy in this process, or a server."""
+    """Backend that answers requests: a policy in this process, or a server."""
 
     name: str
-    """Of the model, for logs."""
+    """Name of the model, for logs."""
 
     def ask(self, asked: Asked) -> Future[Told]:
-        """Begin to answer; cancelling the future may save the work.
+        """Start answering; cancelling the future may save the work.
 
         The future raises:
             UserError: the request cannot be answered.
-            ServerError: the server does not answer now.
+            ServerError: the server does not respond now.
         """
 
     def close(self) -> None:
-        """Release what was opened."""
+        """Release all resources."""
 
 
 class Numbers:
-    """A number for each request, so that its random draws depend neither on batching nor on timing.
+    """Seed for each request, so that its random draws depend neither on batching nor on timing.
 
-    It is made of the conversation and of how often the same one was asked before: the epochs of a sample get different
-    answers, and a second run of the evaluation the same set of answers.
+    It is a hash of the conversation and of how often it was asked before: the epochs of a sample get different answers,
+    and a second run of the evaluation gets the same set of answers.
 
     >>> numbers = Numbers()
     >>> first = numbers.next((("user", "hi"),))
@@ -90,7 +90,7 @@ class Numbers:
         self._asked: Counter[str] = Counter()
 
     def next(self, messages: Sequence[tuple[str, str]]) -> int:
-        """In [0, 2^62)."""
+        """Return the number of the next request with this conversation, in [0, 2^62)."""
         key = hashlib.sha256(json.dumps(messages).encode()).hexdigest()
         digest = hashlib.sha256(f"{key}/{self._asked[key]}".encode()).digest()
         self._asked[key] += 1
@@ -98,6 +98,6 @@ class Numbers:
 
 
 async def until(done: Callable[[], bool]) -> None:
-    """Wait for another thread, on whichever event loop Inspect runs (asyncio or trio)."""
+    """Wait for another thread, on Inspect's event loop (asyncio or trio)."""
     while not done():
         await anyio.sleep(_LOOK_S)

@@ -1,4 +1,4 @@
-"""What the entry point ``inspect_ai`` loads: everything here is registered by being imported."""
+"""Entry point ``inspect_ai``: importing this module registers the model provider and the scorer."""
 
 from __future__ import annotations
 

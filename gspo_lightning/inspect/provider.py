@@ -1,4 +1,4 @@
-"""The model provider ``gspo/``: checkpoints, run folders, Hugging Face models and servers."""
+"""Model provider ``gspo/``: checkpoints, run folders, Hugging Face models and servers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from inspect_ai._util.error import PrerequisiteError  # what Inspect prints without a traceback; it has no public name
+from inspect_ai._util.error import PrerequisiteError  # Inspect prints it without a traceback; it has no public name
 from inspect_ai.model import (
     ChatCompletionChoice,
     ChatMessage,
@@ -30,29 +30,29 @@ __all__ = ["GSPOModel", "gspo"]
 _ARGUMENTS = ("server", "source", "revision", "trust_remote_code")
 _TOKENS, _REQUESTS = 2048, 256
 PATIENCE_S = 300.0
-"""For a server that answers nothing."""
+"""Seconds to retry a server that does not respond."""
 _REFUSED = (
     "frequency_penalty", "presence_penalty", "logit_bias", "best_of", "top_logprobs", "prompt_logprobs",
     "response_schema", "extra_body",
 )  # fmt: skip
-"""Settings of Inspect that would change an answer, and that no source of ours knows."""
+"""Inspect settings that would change an answer and that no rollout source supports."""
 
 
 @modelapi(name="gspo")
 def gspo() -> type[ModelAPI]:
-    """Called by Inspect for ``--model gspo/...``."""
+    """Return the model class; called by Inspect for ``--model gspo/...``."""
     return GSPOModel
 
 
 class GSPOModel(ModelAPI):
-    """Answers to Inspect's requests.
+    """Inspect model for checkpoints and servers.
 
-    The temperature is 1 where Inspect names none (a server takes its own), an answer ends after 2,048 tokens, and the
-    seed is 0. What is drawn depends on the seed, the conversation and how often it was asked before, not on timing.
+    Without a temperature from Inspect it is 1 (a server takes its own). An answer ends after 2,048 tokens, and the seed
+    is 0. Random draws depend on the seed, the conversation and how often it was asked before, not on timing.
 
     Args:
         model_name: a checkpoint of ``gspo fit``, a run folder (its newest checkpoint), a folder in transformers' format
-            or a hub id; with a server the name of the model that it serves, ``auto`` for the first.
+            or a hub id; with a server the name of its model, ``auto`` for the first.
         base_url: of a server with OpenAI's routes (``--model-base-url``).
         api_key: unused; the key of a server is in ``VLLM_API_KEY``.
         config: of Inspect.
@@ -85,11 +85,11 @@ class GSPOModel(ModelAPI):
         tool_choice: ToolChoice,
         config: GenerateConfig,
     ) -> ModelOutput:
-        """Answer a conversation; requests that come together are sampled together.
+        """Answer a conversation; concurrent requests are sampled together.
 
         Raises:
-            PrerequisiteError: it asks for something that cannot be done.
-            ServerError: the server does not answer; Inspect asks again.
+            PrerequisiteError: the request needs an unsupported feature.
+            ServerError: the server does not respond; Inspect retries.
         """
         try:
             future = self.backend.ask(_asked(input, tools, config))
@@ -105,17 +105,17 @@ class GSPOModel(ModelAPI):
             raise PrerequisiteError(str(error)) from error
 
     def max_tokens(self) -> int | None:
-        """Of an answer, where nobody says it."""
+        """Return the default limit of an answer in tokens."""
         return _TOKENS
 
     def max_connections(self) -> int:
-        """Requests at a time, where Inspect does not adapt their number."""
+        """Return the default number of concurrent requests, if Inspect does not adapt it."""
         return _REQUESTS
 
     def should_retry(self, ex: Exception) -> bool:
-        """A server may be back in a moment; one that has answered nothing for five minutes ends the evaluation.
+        """Retry on server errors; give up when a server has not responded for five minutes.
 
-        What it has answered before is in the log: ``inspect eval-retry`` continues there.
+        Earlier answers are in the log: ``inspect eval-retry`` continues there.
         """
         if not isinstance(ex, ServerError):
             return False
@@ -161,10 +161,10 @@ def _backend(name: str, base_url: str | None, arguments: dict[str, Any]) -> Back
 
 
 def _asked(messages: Sequence[ChatMessage], tools: Sequence[ToolInfo], config: GenerateConfig) -> Asked:
-    """Inspect's request in our words.
+    """Convert Inspect's request to :class:`Asked`.
 
     Raises:
-        UserError: it has what no source of ours can do.
+        UserError: it needs a feature that no rollout source supports.
     """
     if tools:
         raise UserError("gspo/", "calls no tools", fix="use a task without tools, or Inspect's own provider vllm/")

@@ -1,4 +1,4 @@
-"""Answers of a server with OpenAI's routes."""
+"""Answer requests with a server that has OpenAI's routes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from gspo_lightning.rollouts.serving.loop import LoopThread
 __all__ = ["AnyModel", "Remote"]
 
 AnyModel = "auto"
-"""As the name of a model: the first one that the server names."""
+"""Model name that stands for the first model the server lists."""
 _PATIENCE_S, _HEALTH_S = 3600.0, 30.0
 
 
 class Remote:
-    """A server; it batches the requests itself. Its key is in ``VLLM_API_KEY``.
+    """Backend for a server, which batches the requests itself. Its key is in ``VLLM_API_KEY``.
 
     Args:
         url: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
-        name: of the model that it serves; ``auto`` takes the first one that it names.
+        name: name of the server's model; ``auto`` takes the first one it lists.
 
     Raises:
-        UserError: the URL is none, or the server does not answer.
+        UserError: the URL is malformed, or the server does not respond.
     """
 
     def __init__(self, url: str, name: str = AnyModel) -> None:

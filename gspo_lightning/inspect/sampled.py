@@ -1,4 +1,4 @@
-"""Answers by a policy in this process: concurrent requests are sampled together."""
+"""Answer requests with a policy in this process: concurrent requests are sampled together."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = ["InProcess"]
 
 log = logging.getLogger(__name__)
 _QUIET_S = 0.03
-"""A batch begins when no further request has come for so long."""
+"""Seconds without a further request after which a batch begins."""
 _MOST = 512
-"""Requests of a batch, at most; the source decides how many of them are decoded at a time."""
+"""Most requests in a batch; the source decides how many of them are decoded at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class _Waiting:
 
 
 class InProcess:
-    """A policy and a rollout source, with a thread that samples for all who have asked meanwhile.
+    """Backend with a policy and a rollout source; a thread samples waiting requests in batches.
 
     Args:
         name: a checkpoint of ``gspo fit``, a run folder, a folder in transformers' format, or a hub id.
         source: name of a rollout source; None takes the sampler of training.
         revision: branch, tag or commit of a hub id.
-        trust_remote_code: run Python code that the model's repository ships.
+        trust_remote_code: run Python code from the model's repository.
 
     Raises:
         UserError: there is no such model or source.
@@ -61,13 +61,13 @@ class InProcess:
         model = _loaded(name, revision, trust_remote_code, rollouts)
         self.name, self.policy, self.source = name, model.policy, model.source
         self.batches: list[int] = []
-        """How many requests were sampled together."""
+        """Number of requests in each batch so far."""
         self._dialogue = Dialogue(self.policy.tokenizer, field="gspo/")
         self._numbers, self._longest = Numbers(), 0
         self._queue: queue.Queue[_Waiting] = queue.Queue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        """There while somebody waits."""
+        """Sampling thread; None while no request waits."""
 
     def ask(self, asked: Asked) -> Future[Told]:
         """See :class:`gspo_lightning.inspect.asked.Backend`."""
@@ -108,7 +108,7 @@ class InProcess:
                 self._answer(some, sampling, seed, choices)
 
     def _batch(self) -> list[_Waiting]:
-        """Requests that come soon after each other; none ends the thread."""
+        """Collect requests that arrive soon after each other; an empty batch ends the thread."""
         found: list[_Waiting] = []
         while len(found) < _MOST:
             try:
@@ -123,7 +123,7 @@ class InProcess:
         return found
 
     def _room(self, one: _Waiting) -> int:
-        """Tokens that the model's positions leave for an answer."""
+        """Return the number of tokens that the model's positions leave for an answer."""
         limits = self.policy.model.config.get_text_config()
         return int(getattr(limits, "max_position_embeddings", 0) or 1 << 40) - len(one.prompt.token_ids)
 

@@ -22,14 +22,14 @@ def reward_scorer(reward: str, **init_args: Any) -> Scorer:
     """Score answers by a reward, in a worker process with a deadline.
 
     An answer is correct if the reward is 1 or more, as in ``gspo evaluate``: the accuracy of one epoch is ``avg@1``, of
-    k epochs ``avg@k``. The reward itself is in the score's metadata. An answer that cannot be judged (*missing*: a
-    sandbox or a judge that failed) is left out of the metrics.
+    k epochs ``avg@k``. The reward itself is in the score's metadata. An answer that cannot be graded (*missing*: a
+    sandbox or a judge failed) is left out of the metrics.
 
-    The reward's columns are the sample's metadata; ``answer`` is the target where the metadata have none.
+    The reward's columns are the sample's metadata; without ``answer`` there, the target is the answer.
 
     Args:
-        reward: its name, such as ``MathVerifier``.
-        init_args: its settings.
+        reward: name of the reward, such as ``MathVerifier``.
+        init_args: settings of the reward.
 
     Raises:
         PrerequisiteError: no such reward or setting.
@@ -43,14 +43,14 @@ def reward_scorer(reward: str, **init_args: Any) -> Scorer:
 
 
 class RewardScorer:
-    """What :func:`reward_scorer` makes. Its worker processes end with the program, or by :meth:`close`."""
+    """Scorer made by :func:`reward_scorer`. Its worker processes end with the program, or by :meth:`close`."""
 
     def __init__(self, name: str, reward: Reward) -> None:
         self.name = name
         self.runner = RewardRunner({"answer": reward})
 
     async def __call__(self, state: TaskState, target: Target) -> Score:
-        """The verdict on the model's last answer.
+        """Score the model's last answer.
 
         Raises:
             PrerequisiteError: the sample lacks a column, or the reward itself is broken.
@@ -69,7 +69,7 @@ class RewardScorer:
             raise PrerequisiteError(str(error)) from error
 
     def close(self) -> None:
-        """End the worker processes; another answer starts new ones."""
+        """Stop the worker processes; the next answer starts new ones."""
         self.runner.close()
 
 

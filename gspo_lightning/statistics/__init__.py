@@ -1,1 +1,1 @@
-"""Numbers of an evaluation and how sure they are: plain NumPy, no model, no file."""
+"""Statistics of evaluations and their uncertainty: plain NumPy, no model, no file."""

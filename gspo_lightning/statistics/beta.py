@@ -1,4 +1,4 @@
-"""The interval of a chance after some trials: Jeffreys' posterior, a Beta distribution."""
+"""Interval of a success probability: Jeffreys' posterior, a Beta distribution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TINY = 1e-300
 
 
 def beta_interval(passes: int, trials: int) -> tuple[float, float]:
-    """The middle 95 % of Beta(passes + 1/2, failures + 1/2); where nothing, or all, passed, it reaches 0, or 1.
+    """Return the middle 95 % of Beta(passes + 1/2, failures + 1/2); it reaches 0 for no pass, 1 for no failure.
 
     Brown, Cai & DasGupta (2001), "Interval estimation for a binomial proportion", section 4.
 
@@ -32,7 +32,7 @@ def beta_interval(passes: int, trials: int) -> tuple[float, float]:
 
 
 def _quantile(share: float, a: float, b: float) -> float:
-    """By bisection."""
+    """Invert the distribution function by bisection."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -41,7 +41,7 @@ def _quantile(share: float, a: float, b: float) -> float:
 
 
 def _below(x: float, a: float, b: float) -> float:
-    """The regularised incomplete beta function (its continued fraction, DLMF 8.17.22)."""
+    """Return the regularised incomplete beta function (its continued fraction, DLMF 8.17.22)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):
@@ -51,7 +51,7 @@ def _below(x: float, a: float, b: float) -> float:
 
 
 def _fraction(x: float, a: float, b: float) -> float:
-    """Lentz's algorithm."""
+    """Evaluate the continued fraction by Lentz's algorithm."""
     c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1) or _TINY)
     found = d
     for m in range(1, 400):

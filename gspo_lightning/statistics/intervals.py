@@ -1,10 +1,10 @@
-"""95 % intervals for a share of right answers: over problems like these, and over new answers to these.
+"""Compute 95 % intervals for a share of right answers: over problems like these, and over new answers to these.
 
 The unit is the problem: answers to one problem are alike, so 30 problems with 32 answers each are 30 observations of
-what a model can do and not 960. Both intervals are Wilson's, taken for the number of independent answers that would
-have the variance that was seen (the *effective* number, as for surveys drawn in clusters); they lie in [0, 1], and
-all-right answers still have a lower end below 1. The variance between problems has a least value, because problems of
-a kind that was not met are not in it. The coverage of both is simulated in ``tests/statistics``.
+a model's ability and not 960. Both intervals are Wilson's, for the number of independent answers that would have the
+observed variance (the *effective* number, as for surveys drawn in clusters). They lie in [0, 1], and all-right answers
+still have a lower end below 1. The variance between problems has a minimum, because kinds of problems that were not
+drawn contribute nothing to it. The coverage of both is simulated in ``tests/statistics``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Estimate", "of_new_problems", "of_these_problems"]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over ``n`` problems with the ends of a 95 % interval, None where one cannot be given."""
+    """Mean over ``n`` problems with the ends of a 95 % interval, None if one cannot be given."""
 
     value: float
     low: float | None
@@ -31,16 +31,16 @@ class Estimate:
 
 
 def of_new_problems(values: Sequence[float], weights: Sequence[float] | None = None) -> Estimate:
-    """The mean, and where it would lie for other problems of the same kind.
+    """Return the mean, and an interval for other problems of the same kind.
 
-    The problems vary with all that was sampled for them, so that the noise of sampling is in it, once. 30 problems
-    that are nearly always solved do not show that all are: one in twenty that never is stays unseen with a chance of
-    .21. Each end therefore takes at least the variance that :func:`_unseen` gives to its side, but never more than
-    as many problems of one answer each would have.
+    The variance between problems includes the noise of sampling, once. 30 problems that are nearly always solved do
+    not show that all are: a kind that is never solved, one problem in twenty, stays unseen with a probability of .21.
+    Each end therefore takes at least the variance that :func:`_unseen` gives to its side, but never more than as many
+    problems of one answer each would have.
 
     Args:
         values: one per problem, in [0, 1]: the share of its answers that are right, its pass@k, its share of cells.
-        weights: what each problem counts (its number of cells); None counts all alike.
+        weights: weight of each problem (its number of cells); None weighs all alike.
 
     Returns:
         The weighted mean. With one problem there are no ends.
@@ -59,38 +59,38 @@ def of_new_problems(values: Sequence[float], weights: Sequence[float] | None = N
     if n < 2:
         return Estimate(mean, None, None, n)
     share = w / w.sum()
-    # equal problems that would have as much weight in the mean as these have (Kish, Survey Sampling, 1965, 11.7)
+    # effective number of equally weighted problems (Kish, Survey Sampling, 1965, 11.7)
     problems = 1 / float((share**2).sum())
-    seen = float(np.sum((share * (x - mean)) ** 2 / (1 - share)))  # unbiased where all are alike (HC2)
+    seen = float(np.sum((share * (x - mean)) ** 2 / (1 - share)))  # unbiased for equal variances (HC2)
     t = quantile(max(1, math.floor(problems + 1e-9) - 1))
     low, high = (_effective(mean, seen, _unseen(m, problems), problems) for m in (mean, 1 - mean))
     return Estimate(mean, _wilson(mean, low, t)[0], _wilson(mean, high, t)[1], n)
 
 
 def _unseen(mean: float, problems: float) -> float:
-    """The variance of a mean, on the side towards 0, from problems of a kind that was not met.
+    """Return the variance of a mean, on the side towards 0, from kinds of problems that were not drawn.
 
-    The Bayesian bootstrap (Rubin 1981) gives every problem a random weight. Here one more problem has such a weight,
-    of second moment 2 / ((n + 1) (n + 2)), and a chance y that may be anything from 0 to 1: the mean of (mean - y)^2
-    over y below the mean is mean^3 / 3, and a variance counts both sides.
+    The Bayesian bootstrap (Rubin 1981) gives every problem a random weight. Here one more problem has such a weight, of
+    second moment 2 / ((n + 1) (n + 2)), and a chance y anywhere from 0 to 1: the mean of (mean - y)^2 over y below the
+    mean is mean^3 / 3, and a variance counts both sides.
     """
     return 4 / 3 * mean**3 / ((problems + 1) * (problems + 2))
 
 
 def _effective(mean: float, seen: float, unseen: float, problems: float) -> float:
-    """The number of independent answers whose mean has the larger variance; ``unseen`` alone leaves one a problem."""
+    """Return the number of independent answers whose mean has the larger variance; ``unseen`` alone leaves one a problem."""
     single = mean * (1 - mean)
     return single / max(seen, min(unseen, single / problems)) if 0 < mean < 1 else problems
 
 
 def of_these_problems(right: Sequence[Sequence[float]]) -> Estimate:
-    """The mean over problems of the share of right answers, and where it would lie for new answers to them.
+    """Return the mean share of right answers over problems, and an interval for new answers to them.
 
     Args:
         right: for each problem the values of its answers, in [0, 1]; their number may differ.
 
     Returns:
-        The mean; no ends where a problem has one answer, which says nothing about the next one.
+        The mean; no ends if a problem has a single answer, which does not predict the next one.
 
     Raises:
         ValueError: no problem, a problem without answers, or a value outside [0, 1].
@@ -104,7 +104,7 @@ def of_these_problems(right: Sequence[Sequence[float]]) -> Estimate:
     if counts.min() < 2:
         return Estimate(mean, None, None, n)
     seen = float(np.sum([row.var(ddof=1) / len(row) for row in rows]))
-    # k answers that are all right do not prove a chance of 1: the variance to be expected under Jeffreys' prior
+    # k right answers of k do not prove a probability of 1: take the expected variance under Jeffreys' prior
     a, b = means * counts + 0.5, (1 - means) * counts + 0.5
     expected = float(np.sum(a * b / ((a + b) * (a + b + 1)) / counts))
     variance = max(seen, expected) / n**2
@@ -113,7 +113,7 @@ def of_these_problems(right: Sequence[Sequence[float]]) -> Estimate:
 
 
 def _wilson(mean: float, effective: float, z: float) -> tuple[float, float]:
-    """Wilson's interval for ``effective`` independent answers with this mean."""
+    """Return Wilson's interval for ``effective`` independent answers with this mean."""
     shrunk = 1 + z * z / effective
     centre = (mean + z * z / (2 * effective)) / shrunk
     half = z / shrunk * math.sqrt(mean * (1 - mean) / effective + z * z / (4 * effective**2))

@@ -1,4 +1,4 @@
-"""Whether two models differ on the same problems."""
+"""Test for a difference between two models on the same problems."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["LEVEL", "Difference", "difference"]
 
 LEVEL = 0.05
 _EXACT = 16
-"""Differences up to which all 2^n changes of sign are counted."""
+"""Number of differences up to which all 2^n changes of sign are enumerated."""
 _DRAWS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """B minus A over ``n`` problems: the mean with a 95 % interval, the p-value, and how many problems differ."""
+    """B minus A over ``n`` problems: mean with a 95 % interval, p-value, and numbers of problems that differ."""
 
     value: float
     low: float | None
@@ -33,7 +33,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """``better``, ``worse``, or that these problems do not tell."""
+        """``better``, ``worse``, or a text that the problems do not decide."""
         if self.p >= LEVEL:
             return "not enough problems to tell" if self.better + self.worse else "no difference seen"
         return "better" if self.value > 0 else "worse"
@@ -42,11 +42,11 @@ class Difference:
 def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     """Compare B with A.
 
-    The test is Fisher's: if nothing but chance tells A from B, each problem's difference has either sign with the same
-    chance, whatever its distribution. All 2^n signs are counted where at most 16 problems differ, else 100,000
-    are drawn (always the same). It never claims more than :data:`LEVEL` says for few problems: with 5 that differ,
-    the least p is 2 / 32, and nothing can be claimed. The interval is Student's over the differences; where the test
-    claims nothing it is widened to hold 0, and where nothing differs it has the ends 3 / n (the rule of three).
+    The test is Fisher's: under the null hypothesis each problem's difference has either sign with equal probability,
+    whatever its distribution. All 2^n signs are enumerated if at most 16 problems differ, else 100,000 are drawn
+    (always the same). For few problems the error rate never exceeds :data:`LEVEL`: with 5 that differ, the least p is
+    2 / 32, and nothing can be claimed. The interval is Student's over the differences. If the test claims nothing, the
+    interval is widened to hold 0; if nothing differs, its ends are +-3 / n (the rule of three).
 
     Args:
         a: one value per problem, in [0, 1].
@@ -83,7 +83,7 @@ def _p_of_signs(changed: np.ndarray) -> float:
     for _ in range(10):  # in pieces: 1,000 problems would need 800 MB
         signs = 1 - 2.0 * random.integers(0, 2, size=(_DRAWS // 10, len(changed)), dtype=np.int8)
         extreme += int((np.abs(signs @ changed) >= seen - slack).sum())
-    return (extreme + 1) / (_DRAWS + 1)  # the signs that were seen are one of the draws
+    return (extreme + 1) / (_DRAWS + 1)  # the observed signs count as one of the draws
 
 
 def _ends(d: np.ndarray, mean: float, p: float) -> tuple[float | None, float | None]:

@@ -1,4 +1,4 @@
-"""A Codeforces rating from places in past contests, as CodeElo defines it (arXiv 2501.01257, section 3.3)."""
+"""Codeforces rating from places in past contests, as CodeElo defines it (arXiv 2501.01257, section 3.3)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 __all__ = ["ATTEMPTS", "Contest", "Place", "first_accepted", "outcomes", "rating"]
 
 ATTEMPTS = 8
-"""Submissions to a problem, at most."""
+"""Most submissions to a problem."""
 _POINTS_LOST, _MINUTES_LOST = 50, 10
-"""For each submission before the accepted one, in contests with points and in those that count solved problems."""
+"""Penalty for each submission before the accepted one: points, or minutes in contests that count solved problems."""
 
 
 def rating(rank: int, ratings: Sequence[float]) -> int:
-    """The rating whose expected place among these participants is ``rank``.
+    """Return the rating whose expected place among these participants is ``rank``.
 
     The expected place of a rating r is ``1 + sum_j 1 / (1 + 10 ** ((r - R_j) / 400))``. It falls with r; the bisection
     over whole numbers in [0, max R + 100] keeps the lower end.
@@ -31,7 +31,7 @@ def rating(rank: int, ratings: Sequence[float]) -> int:
     [2594, 2300, 2294, 2012, 1752, 506, 383]
 
     Raises:
-        ValueError: nobody took part, or no such place.
+        ValueError: no participants, or no such place.
     """
     if not len(ratings) or rank < 1:
         raise ValueError(f"a place from 1 among at least one participant is needed, got {rank} among {len(ratings)}")
@@ -45,9 +45,9 @@ def rating(rank: int, ratings: Sequence[float]) -> int:
 
 
 def first_accepted(accepted: int, answers: int) -> list[float]:
-    """The chance that submission 0, 1, ... is the first accepted one, over all orders of the answers.
+    """Return the probability that submission 0, 1, ... is the first accepted one, over all orders of the answers.
 
-    At most :data:`ATTEMPTS` answers are submitted. What is missing to 1 is the chance that none of them is accepted.
+    At most :data:`ATTEMPTS` answers are submitted. The rest to 1 is the probability that none of them is accepted.
 
     >>> first_accepted(accepted=1, answers=4)
     [0.25, 0.25, 0.25, 0.25]
@@ -65,30 +65,30 @@ def first_accepted(accepted: int, answers: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What decides a place: more points (or problems), then less penalty."""
+    """Result that determines a place: more points (or problems), then less penalty."""
 
     points: float
     penalty: float = 0.0
 
     def beaten_by(self, other: Place) -> bool:
-        """Whether the other stands strictly before this one."""
+        """True if the other is placed strictly before this one."""
         return other.points > self.points or (other.points == self.points and other.penalty < self.penalty)
 
 
 @dataclass(frozen=True)
 class Contest:
-    """A past contest: its problems' points (None: solved problems are counted), and who took part, rated."""
+    """A past contest: points of its problems (None: solved problems are counted), standings, participants' ratings."""
 
     points: dict[str, float | None]
     standings: Sequence[Place]
     ratings: Sequence[float]
 
     def rank(self, place: Place) -> int:
-        """The place in the official standings: one more than those who stand before it."""
+        """Return the place in the official standings: one more than the number of those before it."""
         return 1 + sum(place.beaten_by(other) for other in self.standings)
 
     def expected_rating(self, results: dict[str, tuple[int, int]]) -> float:
-        """The mean of the rating over all orders in which the answers to each problem might be submitted.
+        """Return the mean rating over all orders in which the answers to each problem may be submitted.
 
         Args:
             results: problem -> (accepted answers, answers); a problem without answers counts as not solved.
@@ -101,7 +101,7 @@ class Contest:
 
 
 def outcomes(points: dict[str, float | None], results: dict[str, tuple[int, int]]) -> Iterator[tuple[Place, float]]:
-    """What a contest might end with, and how likely that is: the problems' distributions, convolved."""
+    """Yield possible results of a contest with their probabilities: the convolution over its problems."""
     total: dict[tuple[float, float], float] = {(0.0, 0.0): 1.0}
     for name, worth in points.items():
         accepted, answers = results.get(name, (0, 0))

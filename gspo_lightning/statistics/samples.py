@@ -1,4 +1,4 @@
-"""What several answers to one problem say: pass@k, G-Pass@k, a vote. Each is one number per problem, in [0, 1]."""
+"""Metrics of several answers to one problem: pass@k, G-Pass@k, majority vote. Each is one number in [0, 1]."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["g_pass_at_k", "majority", "mg_pass_at_k", "pass_at_k"]
 
 
 def pass_at_k(right: int, answers: int, k: int) -> float:
-    """The chance that at least one of k answers drawn from these is right (arXiv 2107.03374, Eq. 1).
+    """Return the probability that at least one of k answers drawn from these is right (arXiv 2107.03374, Eq. 1).
 
     >>> pass_at_k(right=1, answers=4, k=2)
     0.5
@@ -24,15 +24,15 @@ def pass_at_k(right: int, answers: int, k: int) -> float:
 
 
 def g_pass_at_k(right: int, answers: int, k: int, share: float) -> float:
-    """The chance that at least ``share`` of k answers drawn from these are right: G-Pass@k (arXiv 2412.13147, Eq. 3).
+    """Return the probability that at least ``share`` of k drawn answers are right: G-Pass@k (arXiv 2412.13147, Eq. 3).
 
-    A sum of hypergeometric chances, in whole numbers up to the last division: exact.
+    A sum of hypergeometric probabilities, in whole numbers up to the last division: exact.
 
     Args:
         right: right answers.
         answers: all answers.
         k: draws without replacement, at most ``answers``.
-        share: in (0, 1]; 1 asks that all are right, 1 / k is :func:`pass_at_k`.
+        share: in (0, 1]; 1 requires all to be right, 1 / k is :func:`pass_at_k`.
 
     >>> g_pass_at_k(right=3, answers=4, k=2, share=1.0)
     0.5
@@ -52,10 +52,10 @@ def g_pass_at_k(right: int, answers: int, k: int, share: float) -> float:
 
 
 def mg_pass_at_k(right: int, answers: int, k: int) -> float:
-    """The mean of G-Pass@k over shares from a half to all: mG-Pass@k (arXiv 2412.13147, Eq. 6).
+    """Return the mean of G-Pass@k over shares from a half to all: mG-Pass@k (arXiv 2412.13147, Eq. 6).
 
     Twice the integral over the share, as the sum over the numbers of right draws above the half: ``2 / k`` times the
-    chances of at least ``k / 2 + 1``, ..., ``k`` right ones of k (``k / 2`` rounded up).
+    probabilities of at least ``k / 2 + 1``, ..., ``k`` right ones of k (``k / 2`` rounded up).
 
     >>> mg_pass_at_k(right=3, answers=4, k=2), mg_pass_at_k(4, 4, 4)
     (0.5, 1.0)
@@ -70,10 +70,10 @@ def mg_pass_at_k(right: int, answers: int, k: int) -> float:
 
 
 def majority(answers: Sequence[Hashable | None], right: Sequence[bool]) -> float:
-    """maj@k: whether the answer that most samples give is right (arXiv 2203.11171).
+    """Return maj@k: 1 if the most frequent answer is right, else 0 (arXiv 2203.11171).
 
-    A sample without an answer (None) has no vote. Where several answers have most votes, the share of right ones among
-    them: the expectation over a toss. Samples that give one answer and are judged differently count by their share.
+    A sample without an answer (None) has no vote. For a tie, return the share of right ones among the winners: the
+    expectation over a random choice. Samples with one answer but different verdicts count by their share.
 
     >>> majority(["7", "7", "12", None], [True, True, False, False])
     1.0

@@ -11,12 +11,12 @@ __all__ = ["NORMAL", "quantile"]
 NORMAL = NormalDist().inv_cdf(0.975)
 """The two-sided 95 % quantile of the normal distribution, 1.96."""
 _LARGE = 200
-"""Degrees of freedom from which two terms of the expansion about the normal quantile are right to seven digits."""
+"""Degrees of freedom from which two terms of the expansion about the normal quantile are exact to seven digits."""
 
 
 @lru_cache(maxsize=1024)
 def quantile(freedom: int) -> float:
-    """The two-sided 95 % quantile for so many degrees of freedom.
+    """Return the two-sided 95 % quantile for this number of degrees of freedom.
 
     The distribution function of an odd or even number of degrees is a finite sum (Abramowitz & Stegun 26.7.3, 26.7.4);
     it is inverted by bisection. From 200 degrees on, the expansion 26.7.5 about the normal quantile.
@@ -40,7 +40,7 @@ def quantile(freedom: int) -> float:
 
 
 def _inside(t: float, freedom: int) -> float:
-    """The chance of a value within +-t."""
+    """Return the probability of a value within +-t."""
     angle = math.atan(t / math.sqrt(freedom))
     cosine, sine = math.cos(angle), math.sin(angle)
     if freedom % 2 == 0:

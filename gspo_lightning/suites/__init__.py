@@ -1,1 +1,1 @@
-"""Benchmarks: what is asked, how it is judged, and what is counted; a suite is a YAML file."""
+"""Benchmark suites as YAML files: problems, prompt, sampling, reward and metrics."""

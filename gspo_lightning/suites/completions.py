@@ -1,4 +1,4 @@
-"""Answers that were sampled elsewhere: a file of ``id``, ``sample``, ``completion``."""
+"""Read answers that were sampled elsewhere: a file of ``id``, ``sample``, ``completion``."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["read_completions"]
 
 
 def read_completions(path: Path, suite: str, problems: Collection[str], *, several: bool) -> Iterator[Answer]:
-    """The answers to a suite's problems, one after another: memory does not grow with the file.
+    """Yield the answers to a suite's problems, one after another: memory does not grow with the file.
 
-    A line may also have ``suite``, ``truncated`` and ``tokens``. Without ``sample`` the answers to a problem are
-    counted in their order.
+    A line may also have ``suite``, ``truncated`` and ``tokens``. Without ``sample``, answers to a problem are numbered
+    in order.
 
     Args:
         path: JSON lines.
-        suite: whose answers.
-        problems: ids that there are.
-        several: more than one suite is evaluated, so that lines need ``suite``.
+        suite: name of the suite.
+        problems: ids of its problems.
+        several: True if more than one suite is evaluated: lines then need ``suite``.
 
     Raises:
-        UserError: a line is malformed, has an id that is no problem, or repeats an answer; names file and line.
+        UserError: a line is malformed, has an unknown id, or repeats an answer; names file and line.
     """
     seen: dict[str, set[int]] = {}
     try:

@@ -1,4 +1,4 @@
-"""Past Codeforces contests from saved answers of the public API, and the rating that verdicts would have earned."""
+"""Rate verdicts in past Codeforces contests, from saved responses of the public API."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from gspo_lightning.suites.problems import Problem
 __all__ = ["LEAST_RATED", "check_contests", "contest_rating", "read_contest"]
 
 LEAST_RATED = 200
-"""A contest counts if more rated participants took part."""
+"""A contest counts only if more rated participants than this took part."""
 
 
 def read_contest(folder: Path) -> Contest:
-    """A contest from ``standings.json`` and ``ratings.json``.
+    """Read a contest from ``standings.json`` and ``ratings.json``.
 
-    Both are what ``contest.standings`` and ``contest.ratingChanges`` answer. Only participants that are in both count,
-    for the places and for the ratings: a place among others would not belong to these ratings.
+    They hold the responses of ``contest.standings`` and ``contest.ratingChanges``. Only participants found in both
+    count, for the places and for the ratings: a place among others would not belong to these ratings.
 
     Raises:
-        UserError: a file is missing or is no such answer; names it.
+        UserError: a file is missing or is not such a response; names it.
     """
     standings = _answer(folder / "standings.json")
     changes = _answer(folder / "ratings.json")
@@ -48,19 +48,19 @@ def read_contest(folder: Path) -> Contest:
 def contest_rating(
     problems: Sequence[Problem], accepted: Mapping[str, tuple[int, int]], folder: Path
 ) -> tuple[Estimate, list[str]]:
-    """The mean rating over contests with an interval, and what is to be said about it.
+    """Return the mean rating over contests with an interval, and notes for the report.
 
     Args:
         problems: with columns ``contest_id`` and ``index``.
-        accepted: problem's id -> (accepted answers, answers).
-        folder: with a folder for each contest.
+        accepted: problem id -> (accepted answers, answers).
+        folder: holds a folder for each contest.
 
     Returns:
         The mean over contests with more than :data:`LEAST_RATED` rated participants, with Student's interval over
-        contests: it holds the noise of sampling and of the choice of contests, once. One contest has no ends.
+        contests: it includes the noise of sampling and of the choice of contests, once. One contest gives no interval.
 
     Raises:
-        UserError: no contest is left, or a file is none.
+        UserError: no contest is left, or a file cannot be read.
     """
     contests: dict[str, dict[str, tuple[int, int]]] = {}
     for problem in problems:
@@ -86,17 +86,17 @@ def contest_rating(
 
 
 def check_contests(problems: Sequence[Problem], folder: Path) -> None:
-    """See, before anything is judged, that every problem's contest can be read.
+    """Check that every problem's contest can be read, before anything is graded.
 
     Raises:
-        UserError: a problem names no contest, or a file is missing or is no answer of the public API.
+        UserError: a problem names no contest, or a file is missing or is not a response of the public API.
     """
     for name in sorted({_place(problem)[0] for problem in problems}):
         read_contest(folder / name)
 
 
 def _place(problem: Problem) -> tuple[str, str]:
-    """Contest and index of a problem."""
+    """Return contest and index of a problem."""
     for column in ("contest_id", "index"):
         if problem.columns.get(column) in (None, ""):
             raise UserError(

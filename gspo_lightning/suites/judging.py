@@ -1,4 +1,4 @@
-"""Answers to verdicts, by the same rewards and workers as training."""
+"""Grade answers with the rewards and workers of training."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["judge", "unread"]
 
 _BATCH, _AHEAD = 256, 3
 _WAIT_S = 10.0
-"""A batch that has waited so long for more answers is judged as it is: a kill costs what was not judged."""
+"""Seconds after which an incomplete batch is graded: an interruption loses answers that are not graded."""
 
 
 def judge(
     suite: Suite, problems: Mapping[str, Problem], answers: Iterable[Answer], runner: RewardRunner
 ) -> Iterator[list[Verdict]]:
-    """Verdicts in batches, in the order of the answers; a few batches are judged while the next are read.
+    """Yield verdicts in batches, in the order of the answers; a few batches are graded while the next are read.
 
-    Where the answers end with an exception, those that came before it are judged first.
+    If the answers end with an exception, the answers before it are graded first.
 
     Args:
-        suite: what is counted.
+        suite: decides how verdicts are made.
         problems: by id; every answer is to one of them.
         answers: read as they are needed: memory does not grow with their number.
         runner: with the suite's reward.
@@ -48,7 +48,7 @@ def judge(
 
 
 def _batches(answers: Iterable[Answer], broken: list[Exception]) -> Iterator[list[Answer]]:
-    """Some at a time; what their source raises is put into ``broken`` behind the last of them."""
+    """Yield answers in batches; an exception of their source goes to ``broken`` after the last batch."""
     rest, batch, began = iter(answers), list[Answer](), time.monotonic()
     while True:
         try:
@@ -90,7 +90,7 @@ def _verdicts(
 
 
 def unread(reward: Reward, score: SampleScore) -> bool:
-    """Whether there was no answer to judge: nothing was found in the text, or it cannot be read."""
+    """True if there was no answer to grade: none was found in the text, or it cannot be read."""
     return not score.reward and re.fullmatch(reward.no_answer, score.detail, re.DOTALL) is not None
 
 

@@ -1,4 +1,4 @@
-"""What is counted over the verdicts of a suite, each number with its interval."""
+"""Metrics over the verdicts of a suite, each with its interval."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gspo_lightning.suites.zebra import cells, size_class
 __all__ = ["Found", "Judged", "measure"]
 
 _SHARES = (0.5, 0.75, 1.0)
-"""tau of G-Pass@k."""
+"""Thresholds tau of G-Pass@k."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What is kept of a verdict: a few numbers, so that memory does not grow with the answers' lengths."""
+    """Verdict reduced to a few numbers, so that memory does not grow with the answers' lengths."""
 
     sample: int
     value: float
@@ -32,7 +32,7 @@ class Judged:
 
     @classmethod
     def of(cls, verdict: Verdict) -> Judged:
-        """Without the text.
+        """Reduce a verdict to its numbers.
 
         Raises:
             ValueError: the verdict is missing.
@@ -46,20 +46,20 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A metric: over problems like these (``all``), and for new answers to these problems where that was asked."""
+    """One metric: an interval for problems like these, and for new answers to these problems if computed."""
 
     new_problems: Estimate
     these_problems: Estimate | None = None
 
 
 def measure(suite: Suite, problems: Sequence[Problem], judged: Mapping[str, Sequence[Judged]]) -> dict[str, Found]:
-    """Every metric of a suite.
+    """Return every metric of a suite.
 
-    A problem without a verdict takes no part in any of them. Where problems have different numbers of answers,
-    pass@k, G-Pass@k and maj@k take the smallest as k (maj@k the first k answers), and avg@k takes all answers of each.
+    A problem without a verdict is left out of all of them. If problems have different numbers of answers, pass@k,
+    G-Pass@k and maj@k take the smallest as k (maj@k the first k answers), and avg@k takes all answers of each.
 
     Args:
-        suite: which metrics.
+        suite: names the metrics.
         problems: all that were asked.
         judged: id -> verdicts.
 
@@ -104,7 +104,7 @@ def measure(suite: Suite, problems: Sequence[Problem], judged: Mapping[str, Sequ
 
 
 def _stable(right: Sequence[Sequence[float]], k: int) -> dict[str, Found]:
-    """G-Pass@k for the shares of its paper, and mG-Pass@k."""
+    """Return G-Pass@k for the thresholds of its paper, and mG-Pass@k."""
     counts = [(int(sum(row)), len(row)) for row in right]
     found = {
         f"g-pass@{k}_{share}": Found(of_new_problems([g_pass_at_k(c, n, k, share) for c, n in counts]))

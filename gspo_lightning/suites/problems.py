@@ -1,4 +1,4 @@
-"""The problems of a suite: from a folder of files, or from the hub."""
+"""Read the problems of a suite from a folder of files or from the hub."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WINDOW = re.compile(r"(\d{4}(?:-\d\d){0,2})?\.\.(\d{4}(?:-\d\d){0,2})?")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem: its id in the data, what the model is asked, and what the reward is told."""
+    """One problem: its id in the data, the prompt for the model, and the columns for the reward."""
 
     id: str
     prompt: str
@@ -34,27 +34,27 @@ class Problem:
 
     @property
     def names(self) -> set[str]:
-        """By which a list of faulty problems may call it: its id, and its title with hyphens."""
+        """Names that may stand for this problem in a list of faulty ones: its id, and its title with hyphens."""
         title = str(self.columns.get("title") or "").strip().lower()
         return {self.id, re.sub(r"[^a-z0-9]+", "-", title).strip("-")}
 
     @property
     def sha256(self) -> str:
-        """Of the prompt, so that answers are never judged against another wording."""
+        """Hash of the prompt, so that answers are never graded against another wording."""
         return hashlib.sha256(self.prompt.encode()).hexdigest()
 
     @property
     def record_sha256(self) -> str:
-        """Of what a reward is told of the record, so that verdicts by other answers are never compared."""
+        """Hash of the columns given to a reward, so that verdicts from different answers are never compared."""
         told = {name: self.columns[name] for name in sorted(self.columns) if name not in ("id", "prompt")}
         return hashlib.sha256(json.dumps(told, default=repr).encode()).hexdigest()
 
 
 def data_file(suite: Suite, folder: Path) -> Path:
-    """The file of a suite's records: ``FOLDER/<suite>.jsonl`` and the like, or the only one in ``FOLDER/<suite>/``.
+    """Return the file of a suite's records: ``FOLDER/<suite>.jsonl`` etc., or the only one in ``FOLDER/<suite>/``.
 
     Raises:
-        UserError: none or several; says which names were looked for.
+        UserError: no file or several; says which names were looked for.
     """
     if not folder.is_dir():
         raise UserError("--data", f"{folder} is not a folder")
@@ -73,15 +73,15 @@ def data_file(suite: Suite, folder: Path) -> Path:
 
 
 def read_problems(suite: Suite, folder: Path | None, window: str = "") -> list[Problem]:
-    """The problems of a suite, in the order of the data. Where no record has an id, their numbers from 1 are.
+    """Read the problems of a suite, in the order of the data. If no record has an id, they are numbered from 1.
 
     Args:
-        suite: which.
-        folder: of files; None takes what the suite names.
+        suite: the suite.
+        folder: of files; None takes the suite's own data source.
         window: a name of :attr:`Suite.windows`, or ``FROM..TO`` (both ends included, each may be left out).
 
     Raises:
-        UserError: the data are not there, a record has no id or prompt, an id twice, or a window without a problem.
+        UserError: the data are missing, a record has no id or prompt, two have one id, or a window has no problem.
     """
     if folder is None and not suite.data:
         raise UserError("--data", f"the suite {suite.name!r} does not say where its data are", fix="give a folder")
@@ -120,7 +120,7 @@ def _asked(template: Template, record: Mapping[str, Any], suite: str, where: str
 
 
 def _template(suite: Suite) -> Template:
-    """Sandboxed, as chat templates are: a suite's file is data."""
+    """Compile the prompt in a sandbox, as for chat templates: a suite's file is data."""
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     try:
         return environment.from_string(suite.prompt)

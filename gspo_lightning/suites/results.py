@@ -1,4 +1,4 @@
-"""What an evaluation found, as ``results.json``."""
+"""Results of an evaluation as ``results.json``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESULTS = "results.json"
 
 
 def as_json(found: Mapping[str, Found]) -> dict[str, dict[str, Any]]:
-    """``{metric: {value, low, high, n}}``: ends for other problems of the kind; ``these_problems`` where there is one.
+    """Return ``{metric: {value, low, high, n}}``, and ``these_problems`` if that interval exists.
 
     >>> as_json({"avg@2": Found(Estimate(0.5, 0.1, 0.9, 4))})
     {'avg@2': {'value': 0.5, 'low': 0.1, 'high': 0.9, 'n': 4}}
@@ -39,14 +39,14 @@ def _ends(estimate: Estimate) -> dict[str, Any]:
 
 
 def write_results(folder: Path, results: Mapping[str, Any]) -> Path:
-    """Whole or not at all, also after a power failure."""
+    """Write the results atomically, also against a power failure."""
     target = folder / RESULTS
     write_text(target, json.dumps(results, indent=2) + "\n")
     return target
 
 
 def torn(folder: Path) -> bool:
-    """Whether the file is there and was not written to its end: empty, or cut off."""
+    """True if the file exists but is incomplete: empty, or cut off."""
     try:
         json.loads((folder / RESULTS).read_bytes())
     except ValueError:
@@ -57,10 +57,10 @@ def torn(folder: Path) -> bool:
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """What :func:`write_results` wrote.
+    """Read a file that :func:`write_results` wrote.
 
     Raises:
-        UserError: it is not there, or is none.
+        UserError: it is missing, or is another file.
     """
     try:
         found = json.loads((folder / RESULTS).read_text(encoding="utf-8"))

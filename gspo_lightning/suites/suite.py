@@ -1,4 +1,4 @@
-"""What a suite is, and where one comes from: a name that ships, or a YAML file of the user's."""
+"""Definition and loading of suites: a shipped name, or a YAML file of the user's."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ __all__ = ["METRICS", "SHIPPED", "Sampling", "Suite", "load_suite", "shipped"]
 
 SHIPPED = Path(__file__).parent / "shipped"
 METRICS = ("avg", "pass", "maj", "g-pass", "puzzle_accuracy", "cell_accuracy", "rating")
-"""What a suite may count; how many answers could not be read, and how many were cut, is always counted."""
+"""Metrics that a suite may name; the shares of unreadable and truncated answers are always reported."""
 _G_PASS = re.compile(r"g-pass(?:@([1-9]\d*))?")
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How answers are sampled."""
+    """Sampling settings of a suite."""
 
     temperature: float = 0.6
     top_p: float = 0.95
     top_k: int = 0
-    """0 keeps all tokens."""
+    """Sample from the k most likely tokens; 0 keeps all."""
     max_response_tokens: int = 32_768
     seed: int = 0
-    """Answers depend on it, on the problem's place and on the answer's number, and on nothing else."""
+    """Seed. Answers depend on it, on the problem's place and on the answer's number, and on nothing else."""
 
 
 @dataclass(frozen=True)
@@ -41,51 +41,51 @@ class Suite:
     """One benchmark."""
 
     name: str
-    """The name of its file."""
+    """Name of its file."""
     about: str
-    """One line."""
+    """Description in one line."""
     reward: Reward
-    """An answer is right if it is worth 1 or more."""
+    """Reward that grades answers; an answer is right if it gets 1 or more."""
     data: PromptSet | str = ""
-    """Where the problems are if no folder is given: a file, ``id:name:split`` of the hub, or a prompt set."""
+    """Problems to use if no folder is given: a file, ``id:name:split`` of the hub, or a prompt set."""
     columns: Columns = field(default_factory=dict)
-    """``id``, ``prompt``, ``answer`` and whatever the reward asks for -> the data's columns."""
+    """``id``, ``prompt``, ``answer`` and other columns of the reward -> the data's columns."""
     prompt: str = "{{ prompt }}"
-    """The user's message, a Jinja template over the record's columns (ours, and the data's)."""
+    """Template (Jinja) of the user's message, over the record's columns (ours, and the data's)."""
     system_prompt: str | None = None
     samples: int = 1
     """Answers to each problem: the k of avg@k."""
     sampling: Sampling = field(default_factory=Sampling)
     metrics: tuple[str, ...] = ("avg", "pass")
-    """Of :data:`METRICS`; ``g-pass@8`` names a k for G-Pass."""
+    """Names from :data:`METRICS`; ``g-pass@8`` gives a k for G-Pass."""
     by: str | None = None
-    """A column whose values are also counted apart (``difficulty``)."""
+    """Column by whose values results are also split (``difficulty``)."""
     date: str | None = None
-    """The column with a problem's date, for windows such as ``2024-10..2025-02``."""
+    """Column with a problem's date, for windows such as ``2024-10..2025-02``."""
     windows: Mapping[str, str] = field(default_factory=dict)
     """Names of windows (``release_v5: ..2025-01``)."""
     faulty: Mapping[str, str] = field(default_factory=dict)
-    """Id or title of problems that are known to be faulty -> why. They count; avg@k is also given without them."""
+    """Id or title of problems known to be faulty -> reason. They count; avg@k is also given without them."""
 
     def g_pass_draws(self, answers: int) -> list[int]:
-        """The k of every G-Pass@k that is asked for: where none is named, or there are fewer answers, all of them."""
+        """Return every k for G-Pass@k: the named ones, at most ``answers``; ``g-pass`` without k takes ``answers``."""
         asked = [found for name in self.metrics if (found := _G_PASS.fullmatch(name))]
         return sorted({min(int(found[1] or answers), answers) for found in asked})
 
 
 def shipped() -> dict[str, Path]:
-    """Name -> file of the suites that ship."""
+    """Return name -> file of the shipped suites."""
     return {file.stem: file for file in sorted(SHIPPED.glob("*.yaml"))}
 
 
 def load_suite(name: str) -> Suite:
-    """A suite that ships, or one of a file.
+    """Load a shipped suite or a suite file.
 
     Args:
         name: ``aime2024``, or a path that ends in ``.yaml``.
 
     Raises:
-        UserError: no such suite, or the file is none; names the file and the field.
+        UserError: no such suite, or the file is not a suite; names the file and the field.
     """
     known = shipped()
     path = known.get(name, Path(name))
@@ -103,7 +103,7 @@ def load_suite(name: str) -> Suite:
 
 
 def _built(written: dict[str, Any], path: Path) -> Suite:
-    """By jsonargparse, which checks names and types as it does those of a training config."""
+    """Build a suite with jsonargparse, which checks names and types as for a training config."""
     from jsonargparse import ArgumentError, ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)

@@ -1,4 +1,4 @@
-"""Answers with their verdicts, one a line: ``samples.jsonl``, which an interrupted evaluation goes on with."""
+"""Answers with their verdicts, one a line in ``samples.jsonl``; an interrupted evaluation continues from it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["Answer", "Verdict", "VerdictFile", "read_verdicts"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was sampled for a problem."""
+    """Answer sampled for a problem."""
 
     id: str
     sample: int
     completion: str
     tokens: int | None = None
-    """Of the completion; None where nobody counted."""
+    """Number of tokens in the completion; None if unknown."""
     truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One line of the file."""
+    """Verdict on one answer: one line of the file."""
 
     suite: str
     id: str
@@ -38,21 +38,21 @@ class Verdict:
     prompt_sha256: str
     completion: str
     value: float | None
-    """What the reward gave; None (*missing*) takes no part and is judged again by the next run."""
+    """Value of the reward; None (*missing*) is left out of metrics and graded again by the next run."""
     status: str
     reason: str
     answered: bool
-    """Whether there was an answer to judge."""
+    """True if there was an answer to grade."""
     vote: str | None
-    """What is counted for maj@k; None has no vote."""
+    """Text counted for maj@k; None has no vote."""
     tokens: int | None
     truncated: bool
     record_sha256: str = ""
-    """Of what the reward was told of the record; empty where an older version did not say."""
+    """Hash of the columns given to the reward; empty in files of older versions."""
 
     @property
     def right(self) -> bool:
-        """Worth 1 or more."""
+        """True for a value of at least 1."""
         return self.value is not None and self.value >= 1.0
 
 
@@ -60,15 +60,15 @@ _NAMES = tuple(field.name for field in fields(Verdict) if field.default is MISSI
 
 
 class VerdictFile:
-    """Appends verdicts; every line is whole on disk before the next batch begins.
+    """File of verdicts, appended to in batches; every line is complete on disk before the next batch begins.
 
-    What an interruption cut off, and verdicts that are *missing*, are dropped when the file is opened again.
+    Lines cut off by an interruption, and verdicts that are *missing*, are dropped when the file is opened again.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.done: set[tuple[str, str, int]] = set()
-        """(suite, id, sample) of what is there already."""
+        """(suite, id, sample) of the verdicts already in the file."""
         self._file: IO[str] | None = None
 
     def __enter__(self) -> VerdictFile:
@@ -106,14 +106,14 @@ class VerdictFile:
 
 
 def read_verdicts(path: Path, *, torn: bool = False) -> Iterator[Verdict]:
-    """Every line.
+    """Yield the verdict on every line.
 
     Args:
         path: the file.
-        torn: take an unfinished last line as the end.
+        torn: treat an unfinished last line as the end.
 
     Raises:
-        UserError: a line is no verdict, with its number.
+        UserError: a line is not a verdict; names its number.
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):

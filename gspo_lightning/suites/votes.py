@@ -1,4 +1,4 @@
-"""Which answers count as the same in a vote."""
+"""Group equal answers for a majority vote."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from gspo_lightning.rewards.math.text import after_thinking, boxed, visible
 __all__ = ["RIGHT", "vote"]
 
 RIGHT = "="
-"""Of every right answer: however it is written, it equals the record's."""
+"""Vote of every right answer, however it is written."""
 _CHARACTERS, _READ = 200, 2000
 
 
 def vote(completion: str, *, right: bool) -> str | None:
-    r"""What a mathematical answer votes for; None has no vote.
+    r"""Return the vote of a mathematical answer; None has no vote.
 
-    Right answers are one answer. Wrong ones are the same if they are one number, or if their texts are the same without
-    what never changes a meaning; they stand in a box, or are numbers
-    that the text commits to.
+    All right answers share one vote. Wrong ones share a vote if they are the same number, or if their texts are equal
+    after notation without meaning is removed. A wrong answer counts if it is in a box, or is a number that the text
+    commits to.
 
     >>> vote(r"\boxed{024.0}", right=False), vote(r"so \boxed{\dfrac12}", right=False), vote("I give up", right=False)
     ('24', '1/2', None)

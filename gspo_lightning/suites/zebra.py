@@ -9,24 +9,24 @@ from collections.abc import Mapping
 __all__ = ["cells", "size_class"]
 
 _CLASSES = ((10**3, "small"), (10**6, "medium"), (10**10, "large"))
-"""Below so many ways to fill the grid."""
+"""Upper bounds on the number of ways to fill a grid of each class."""
 
 
 def cells(answer: object) -> int:
-    """Cells that are judged: houses times columns.
+    """Return the number of graded cells: houses times columns.
 
     >>> cells({"header": ["House", "Name", "Pet"], "rows": [["1", "Eric", "cat"], ["2", "Bob", "dog"]]})
     4
 
     Raises:
-        ValueError: no grid.
+        ValueError: not a grid.
     """
     houses, columns = _shape(answer)
     return houses * columns
 
 
 def size_class(answer: object) -> str:
-    """``small``, ``medium``, ``large`` or ``x-large`` by the ``(houses!) ** columns`` ways to fill the grid.
+    """Return ``small``, ``medium``, ``large`` or ``x-large``, by the ``(houses!) ** columns`` ways to fill the grid.
 
     >>> size_class({"House 1": {"Name": "Eric"}, "House 2": {"Name": "Bob"}})
     'small'
