@@ -101,7 +101,7 @@ class LeakSearch:
             self._masked, np.array([_hash(_masked(gram)) for gram in self._long.grams], dtype=np.uint64)
         )
         self._counts = np.zeros(len(self._masked), dtype=np.int64)  # records with the gram, with any numbers
-        self._shared: dict[int, list[tuple[int, int]]] = defaultdict(list)  # gram -> first records, a prompt for each
+        self._shared: dict[int, list[tuple[int, int]]] = defaultdict(list)  # gram -> first (record, prompt) pairs
         _, self._rows = banding(threshold)
         signature = signatures([prompt.text for prompt in prompts])
         self._low = signature.astype(np.uint8)

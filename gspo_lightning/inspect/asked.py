@@ -75,10 +75,10 @@ class Backend(Protocol):
 
 
 class Numbers:
-    """Seed for each request, so that its random draws depend neither on batching nor on timing.
+    """Seeds of requests, which make random draws independent of batching and timing.
 
-    It is a hash of the conversation and of how often it was asked before: the epochs of a sample get different answers,
-    and a second run of the evaluation gets the same set of answers.
+    A seed is a hash of the conversation and of how often it was asked before: the epochs of a sample get different
+    answers, and a second run of the evaluation gets the same set of answers.
 
     >>> numbers = Numbers()
     >>> first = numbers.next((("user", "hi"),))

@@ -91,7 +91,7 @@ class InProcess:
             thread.join()
         self.source.close()
 
-    # in the thread -----------------------------------------------------------------------------------------------
+    # sampling thread ---------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         while batch := self._batch():

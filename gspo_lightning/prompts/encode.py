@@ -247,7 +247,7 @@ def _prompt(number: int, seen: Seen, record: Record) -> Prompt:
 
 def unknown_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the id that a tokenizer uses for unknown characters only; None if it has none."""
-    unknown: int | None = tokenizer.unk_token_id  # byte-level tokenizers reuse their end token: that one says nothing
+    unknown: int | None = tokenizer.unk_token_id  # byte-level tokenizers reuse their end token
     if unknown in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id):
         return None
     return unknown

@@ -170,7 +170,7 @@ class MixedOrder(PromptOrder):
         if weights is None:
             return None
         share, heaviest = self._quotas.share(number), int(weights.argmax())
-        relative = math.fsum(weights / weights[heaviest])  # the sum itself may be beyond the range of floats
+        relative = math.fsum(weights / weights[heaviest])  # the sum itself may overflow
         if share > relative * (1 + 1e-9):
             total = relative * float(weights[heaviest])
             where = getattr(self._prompts, "where", str)(self._prompts[part.places[heaviest]].id)

@@ -90,7 +90,7 @@ def check_turn_end(tokenizer: PreTrainedTokenizerBase, stops: Sequence[int]) -> 
     messages = [{"role": "user", "content": "A question."}, {"role": "assistant", "content": _ANSWER}]
     try:
         rendered = render(tokenizer, messages)
-    except TemplateError:  # it knows other roles only; reading the prompts names the fault
+    except TemplateError:  # a template without these roles; reading the prompts reports the fault
         return
     tail = tokenizer(rendered.rpartition(_ANSWER)[2], add_special_tokens=False)["input_ids"]
     special = next((i for i in tail if i in tokenizer.all_special_ids or i in tokenizer.added_tokens_decoder), None)

@@ -78,7 +78,10 @@ def _unseen(mean: float, problems: float) -> float:
 
 
 def _effective(mean: float, seen: float, unseen: float, problems: float) -> float:
-    """Return the number of independent answers whose mean has the larger variance; ``unseen`` alone leaves one a problem."""
+    """Return the number of independent answers whose mean has the larger variance.
+
+    ``unseen`` is limited to the variance of one answer per problem.
+    """
     single = mean * (1 - mean)
     return single / max(seen, min(unseen, single / problems)) if 0 < mean < 1 else problems
 

@@ -33,7 +33,7 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """``better``, ``worse``, or a text that the problems do not decide."""
+        """Conclusion: ``better`` or ``worse`` if p is below :data:`LEVEL`, else a text that no difference is shown."""
         if self.p >= LEVEL:
             return "not enough problems to tell" if self.better + self.worse else "no difference seen"
         return "better" if self.value > 0 else "worse"

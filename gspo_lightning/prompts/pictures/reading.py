@@ -45,7 +45,7 @@ def picture_file(value: Any, *, urls: bool = False) -> bytes:
     Raises:
         BadPictureError: there is no file, it is too large, or it may not be downloaded.
     """
-    if isinstance(value, Mapping):  # a cell of datasets' Image: bytes, or else a path; OpenAI's: an address
+    if isinstance(value, Mapping):  # datasets' Image has bytes or a path, OpenAI's format a URL
         value = next((v for k in ("bytes", "path", "url") if (v := value.get(k)) is not None), None)
     if isinstance(value, str):
         return _named(value, urls)
