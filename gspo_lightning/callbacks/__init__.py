@@ -1,4 +1,4 @@
-"""Callbacks: what a run shows and keeps."""
+"""Lightning callbacks of a run: progress, logging, collapse detection, checkpoints and interrupts."""
 
 from gspo_lightning.callbacks.adapted import adapted
 from gspo_lightning.callbacks.averaging import AveragedWeights

@@ -1,4 +1,4 @@
-"""Lightning's callbacks, as they are given, and as they work here."""
+"""Adapt Lightning's callbacks to iterations and evaluations."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["adapted"]
 
 
 def adapted(given: Sequence[Callback], *, evaluates: bool) -> list[Callback]:
-    """The callbacks that a user chose, in order.
+    """Return the callbacks that a user chose, adapted, in order.
 
-    ``WeightAveraging`` averages what is trained. ``EarlyStopping`` and ``ModelCheckpoint`` look when their metric is
-    new: after an evaluation at one of evaluations, after an iteration at all others. Lightning's own choice follows
+    ``WeightAveraging`` averages the trained weights. ``EarlyStopping`` and ``ModelCheckpoint`` check when their metric
+    is new: after an evaluation for ``val/`` metrics, after an iteration for all others. Lightning's own choice follows
     ``check_val_every_n_epoch``, and may be never.
 
     Args:
-        given: as Lightning would take them.
-        evaluates: whether there are held-out prompts.
+        given: callbacks in the form that Lightning takes.
+        evaluates: True if there are held-out prompts.
 
     Raises:
         UserError: there are two averages.

@@ -1,4 +1,4 @@
-"""Weight averaging: Lightning's callbacks decide when and how, the weights that are trained are what is averaged."""
+"""Weight averaging: adapt Lightning's callbacks to average the trained weights only."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class AveragedWeights(Callback):
     """Lightning's ``WeightAveraging`` and ``EMAWeightAveraging`` (or your own subclass), adapted to this package.
 
     Lightning's copy the whole module, with its trainer, its data and its old policy, and change its weights for an
-    evaluation. Here only the trained weights are averaged, an evaluation gets a separate policy with them,
-    and training never sees them.
+    evaluation. Here only the trained weights are averaged, an evaluation gets a separate policy with them, and training
+    never sees them.
 
     Args:
-        chosen: says when to average (``should_update``), where to (``device``) and how (``avg_fn``).
+        chosen: decides when to average (``should_update``), on which device (``device``) and how (``avg_fn``).
     """
 
     def __init__(self, chosen: WeightAveraging) -> None:
@@ -34,7 +34,7 @@ class AveragedWeights(Callback):
         self._step, self._iteration = 0, -1
 
     def state_dict(self) -> dict[str, Any]:
-        """When the last update was; the average itself is in the module's part of a checkpoint."""
+        """Return the step of the last update; the average itself is in the module's part of a checkpoint."""
         return {"latest_update_step": self._step, "latest_update_epoch": self._iteration}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -42,7 +42,7 @@ class AveragedWeights(Callback):
         self._step, self._iteration = state_dict["latest_update_step"], state_dict["latest_update_epoch"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin with the current weights, or continue with the average of the checkpoint.
+        """Start from the current weights, or continue the average of the checkpoint.
 
         Raises:
             UserError: the weights are sharded.
@@ -61,7 +61,7 @@ class AveragedWeights(Callback):
             log.info("the checkpoint contains no average of weights: averaging begins with its weights")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Once per update, and once more where an iteration is over: before it is evaluated and saved."""
+        """Update the average after an update, and after an iteration before it is evaluated and saved."""
         module, average = learner(pl_module), learner(pl_module).average
         assert average is not None, "on_fit_start comes first"
         if module.critic_only:

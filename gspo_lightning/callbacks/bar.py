@@ -1,4 +1,4 @@
-"""A bar over the updates of a run: opens where it resumes, silent on all ranks but the first."""
+"""Progress bar over the updates of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["UpdateBar"]
 
 
 class UpdateBar(ProgressBar):
-    """Counts updates; a subclass opens it and says what stands beside it."""
+    """Progress bar of updates, shown on the first rank only; a subclass opens it and sets its text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,20 +21,20 @@ class UpdateBar(ProgressBar):
         self._enabled = True
 
     def disable(self) -> None:
-        """Lightning silences every rank but the first."""
+        """Hide the bar; Lightning calls this on every rank but the first."""
         self._enabled = False
 
     def enable(self) -> None:
-        """The inverse."""
+        """Show the bar again."""
         self._enabled = True
 
     def open(self, trainer: Trainer, total: int | None, what: str) -> None:
-        """Show it, at the position of a resumed run.
+        """Show the bar, at the position of a resumed run.
 
         Args:
-            trainer: of the run.
-            total: updates; None: nobody knows.
-            what: stands before it.
+            trainer: the run's trainer.
+            total: number of updates; None if unknown.
+            what: text before the bar.
         """
         self._bar = tqdm(
             total=total, initial=trainer.global_step, desc=what, unit="update", disable=not self._enabled,
@@ -46,7 +46,7 @@ class UpdateBar(ProgressBar):
         self._close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Close the bar before anything is printed about what went wrong."""
+        """Close the bar before the error is printed."""
         self._close()
 
     def _close(self) -> None:

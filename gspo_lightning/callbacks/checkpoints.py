@@ -1,4 +1,4 @@
-"""Checkpoints: written beside their place, synced, swapped in, and only then listed in a manifest."""
+"""Save checkpoints atomically: write a temporary file, sync it, swap it in, then list it in a manifest."""
 
 from __future__ import annotations
 
@@ -39,27 +39,28 @@ __all__ = ["AtomicCheckpointIO", "LastCheckpoint", "link_last"]
 log = logging.getLogger(__name__)
 
 _OWN = re.compile(r"step-\d{8,}\.ckpt")
-"""Names that LastCheckpoint gives."""
+"""Names of checkpoints that LastCheckpoint writes."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint next to its target, syncs it, swaps it in, and writes its manifest last.
 
-    A kill at any moment leaves the old file. Lightning stages in the temp directory and moves; across file systems
-    that is a copy, and a kill in the middle of it destroys the old file.
+    A kill at any moment leaves the old file. Lightning stages in the temp directory and moves the file; across file
+    systems that is a copy, and a kill during the copy destroys the old file.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Save, unless there is a NaN or infinity in it. Ctrl-C leaves the old file, or the new one with its manifest.
+        """Save, unless the checkpoint has a NaN or infinity. Ctrl-C leaves the old file, or the new one and its
+        manifest.
 
         Args:
             checkpoint: tensors and primitives.
-            path: a file.
+            path: the target file.
             storage_options: ``{"score": float}`` for the manifest, or None.
 
         Raises:
             NonFiniteError: a weight or an optimizer state is not finite.
-            InfrastructureError: the file cannot be written; what was there is untouched.
+            InfrastructureError: the file cannot be written; the old file is untouched.
         """
         check_finite(checkpoint)
         target, score = Path(path), (storage_options or {}).get("score")
@@ -75,13 +76,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise unwritable(target, error) from error
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """The checkpoint, then its manifest: a manifest alone is recognised, a checkpoint alone would stay."""
+        """Remove the checkpoint, then its manifest: a lone manifest is recognised, a lone checkpoint would stay."""
         remove(Path(path))
         manifest_path(Path(path)).unlink(missing_ok=True)
 
 
 def _save(checkpoint: dict[str, Any], file: Any) -> None:
-    """``torch.save``, with Ctrl-C or the operating system's error instead of the one its clean-up raises on top."""
+    """Call ``torch.save``; raise Ctrl-C or the operating system's error, not the clean-up error on top of it."""
     try:
         torch.save(checkpoint, file)
     except Exception as error:
@@ -94,10 +95,10 @@ class LastCheckpoint(Checkpoint):
 
     Args:
         every_n_iterations: iterations between two checkpoints; the last iteration always writes one.
-        keep_last: the newest ones that are kept; with 1 there is nothing to fall back to if a disk damages it.
-        keep_best: the ones with the highest ``best_by`` that are kept as well.
-        best_by: a metric of an update or of an evaluation, such as ``reward/mean`` or ``val/accuracy``. The reward of
-            an update is that of the rollouts it learnt from.
+        keep_last: number of newest checkpoints to keep; with 1 there is no fallback if a disk damages it.
+        keep_best: number of checkpoints with the highest ``best_by`` to keep as well.
+        best_by: a metric of an update or of an evaluation, such as ``reward/mean`` or ``val/accuracy``. The reward
+            of an update is that of the rollouts it learnt from.
     """
 
     def __init__(
@@ -115,12 +116,12 @@ class LastCheckpoint(Checkpoint):
         self.keep_best, self.best_by = keep_best, best_by
         self._folder = Path()
         self.protected: set[int] = set()
-        """Updates whose checkpoints are kept whatever comes after: someone may want to go back to them."""
+        """Update numbers whose checkpoints are always kept: a rollback may need them."""
         self._saved = -1
         self._there = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find the run folder, and remove what a killed run left half written."""
+        """Find the run folder, and remove files that a killed run left half written."""
         run = run_folder(trainer)
         self._folder = run / "checkpoints"
         if trainer.is_global_zero and stage == "fit":
@@ -128,23 +129,23 @@ class LastCheckpoint(Checkpoint):
                 sweep(folder, alone=is_held(run))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A resumed run is already at a checkpoint."""
+        """Record the current step: a resumed run is already at a checkpoint."""
         self._saved = trainer.global_step
         self._there = self._folder.parent.is_dir()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save when an iteration is over, unless it is evaluated first (the last one always may be)."""
+        """Save at the end of an iteration, unless an evaluation may follow (after the last one, too)."""
         final = trainer.max_epochs == trainer.current_epoch + 1 and evaluation_follows(trainer, at_the_end=True)
         if self._due(trainer, learner(pl_module)) and not evaluation_follows(trainer) and not final:
             self.save(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save now that the evaluation of the iteration is over."""
+        """Save after the evaluation of the iteration."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking and self._due(trainer, learner(pl_module)):
             self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The last iteration always leaves a checkpoint."""
+        """Save after the last iteration."""
         self.save(trainer)
 
     def _due(self, trainer: Trainer, module: GSPOModule) -> bool:
@@ -152,7 +153,7 @@ class LastCheckpoint(Checkpoint):
         return trainer.global_step > 0 and trainer.global_step % updates == 0
 
     def save(self, trainer: Trainer) -> Path:
-        """Save now (on every rank), unless nothing has happened since the last time; returns the path."""
+        """Save (must be called on every rank), unless no update was made since the last save; return the path."""
         path = self._folder / f"step-{trainer.global_step:08d}.ckpt"
         if trainer.global_step == self._saved:
             return path
@@ -173,7 +174,7 @@ class LastCheckpoint(Checkpoint):
         return path
 
     def _prune(self, trainer: Trainer) -> None:
-        """Forget what neither ``keep_last`` nor ``keep_best`` protects; another callback's checkpoints stay."""
+        """Remove checkpoints that no setting keeps; another callback's checkpoints stay."""
         own = [(path, m) for path, m in manifests(self._folder) if _OWN.fullmatch(path.name)]
         there = [(path, m) for path, m in own if path.exists()]
         scored = sorted((p for p in there if p[1].score is not None), key=lambda p: float(p[1].score or 0.0))
@@ -187,7 +188,7 @@ class LastCheckpoint(Checkpoint):
 
 
 def link_last(path: Path) -> None:
-    """Let ``last.ckpt`` beside a checkpoint stand for it."""
+    """Point ``last.ckpt`` beside a checkpoint to it."""
     last = path.with_name("last.ckpt")
     link = beside(last)
     link.unlink(missing_ok=True)
@@ -200,7 +201,7 @@ def link_last(path: Path) -> None:
 
 
 def last_checkpoint(trainer: Trainer) -> LastCheckpoint | None:
-    """The callback that keeps this run's checkpoints, if there is one."""
+    """Return the callback that keeps this run's checkpoints; None if there is none."""
     with contextlib.suppress(StopIteration):
         return next(c for c in trainer.checkpoint_callbacks if isinstance(c, LastCheckpoint))
     return None

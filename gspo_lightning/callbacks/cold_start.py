@@ -1,4 +1,4 @@
-"""What a run shows of its cold start: the curve of its loss, before the first update."""
+"""Log the loss curve of the cold start, before the first update."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _LOSS, _HELD_OUT = "cold_start/loss", "cold_start/held_out_loss"
 class ColdStartCurve(Callback):
     """Logs ``cold_start/loss`` and ``cold_start/held_out_loss`` to every logger, whichever run made the cold start.
 
-    Its steps count up to -1, the last one before the first update: a run that is resumed forgets what was logged from
-    its checkpoint on, and nothing from before.
+    Steps count up to -1, the last one before the first update. A resumed run drops what was logged after its
+    checkpoint, so negative steps are kept.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Once for each run folder, on the first rank."""
+        """Log the curve once per run folder, on the first rank."""
         module = learner(pl_module)
         if module.cold_start is None or module.weights_from_checkpoint or not trainer.is_global_zero:
             return

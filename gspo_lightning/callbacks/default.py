@@ -1,4 +1,4 @@
-"""The callbacks that every run of ``gspo fit`` has, for a ``Trainer`` of one's own."""
+"""Default callbacks of ``gspo fit``, for use with your own ``Trainer``."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["default_callbacks"]
 
 
 def default_callbacks(*, progress_bar: bool = True, checkpoints: bool = True) -> list[Callback]:
-    """The callbacks that ``gspo fit`` adds to a trainer, in working order.
+    """Return the callbacks that ``gspo fit`` adds to a trainer, in working order.
 
     ``Trainer(callbacks=[*default_callbacks(), MyCallback()], plugins=[AtomicCheckpointIO()])`` trains as ``gspo fit``
     does: collapse is watched, curves and answers go to the loggers, Ctrl-C and SIGTERM stop between two updates, and
     the newest checkpoints are kept.
 
     Args:
-        progress_bar: :class:`RunProgress`; without it Lightning's own bar shows reward and response length.
-        checkpoints: :class:`LastCheckpoint`.
+        progress_bar: add :class:`RunProgress`; without it Lightning's own bar shows reward and response length.
+        checkpoints: add :class:`LastCheckpoint`.
     """
     found: list[Callback] = [WatchRanks(), ColdStartCurve(), NoSignal(), Collapse(), Dashboard(), RunSummary()]
     found += [RunProgress()] if progress_bar else []

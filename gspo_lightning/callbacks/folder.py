@@ -1,4 +1,4 @@
-"""Where a run writes, and when an evaluation is about to come."""
+"""Run folder, result folders, and the check for a coming evaluation."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["evaluation_follows", "fresh_folder", "run_folder"]
 
 
 def run_folder(trainer: Trainer) -> Path:
-    """The folder of this run, the same on every rank (must be called on every rank)."""
+    """Return the folder of this run, the same on every rank (must be called on every rank)."""
     return learner(trainer.lightning_module).folder
 
 
 def evaluation_follows(trainer: Trainer, *, at_the_end: bool = False) -> bool:
-    """Whether Lightning evaluates right after this batch, before the next iteration (or at the end of the run).
+    """True if Lightning evaluates right after this batch, before the next iteration (or at the end of the run).
 
-    A checkpoint waits for it: one from before it would resume without the evaluation.
+    Checkpoints are saved after the evaluation: one from before it would resume without the evaluation.
     """
     every = 1 if at_the_end else trainer.check_val_every_n_epoch or 1
     has_prompts = learner(trainer.lightning_module).data.val is not None and trainer.enable_validation
@@ -30,10 +30,10 @@ def evaluation_follows(trainer: Trainer, *, at_the_end: bool = False) -> bool:
 
 
 def fresh_folder(parent: Path) -> Path:
-    """Make a folder named after the time; one that began in the same second has another.
+    """Make a folder named after the time, with a number appended if the name is taken.
 
     Raises:
-        UserError: a file is in the way.
+        UserError: the parent is a file.
     """
     name = time.strftime("%Y-%m-%d_%H-%M-%S")
     try:

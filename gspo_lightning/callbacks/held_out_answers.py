@@ -1,4 +1,4 @@
-"""The answers to the same held-out prompts at every evaluation, for loggers and in a file of the run folder."""
+"""Write the answers to the same held-out prompts at every evaluation, to loggers and to a file of the run folder."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ COLUMNS = ("prompt", "answer", "completion", "reward", "tokens", "finish")
 
 
 class HeldOutAnswers:
-    """Writes ``held_out_answers`` (a table) and ``held_out_answers.jsonl``: the first 8 held-out prompts.
+    """Writes ``held_out_answers`` (a table) and ``held_out_answers.jsonl`` for the first 8 held-out prompts.
 
-    Where they have pictures: also ``held_out_pictures`` (a picture), and thumbnails in ``pictures/`` of the run folder.
+    For prompts with pictures, it also writes ``held_out_pictures`` (a picture) and thumbnails to ``pictures/`` of the
+    run folder.
     """
 
     def __init__(self) -> None:
         self._file: AnswersFile | None = None
 
     def resume(self, trainer: Trainer) -> None:
-        """Forget evaluations that the checkpoint of a resumed run does not know (on every rank)."""
+        """Drop evaluations made after the checkpoint of a resumed run (must be called on every rank)."""
         folder = run_folder(trainer)
         if trainer.is_global_zero:
             self._open(AnswersFile(folder)).cut(trainer.global_step + 1)
 
     def add(self, trainer: Trainer, module: GSPOModule) -> None:
-        """Those of the last evaluation (on every rank)."""
+        """Write the answers of the last evaluation (must be called on every rank)."""
         folder = run_folder(trainer)
         mine = sorted(module.evaluator.examples, key=lambda rollout: rollout.prompt.id)[:PROMPTS]
         own = [(_row(rollout), small_files(rollout.prompt.media)) for rollout in mine]
@@ -67,12 +68,12 @@ class HeldOutAnswers:
 
 
 def picture_names(media: Media) -> dict[str, list[str]]:
-    """What a row says of the pictures of its prompt; nothing where it has none."""
+    """Return the hashes of a prompt's pictures under ``pictures``; an empty dict if it has none."""
     return {"pictures": [picture.sha256 for picture in media]} if media else {}
 
 
 def small_files(media: Media) -> dict[str, bytes]:
-    """Hash -> thumbnail of the pictures that are shown."""
+    """Return hash -> thumbnail for the pictures that are shown."""
     return {picture.sha256: file for picture, file in zip(media, thumbnails(media), strict=False)}
 
 

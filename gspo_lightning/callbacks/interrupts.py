@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a lost connection stop between two updates, leave a checkpoint and say how to go on."""
+"""Stop cleanly on Ctrl-C, SIGTERM and SIGHUP: between two updates, with a checkpoint and the command to resume."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ __all__ = ["Interrupts", "Terminated"]
 
 
 class Terminated(SystemExit):
-    """SIGTERM, as SLURM and Kubernetes send it before they kill, or SIGHUP, as the kernel sends it when a connection is
-    lost. The exit code is 143 (128 + 15) or 129 (128 + 1).
+    """Exit on SIGTERM (sent by SLURM and Kubernetes before they kill) or SIGHUP (sent when the terminal is lost).
+
+    The exit code is 143 (128 + 15) or 129 (128 + 1).
     """
 
     def __init__(self, signum: int) -> None:
@@ -30,12 +31,12 @@ class Terminated(SystemExit):
 
 
 class Interrupts(Callback):
-    """Stops between two updates (never inside one, nor inside an evaluation), with a checkpoint.
+    """Stops a run between two updates, with a checkpoint; never inside an update or an evaluation.
 
     A single process that is sampling stops at once: its state is that of the last update. Several ranks agree on a
-    place where all stop, whichever of them got the signal. A second Ctrl-C stops immediately.
+    common place to stop, whichever rank got the signal. A second Ctrl-C stops immediately.
 
-    While the run is set up (a cold start may take minutes) every rank stops at once: nothing is there to save.
+    During setup (a cold start may take minutes) every rank stops at once: there is nothing to save yet.
     """
 
     def __init__(self) -> None:
@@ -45,48 +46,48 @@ class Interrupts(Callback):
         self._previous: dict[int, Any] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find the run folder while all ranks do; later one may be alone. The model is made after this."""
+        """Find the run folder while all ranks take part, and listen for signals. The model is built after this hook."""
         self._folder = run_folder(trainer)
         if stage == "fit":
             self._starting = True
             self._listen()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the signals back: Lightning puts its own handlers in place, and restores what it has found."""
+        """Restore the previous handlers: Lightning installs its own here, and later restores those it found."""
         self._release()
         self._starting = False
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """From here on there is something to save; Lightning has put its own handlers in place before."""
+        """Listen again, after Lightning has installed its handlers: from here on there is something to save."""
         self._listen()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The same where no evaluation comes first."""
+        """Listen again if no sanity check came first."""
         self._listen()
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        """Hold interrupts back: half an optimizer step must not be saved."""
+        """Hold interrupts back during an update: half an optimizer step must not be saved."""
         self._busy = True
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Let an interrupt through that came during the update, to any rank; an evaluation comes first."""
+        """Stop if any rank got a signal during the update, unless an evaluation follows."""
         if not evaluation_follows(trainer):
             self._let_through(pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Half an evaluation must not be saved either: a resume would finish it without its first half."""
+        """Hold interrupts back during an evaluation: a resume would finish it without its first half."""
         self._busy = True
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """As at the end of an update."""
+        """Stop if any rank got a signal during the evaluation."""
         self._let_through(pl_module)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give the signals back."""
+        """Restore the previous signal handlers."""
         self._release()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Save on an interrupt; other exceptions leave the last regular checkpoint as it is."""
+        """Save a checkpoint on an interrupt; other exceptions leave the last regular checkpoint as it is."""
         self._release()
         if not isinstance(exception, KeyboardInterrupt | Terminated):
             return

@@ -1,4 +1,4 @@
-"""The module that a callback was called with, as what it is."""
+"""Cast the module that a callback receives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["learner"]
 
 
 def learner(pl_module: LightningModule) -> GSPOModule:
-    """The module that a callback was called with, as what it is.
+    """Return the module that a callback was called with, as a :class:`GSPOModule`.
 
     Raises:
         UserError: another LightningModule is trained.

@@ -1,4 +1,4 @@
-"""Says what to do about a model that earns nothing yet: there is nothing to learn from."""
+"""Warn when the first iteration has no reward signal, and say what to do about it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ log = logging.getLogger(__name__)
 
 
 class NoSignal(Callback):
-    """One sentence after the first update, where no group of the first iteration had two different rewards and no
-    held-out answer was correct."""
+    """Warns once, after the first update, if no group of the first iteration had two different rewards.
+
+    The warning is skipped if a held-out answer was already correct.
+    """
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Once in a run."""
+        """Warn after the first update of the run, on the first rank."""
         module = learner(pl_module)
         loader = module.data.loader
         if trainer.is_global_zero and loader.iteration == 0 and loader.trained == 1 and _nothing(module):

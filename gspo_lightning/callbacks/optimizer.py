@@ -1,4 +1,4 @@
-"""An optimizer setting that was changed on purpose holds after a resume."""
+"""Apply changed optimizer settings after a resume."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["NewOptimizerSettings"]
 
 
 class NewOptimizerSettings(Callback):
-    """Puts this run's settings over those that the checkpoint restored; moments and step counts stay."""
+    """Replaces the optimizer settings of the checkpoint by this run's; moments and step counts stay."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Once, after the checkpoint was loaded."""
+        """Apply the settings once, after the checkpoint was loaded."""
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
                 group.update(optimizer.defaults)  # what this run's config says; loading does not change it

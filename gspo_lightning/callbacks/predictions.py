@@ -1,4 +1,4 @@
-"""``gspo predict``: responses with everything that was measured about them, one JSON object a line."""
+"""Write the responses of ``gspo predict`` with all measurements, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["PredictionWriter"]
 
 
 class PredictionWriter(Callback):
-    """Writes ``predict/<time>/predictions.jsonl`` (``predictions-rank1.jsonl`` ... on further ranks) and says what the
-    responses earned.
+    """Writes ``predict/<time>/predictions.jsonl`` (``predictions-rank1.jsonl`` ... on further ranks).
 
-    Not Lightning's ``BasePredictionWriter``: that one asks for indices of samples, which prompts do not have.
+    Prints the number of responses and their mean reward. It is not Lightning's ``BasePredictionWriter``: that one asks
+    for sample indices, which prompts do not have.
 
     Args:
         run: folder of the run whose policy answers.
@@ -44,7 +44,7 @@ class PredictionWriter(Callback):
         self._rows += outputs
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write all responses of this rank, and say the mean reward of all."""
+        """Write all responses of this rank, and print the mean reward over all ranks."""
         rows, self._rows = self._rows, []
         made = str(fresh_folder(self.run / "predict")) if trainer.is_global_zero else ""
         folder = Path(str(trainer.strategy.broadcast(made)))

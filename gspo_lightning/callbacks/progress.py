@@ -14,7 +14,10 @@ __all__ = ["RunProgress"]
 
 
 class RunProgress(UpdateBar):
-    """Counts updates. The loss is left out on purpose: on-policy it is 0 while the gradient is not."""
+    """Progress bar that counts updates.
+
+    The loss is left out on purpose: on-policy it is 0 while the gradient is not.
+    """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open the bar at the position of a resumed run."""
@@ -27,20 +30,20 @@ class RunProgress(UpdateBar):
         self.open(trainer, total, type(module.objective).__name__)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """One more update."""
+        """Advance the bar by one optimizer step."""
         if self._bar is None:
             return
         self._bar.update(trainer.global_step - self._bar.n)
         self._bar.set_postfix_str(describe(learner(pl_module)), refresh=False)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show a new held-out result at once."""
+        """Show the new held-out result at once."""
         if self._bar is not None and not trainer.sanity_checking:
             self._bar.set_postfix_str(describe(learner(pl_module)))
 
 
 def describe(module: GSPOModule) -> str:
-    """``reward 0.91, held-out 0.87, clipped 41%, length 19.8`` from the latest numbers."""
+    """Return the latest numbers as ``reward 0.91, held-out 0.87, clipped 41%, length 19.8``."""
     update, evaluation = module.last_update, module.evaluator.last
     parts = [f"reward {update['reward/mean']:.2f}"] if "reward/mean" in update else []
     if evaluation and module.shown_by == "accuracy":

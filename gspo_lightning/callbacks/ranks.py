@@ -1,4 +1,4 @@
-"""A rank that is killed is named: Lightning ends all others a moment later, without a word."""
+"""Report a killed rank by name: Lightning ends all others a moment later without a message."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ __all__ = ["WatchRanks"]
 
 
 class WatchRanks(Callback):
-    """Waits for the processes that this one has started as other ranks; if one is killed, all end, with exit code 1.
+    """Waits for the ranks that this process started; if one is killed, all end, with exit code 1.
 
-    Those who are started from outside (torchrun, SLURM) are watched there; they see a connection that is closed.
+    Ranks started from outside (torchrun, SLURM) are watched there; the others notice a closed connection.
     """
 
     def __init__(self) -> None:
         self._over = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """They have been started."""
+        """Start a thread that waits for each rank's process."""
         self._over = False
         ranks: list[subprocess.Popen[bytes]] = getattr(trainer.strategy.launcher, "procs", [])
         for number, process in enumerate(ranks, 1):
             threading.Thread(target=self._watch, args=(number, process, ranks), daemon=True).start()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """From here on Lightning may kill them; unless this is what a lost rank looks like from here."""
+        """Stop watching, as Lightning may kill the ranks now, unless the exception points to a lost rank."""
         self._over = not has_lost_a_rank(exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """They end by themselves."""
+        """Stop watching: the ranks end by themselves."""
         self._over = True
 
     def _watch(self, number: int, process: subprocess.Popen[bytes], ranks: list[subprocess.Popen[bytes]]) -> None:

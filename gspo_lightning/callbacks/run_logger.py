@@ -1,4 +1,4 @@
-"""The logger of a run folder: all numbers in a compact file, and as many in event files as TensorBoard can show."""
+"""Logger of a run folder: all numbers in a compact file, a thinned copy in TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from gspo_lightning.report.scalars import Scalars
 __all__ = ["FULL_UPDATES", "THIN_ITERATIONS", "RunLogger", "scalars_of"]
 
 FULL_UPDATES, THIN_ITERATIONS = 2_000, 10
-"""Event files hold every update up to the first number, then those of every iteration whose number the second divides:
-whole iterations, for ratios are a saw-tooth over the mini-batches of one. TensorBoard draws 1,000 points of a curve."""
+"""Updates that event files hold in full, and the interval in iterations that they hold afterwards.
+
+Whole iterations are kept because ratios are a saw-tooth over the mini-batches of one. TensorBoard draws 1,000 points of
+a curve.
+"""
 
 
 class RunLogger(TensorBoardLogger):
-    """TensorBoard's, which also keeps :class:`gspo_lightning.report.scalars.Scalars` of the run.
+    """TensorBoard logger that also keeps the :class:`gspo_lightning.report.scalars.Scalars` of the run.
 
     Args:
-        purge_step: a resumed run logs again from this step on; what is there is forgotten. None in a new folder.
+        purge_step: step from which a resumed run logs again; later entries are dropped. None in a new folder.
         arguments: of Lightning's logger.
     """
 
@@ -36,7 +39,7 @@ class RunLogger(TensorBoardLogger):
 
     @property
     def scalars(self) -> Scalars:
-        """All numbers of the run so far, those from before a resume included."""
+        """All numbers of the run so far, including those from before a resume."""
         if self._scalars is None:
             folder = Path(self.log_dir)
             found = Scalars.read(folder)
@@ -50,7 +53,7 @@ class RunLogger(TensorBoardLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """To the compact file, and to the event file what is not thinned out; evaluations always are."""
+        """Log to the compact file, and to the event file unless thinned out; evaluations are always kept."""
         values = {tag: float(value) for tag, value in metrics.items() if _is_number(value)}
         scalars = self.scalars  # before the event file of this process is there
         if step is not None and values:
@@ -61,7 +64,7 @@ class RunLogger(TensorBoardLogger):
 
 
 def scalars_of(loggers: Iterable[Logger]) -> Scalars | None:
-    """What the logger of the run folder holds; None where there is no such logger."""
+    """Return the scalars of the run folder's logger; None without such a logger."""
     return next((logger.scalars for logger in loggers if isinstance(logger, RunLogger)), None)
 
 

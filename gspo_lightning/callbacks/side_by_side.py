@@ -1,4 +1,4 @@
-"""Several objectives on the same mini-batches at the same weights: losses, gradients and how these point."""
+"""Compare objectives on the same mini-batches at the same weights: losses, gradients and their cosines."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ SIDE_BY_SIDE = "side_by_side.jsonl"
 
 
 class SideBySide(Callback):
-    """Before every update, computes the gradient of each objective on its mini-batch, at the weights of that moment.
+    """Before every update, computes the gradient of each objective on its mini-batch, at the current weights.
 
-    The run is not changed: its own objective moves the weights. Writes :data:`SIDE_BY_SIDE` to the run folder, a line
-    an update: ``update``, ``iteration``, ``mini_batch``; ``settings``: name -> the objective in full; ``objectives``:
-    name -> what was measured under the tags of docs/metrics.md, ``optim/gradient_norm`` (before clipping) included;
-    ``cosines``: between the gradients, in the order of the names (null where one is 0); ``sampler_logprob_gap``: mean
-    absolute difference in nats per token between the log-probabilities of these weights and those that came with the
-    rollouts, on the first mini-batch.
+    The run is not changed: its own objective moves the weights. Writes :data:`SIDE_BY_SIDE` to the run folder, one line
+    per update: ``update``, ``iteration``, ``mini_batch``; ``settings``: name -> the objective in full; ``objectives``:
+    name -> metrics under the tags of docs/metrics.md, including ``optim/gradient_norm`` (before clipping); ``cosines``:
+    between the gradients, in the order of the names (null if one is 0); ``sampler_logprob_gap``: mean absolute
+    difference in nats per token between the log-probabilities of these weights and those that came with the rollouts,
+    on the first mini-batch.
 
-    Costs a forward and backward pass an objective and update, and a copy of the gradient each in the machine's memory.
+    The cost is one forward and backward pass per objective and update, and one copy of the gradient each in host
+    memory.
 
     Args:
         objectives: name -> objective.
-        routing_replay: name -> ``R2`` for objectives that follow the experts of the old policy's forward pass. The run
-            needs ``model.routing_replay: R2``, too; its own updates then follow the first objective's word.
+        routing_replay: name -> ``R2`` for objectives that follow the experts of the old policy's forward pass. The
+            run needs ``model.routing_replay: R2``, too; its own updates then follow the setting of the first objective.
     """
 
     def __init__(self, objectives: dict[str, Objective], routing_replay: dict[str, str] | None = None) -> None:
@@ -59,10 +60,10 @@ class SideBySide(Callback):
         self._path = Path()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin the file, or continue it after the last update before the resume.
+        """Create the file, or cut it after the last update before a resume.
 
         Raises:
-            UserError: several ranks, or Routing Replay in a run that keeps no experts for it.
+            UserError: the run has several ranks, or does not record the experts that Routing Replay needs.
         """
         if rank_and_world()[1] > 1:
             raise UserError("trainer.devices", "SideBySide compares gradients in one process", fix="use one device")
@@ -77,7 +78,7 @@ class SideBySide(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: MiniBatch, batch_idx: int
     ) -> None:
-        """Measure; gradients are gone afterwards, and the update follows the first objective's routing."""
+        """Measure all objectives, clear the gradients, and set the routing of the first objective for the update."""
         module, found, gradients = learner(pl_module), {}, []
         for name, objective in self.objectives.items():
             self._route(module, self.replay[name])
@@ -97,7 +98,7 @@ class SideBySide(Callback):
             file.write(json.dumps(row) + "\n")
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """The next rollouts keep their experts again, where some objective replays them."""
+        """Record experts for the next rollouts again, if some objective replays them."""
         if "R2" in self.replay.values():
             self._route(learner(pl_module), "R2")
 
@@ -108,7 +109,7 @@ class SideBySide(Callback):
     def _gradient(
         self, trainer: Trainer, module: GSPOModule, objective: Objective, batch: MiniBatch
     ) -> tuple[dict[str, float], list[Tensor]]:
-        """What is measured of an objective on a mini-batch, and its gradient, a tensor a parameter."""
+        """Return the metrics of an objective on a mini-batch, and its gradient, one tensor per parameter."""
         sums, on_policy = MetricSums("basic"), module.on_policy(batch)
         terms = dataclasses.replace(module.terms(), objective=objective)
         denominator = mini_batch_count(objective, batch.micro_batches)
@@ -124,12 +125,12 @@ class SideBySide(Callback):
 
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """The inner product of two gradients, tensor by tensor, in float64."""
+    """Compute the inner product of two gradients, tensor by tensor, in float64."""
     return float(sum(torch.dot(x.double().flatten(), y.double().flatten()) for x, y in zip(a, b, strict=True)))
 
 
 def cosines(gradients: Sequence[Sequence[Tensor]]) -> list[list[float | None]]:
-    """[K, K] between K gradients; None where one of them is 0.
+    """Compute the cosines [K, K] between K gradients; None where one of them is 0.
 
     >>> cosines([[torch.tensor([3.0, 4.0])], [torch.tensor([4.0, 3.0])], [torch.zeros(2)]])
     [[1.0, 0.96, None], [0.96, 1.0, None], [None, None, None]]

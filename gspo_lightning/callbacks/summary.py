@@ -1,4 +1,4 @@
-"""What a run leaves for people: ``summary.json``, ``report.png``, and a table on the terminal."""
+"""Summarise a run for people: ``summary.json``, ``report.png``, and a table on the terminal."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from gspo_lightning.training.module import GSPOModule
 __all__ = ["RunSummary", "show_evaluation"]
 
 KEPT = 16
-"""Held-out answers of an evaluation that examples are chosen from."""
+"""Held-out answers of an evaluation from which examples are chosen."""
 
 
 class RunSummary(Callback):
-    """Before and after, in numbers and in three example completions; the answers to 8 held-out prompts over time.
+    """Summary before and after training, in numbers and example completions; tracks 8 held-out prompts over time.
 
     Args:
         examples: held-out prompts whose answers are shown, before and after.
-        report: also draw ``report.png``, and show it to the loggers that can show pictures, as ``report``.
+        report: also draw ``report.png``, and log it as ``report`` to the loggers that can show pictures.
     """
 
     def __init__(self, examples: int = 3, report: bool = True) -> None:
@@ -47,7 +47,7 @@ class RunSummary(Callback):
         self._answers = HeldOutAnswers()
 
     def state_dict(self) -> dict[str, Any]:
-        """A resumed run still knows where it came from."""
+        """Return the first evaluation, the clip fractions and the elapsed time, for a resumed run."""
         return {"before": self._before, "clipped": self._clipped, "seconds": time.monotonic() - self._start}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -56,11 +56,11 @@ class RunSummary(Callback):
         self._start = time.monotonic() - state_dict["seconds"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A run that was killed may have evaluated after the checkpoint that it resumes from."""
+        """Drop held-out answers of a killed run from after the checkpoint that it resumes from."""
         self._answers.resume(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the first evaluation: it is the one before the first update."""
+        """Keep the answers, and the first evaluation as the one before the first update."""
         if trainer.state.fn != "fit":
             return
         module = learner(pl_module)
@@ -71,12 +71,12 @@ class RunSummary(Callback):
             self._before = {**found, "answers": _answers(module)}
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Remember how many tokens were clipped."""
+        """Record the fraction of clipped tokens."""
         if (value := learner(pl_module).last_update.get("clip/tokens")) is not None:
             self._clipped.append(value)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The result after training is the final policy's, whatever the interval between evaluations."""
+        """Evaluate the final policy if the last evaluation is older."""
         module = learner(pl_module)
         if (
             module.data.val is not None
@@ -142,7 +142,7 @@ class RunSummary(Callback):
 
 
 def _answers(module: GSPOModule) -> dict[str, dict[str, Any]]:
-    """By what is asked: a text, and the hashes of its pictures."""
+    """Return the held-out answers, keyed by the prompt's text and the hashes of its pictures."""
     return {
         "\n".join([r.prompt.text, *(picture.sha256 for picture in r.prompt.media)]): {
             "prompt": r.prompt.text,
@@ -180,7 +180,7 @@ def show(summary: dict[str, Any], folder: Path, picture: Path | None) -> None:
 
 
 def show_evaluation(values: Mapping[str, float]) -> None:
-    """Print what an evaluation found; fractions as per cent."""
+    """Print the results of an evaluation; fractions are shown as per cent."""
     table = Table(title="held-out prompts", title_justify="left")
     table.add_column("metric")
     table.add_column("value", justify="right")

@@ -1,4 +1,4 @@
-"""The signatures of a collapsing run, and the watch that looks for them (docs/collapse.md)."""
+"""Collapse signatures, and the watch that looks for them (docs/collapse.md)."""
 
 from gspo_lightning.callbacks.collapse.signature import History, Look, Signature, reward_share, rose
 from gspo_lightning.callbacks.collapse.signatures import SIGNATURES

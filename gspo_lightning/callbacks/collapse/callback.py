@@ -1,4 +1,4 @@
-"""Recognises a collapsing run, writes its batch down, and warns, stops or goes back to a good checkpoint."""
+"""Detect a collapsing run, dump its batch, and warn, stop or roll back to a good checkpoint."""
 
 from __future__ import annotations
 
@@ -28,23 +28,25 @@ __all__ = ["ALARMS", "Action", "Collapse"]
 
 Action = Literal["warn", "stop", "rollback"]
 ALARMS = "alarms.json"
-"""What was recognised in a run, in its folder."""
+"""File of the run folder that lists its alarms."""
 
 log = logging.getLogger(__name__)
 
 
 class Collapse(Callback):
-    """Looks for the signatures of docs/collapse.md in every update; training is the same, bit for bit, while it warns.
+    """Looks for the signatures of docs/collapse.md in every update.
+
+    With ``warn``, training is the same, bit for bit.
 
     Args:
-        action: ``warn``; ``stop`` before the update that raised the alarm is applied; ``rollback``: at the end of the
-            iteration restore weights and optimizer from the newest checkpoint before anything suspicious, and
+        action: ``warn``; ``stop`` before the update that raised the alarm is applied; ``rollback``: at the end of
+            the iteration restore weights and optimizer from the newest checkpoint before anything suspicious, and
             continue with new prompts.
         ignore: names of signatures not to look for.
         thresholds: ``{"<signature>.<threshold>": value}`` in place of the documented ones.
         max_rollbacks: rollbacks per run; the next alarm stops it.
-        lr_factor: the learning rate after a rollback over the one before it, in (0, 1].
-        max_dumps: batches per run that are written to ``dumps/`` (each with the weights); later alarms leave none.
+        lr_factor: the learning rate after a rollback divided by the one before it, in (0, 1].
+        max_dumps: batches per run that are written to ``dumps/`` (each with the weights); later alarms write none.
     """
 
     def __init__(
@@ -72,10 +74,10 @@ class Collapse(Callback):
     # what Lightning calls --------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Look at every update from now on.
+        """Register the check before every update.
 
         Raises:
-            UserError: this run cannot be rolled back.
+            UserError: the action is ``rollback``, but the run keeps no checkpoints.
         """
         self._folder, module = run_folder(trainer), learner(pl_module)
         for signature in self.watch.signatures:
@@ -89,10 +91,10 @@ class Collapse(Callback):
             module.guard.max_skips += module.data.settings.updates_per_iteration * (self.max_rollbacks + 1)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The weights have their final form now.
+        """Refuse to roll back sharded weights; the weights have their final form here.
 
         Raises:
-            UserError: they are sharded, and the callback was to roll them back.
+            UserError: the weights are sharded, and the action is ``rollback``.
         """
         if self.action == "rollback" and is_sharded(learner(pl_module).policy):
             raise UserError(
@@ -102,12 +104,12 @@ class Collapse(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A run that was killed may have written alarms that the checkpoint it goes on from does not know."""
+        """Rewrite the alarms file: a killed run may have written alarms after the checkpoint that it resumes from."""
         if trainer.is_global_zero and (self._folder / ALARMS).exists():
             _write_file(self._folder, self.alarms)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """At the end of an iteration: roll back if that is due, and remember whether a checkpoint of now is good."""
+        """Roll back, if due, at the end of an iteration, and record if the current state is good."""
         module = learner(pl_module)
         loader = module.data.loader
         if loader.trained < len(loader):
@@ -121,7 +123,7 @@ class Collapse(Callback):
             keeper.protected = set([step for step in self._quiet if step % due == 0][-1:])
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """A NaN that stops the run is an alarm, too; it was dumped already."""
+        """Record an alarm for a NaN that stops the run; its batch has been dumped already."""
         if isinstance(exception, NonFiniteError) and learner(pl_module).data.loader.iteration >= 0:
             update = trainer.global_step + 1
             kind, dumps = SIGNATURES["non_finite"], sorted((self._folder / "dumps").glob("*.pt"))
@@ -130,7 +132,7 @@ class Collapse(Callback):
             self._record(trainer, Alarm("non_finite", update, update, what, kind.advice, "stopped", dump))
 
     def state_dict(self) -> dict[str, Any]:
-        """Memory, alarms and counts: a resumed run raises the alarms that an uninterrupted one would."""
+        """Return memory, alarms and counts: a resumed run raises the same alarms as an uninterrupted one."""
         return {
             "watch": self.watch.state_dict(), "alarms": [a.state_dict() for a in self.alarms],
             "rollbacks": self.rollbacks, "quiet": list(self._quiet), "skipped": self._skipped, "dumps": self._dumps,
@@ -146,7 +148,7 @@ class Collapse(Callback):
     # what it does ----------------------------------------------------------------------------------------------------
 
     def _look(self, trainer: Trainer, module: GSPOModule, values: dict[str, float]) -> None:
-        """Before the optimizer steps: the weights are still those that the numbers are about."""
+        """Check the metrics before the optimizer steps, while the weights are still those that were measured."""
         update, loader = trainer.global_step + 1, module.data.loader
         look: Mapping[str, float] = values
         if module.guard.skipped > self._skipped:  # also where loss and gradient are finite, but log-probabilities not
@@ -165,7 +167,7 @@ class Collapse(Callback):
             self._due = self.alarms[-len(raised)]
 
     def _dump(self, module: GSPOModule, values: Mapping[str, float]) -> str:
-        """The batch with the weights before the update; sharded weights are not gathered for it."""
+        """Dump the batch with the weights before the update; return its path, or "" if the weights are sharded."""
         if self._dumps >= self.max_dumps or is_sharded(module.policy):
             return ""
         self._dumps += 1

@@ -1,7 +1,7 @@
-"""Back to a good checkpoint in the same process: the weights go back, the clock goes on.
+"""Roll back to a good checkpoint in the same process: weights are restored, counters are not.
 
-The counters (updates, iterations, the x axis) are not turned back, so the next rollout batch has other prompts and
-other draws: as randomness depends on counters only, turning them back would lead into the same collapse again.
+The counters (updates, iterations, the x axis) keep their values, so the next rollout batch has other prompts and other
+random draws. Randomness depends on counters only: turning them back would lead into the same collapse again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["good_checkpoint", "roll_back"]
 
 
 def good_checkpoint(folder: Path, quiet: Collection[int], since: int) -> Path | None:
-    """The newest whole checkpoint from before an update; None if there is none.
+    """Return the newest intact checkpoint from before an update; None if there is none.
 
     Args:
-        folder: of the run's checkpoints.
+        folder: the run's checkpoints.
         quiet: numbers of updates after which nothing was suspicious.
         since: the first suspicious update.
     """
@@ -32,9 +32,10 @@ def good_checkpoint(folder: Path, quiet: Collection[int], since: int) -> Path | 
 
 
 def roll_back(trainer: Trainer, module: GSPOModule, path: Path, lr_factor: float) -> dict[str, Any]:
-    """Put policy, snapshot, optimizer, critic and the history of gradient norms back; returns the checkpoint.
+    """Restore policy, snapshot, optimizer, critic and gradient-norm history from a checkpoint, and return it.
 
-    Every rank reads the file. Learning rates are those of now times ``lr_factor``; a schedule goes on from there.
+    Every rank reads the file. Learning rates become the current ones times ``lr_factor``; a schedule continues from
+    there.
     """
     checkpoint: dict[str, Any] = read_tensors(path, "checkpoint")
     weights = training_weights(checkpoint)

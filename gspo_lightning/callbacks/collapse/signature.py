@@ -1,4 +1,4 @@
-"""What a signature is: a question to the numbers of an update or iteration, and how often it is answered yes."""
+"""Base class of collapse signatures, and the history of a run that they compare with."""
 
 from __future__ import annotations
 
@@ -12,58 +12,58 @@ __all__ = ["KEPT", "History", "Look", "Signature", "reward_share", "rose"]
 
 Scope = Literal["update", "iteration"]
 Look = Mapping[str, float]
-"""Tag -> value, of an update, or of an iteration (means over its updates)."""
+"""Tag -> value of an update, or of an iteration (means over its updates)."""
 
 KEPT = 8
-"""Iterations whose median is what a run is compared with."""
+"""Number of iterations in the median that a run is compared with."""
 REMEMBERED = (
     "policy/entropy", "response/length", "response/truncated", "response/repetition", "reward/mean", "reward/std",
     "reward/min", "reward/max",
 )  # fmt: skip
 START = 2
-"""Iterations that count as the start of a run."""
+"""Number of iterations that count as the start of a run."""
 
 
 @dataclass
 class History:
-    """What the healthy part of a run looked like: iterations under suspicion are not remembered."""
+    """Metrics of the healthy iterations of a run; suspicious iterations are not remembered."""
 
     recent: dict[str, list[float]] = field(default_factory=dict)
-    """The last iterations, at most :data:`KEPT`."""
+    """Tag -> values of the last iterations, at most :data:`KEPT`."""
     first: dict[str, list[float]] = field(default_factory=dict)
-    """The first iterations, at most :data:`START`."""
+    """Tag -> values of the first iterations, at most :data:`START`."""
     lowest_reward: float | None = None
-    """Of a response (of an iteration's mean where single rewards were not measured)."""
+    """The lowest reward of a response (of an iteration's mean if single rewards were not measured)."""
     highest_reward: float | None = None
     best: float | None = None
     """The highest median of three iterations' mean rewards in a row."""
 
     def usual(self, tag: str) -> float | None:
-        """The median of the last iterations; None where there are too few to say."""
+        """Return the median over the last iterations; None if there are fewer than :data:`START`."""
         values = self.recent.get(tag, [])
         return median(values) if len(values) >= START else None
 
     def start(self, tag: str) -> float | None:
-        """The mean of the first iterations."""
+        """Return the mean over the first iterations; None if there are fewer than :data:`START`."""
         values = self.first.get(tag, [])
         return sum(values) / len(values) if len(values) >= START else None
 
     @property
     def reward_range(self) -> float:
-        """Between the lowest and the highest reward seen in the run."""
+        """The difference between the highest and the lowest reward seen in the run."""
         if self.lowest_reward is None or self.highest_reward is None:
             return 0.0
         return self.highest_reward - self.lowest_reward
 
     def see_rewards(self, look: Look) -> None:
-        """Extremes are remembered whatever the suspicion."""
+        """Update the reward extremes, also from suspicious iterations."""
         if (mean := look.get("reward/mean")) is not None:
             low, high = look.get("reward/min", min(mean, 0.0)), look.get("reward/max", mean)
             self.lowest_reward = low if self.lowest_reward is None else min(self.lowest_reward, low)
             self.highest_reward = high if self.highest_reward is None else max(self.highest_reward, high)
 
     def remember(self, look: Look) -> None:
-        """One more healthy iteration."""
+        """Add a healthy iteration."""
         for tag in REMEMBERED:
             if (value := look.get(tag)) is None:
                 continue
@@ -75,7 +75,7 @@ class History:
             self.best = level if self.best is None else max(self.best, level)
 
     def state_dict(self) -> dict[str, Any]:
-        """Primitives only."""
+        """Return the history as primitives."""
         return {
             "recent": {tag: list(v) for tag, v in self.recent.items()},
             "first": {tag: list(v) for tag, v in self.first.items()},
@@ -97,27 +97,27 @@ class Signature(ABC):
     advice: ClassVar[str]
     scope: ClassVar[Scope] = "iteration"
     hits: ClassVar[int] = 2
-    """So many of the last ``window`` looks must be suspicious."""
+    """Number of suspicious looks among the last ``window`` that raises the alarm."""
     window: ClassVar[int] = 2
 
     @abstractmethod
     def suspicious(self, look: Look, history: History) -> str | None:
-        """What is suspicious about these numbers, in words; None if nothing is."""
+        """Return a description of what is suspicious about these numbers; None if nothing is."""
 
     def at_once(self, look: Look) -> bool:
-        """Whether one look is enough."""
+        """True if this one look is enough to raise the alarm."""
         return False
 
 
 def rose(look: Look, history: History, share: float, *, since_start: bool = False) -> bool:
-    """Whether the reward went up by more than this share of its range: what looks odd may then be what pays."""
+    """True if the reward rose by more than this share of its range: what looks odd may then be what pays."""
     now = look.get("reward/mean")
     before = history.start("reward/mean") if since_start else history.usual("reward/mean")
     return now is not None and before is not None and now - before > share * history.reward_range
 
 
 def reward_share(look: Look, history: History) -> float:
-    """Where the mean reward lies between the lowest and the highest one of the run; 0 where all were equal."""
+    """Return the position of the mean reward between the run's lowest (0) and highest (1); 0 if all were equal."""
     if not history.reward_range or history.lowest_reward is None:
         return 0.0
     return (look.get("reward/mean", history.lowest_reward) - history.lowest_reward) / history.reward_range

@@ -1,6 +1,6 @@
-"""All signatures of a collapsing run, each a small class whose fields are its thresholds (docs/collapse.md).
+"""All collapse signatures, each a small class whose fields are its thresholds (docs/collapse.md).
 
-A new one: subclass :class:`~gspo_lightning.callbacks.collapse.signature.Signature`, list it in :data:`SIGNATURES`.
+To add one, subclass :class:`~gspo_lightning.callbacks.collapse.signature.Signature` and list it in :data:`SIGNATURES`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = [
 
 ENTROPY = "policy/entropy"
 TAUGHT = "distill/kl"
-"""Measured where a teacher is followed: the reward then need not say anything."""
+"""Metric of runs with a teacher: their rewards need not carry a signal."""
 
 
 @dataclass
 class GradientSpikes(Signature):
-    """Gradient norms, before clipping, that are many times their median: a few in a row, or a single huge one.
+    """Gradient norms, before clipping, far above their median: several within a few updates, or a single huge one.
 
-    Single spikes of up to 30 times the median are seen in healthy runs, where most of a batch has nothing to teach.
+    Single spikes of up to 30 times the median occur in healthy runs, where most of a batch has nothing to teach.
     """
 
     name: ClassVar[str] = "gradient_spikes"
@@ -36,9 +36,9 @@ class GradientSpikes(Signature):
     hits: ClassVar[int] = 3
     window: ClassVar[int] = 8
     factor: float = 10.0
-    """Of the median of the 64 norms before."""
+    """Threshold, as a factor of the median of the 64 norms before."""
     huge: float = 100.0
-    """One is enough."""
+    """Factor beyond which a single spike raises the alarm."""
 
     def suspicious(self, look: Look, history: History) -> str | None:
         """See the class."""
@@ -48,13 +48,13 @@ class GradientSpikes(Signature):
         return f"gradient norm {look.get('optim/gradient_norm', math.nan):.3g}, {spike:.0f} times its median"
 
     def at_once(self, look: Look) -> bool:
-        """A huge one."""
+        """True for a huge spike."""
         return look.get("optim/gradient_spike", 1.0) > self.huge
 
 
 @dataclass
 class NonFinite(Signature):
-    """A NaN or infinity in what was measured. Whether the update is skipped is model.on_nonfinite's choice."""
+    """A NaN or infinity among the metrics. ``model.on_nonfinite`` decides if the update is skipped."""
 
     name: ClassVar[str] = "non_finite"
     advice: ClassVar[str] = "gspo replay names the row and the tensor; lower the learning rate, check the reward"
@@ -97,14 +97,14 @@ class RatioExplosion(Signature):
 
 @dataclass
 class RewardCollapse(Signature):
-    """The mean reward falls back by half of what lies between the lowest reward and the best iterations."""
+    """The mean reward falls back by half of the distance between the lowest reward and the best iterations."""
 
     name: ClassVar[str] = "reward_collapse"
     advice: ClassVar[str] = "go back to a checkpoint from before it and lower the learning rate; read samples first"
     fall: float = 0.5
     """Share of the way from the lowest reward of the run to its best level."""
     errors: float = 4.0
-    """Standard errors that the fall must be beyond what the choice of prompts explains."""
+    """Standard errors, from the choice of prompts, that the fall must exceed."""
     prompts: int = 32
     """Prompts per iteration; set by the callback."""
 
@@ -121,7 +121,10 @@ class RewardCollapse(Signature):
 
 @dataclass
 class DeadGroupFlood(Signature):
-    """Nearly all groups have equal rewards, and not because the prompts are solved; a teacher needs no rewards."""
+    """Nearly all groups have equal rewards, though the prompts are not solved.
+
+    Runs with a teacher are exempt: they need no rewards.
+    """
 
     name: ClassVar[str] = "dead_group_flood"
     advice: ClassVar[str] = "use easier prompts, larger groups, a finer reward, or data.resample_dead_groups"
@@ -130,7 +133,7 @@ class DeadGroupFlood(Signature):
     dead: float = 0.9
     """Fraction of groups."""
     solved: float = 0.7
-    """Share of the reward's range from which on equal rewards are success."""
+    """Share of the reward's range from which on equal rewards count as success."""
 
     def suspicious(self, look: Look, history: History) -> str | None:
         """See the class."""
@@ -142,17 +145,20 @@ class DeadGroupFlood(Signature):
 
 @dataclass
 class EntropyCollapse(Signature):
-    """Entropy falls while the reward does not rise. Falling with a rising reward is how a skill is learned, and towards
-    a teacher's is what distillation asks for."""
+    """Entropy falls while the reward does not rise.
+
+    Falling entropy with a rising reward is how a skill is learned. Runs with a teacher are exempt: distillation asks
+    for the teacher's entropy.
+    """
 
     name: ClassVar[str] = "entropy_collapse"
     advice: ClassVar[str] = "raise clip_high or the temperature, add entropy_coef, or lower the learning rate"
     sudden: float = 0.25
-    """Of the median of the last iterations."""
+    """Threshold, as a factor of the median of the last iterations."""
     slow: float = 0.1
-    """Of the first iterations."""
+    """Threshold, as a factor of the mean of the first iterations."""
     solved: float = 0.9
-    """Share of the reward's range from which on certainty is what one wants."""
+    """Share of the reward's range from which on certainty is wanted."""
 
     def suspicious(self, look: Look, history: History) -> str | None:
         """See the class."""
@@ -175,9 +181,9 @@ class EntropyExplosion(Signature):
     name: ClassVar[str] = "entropy_explosion"
     advice: ClassVar[str] = "lower the learning rate or entropy_coef, take fewer updates per rollout, or add a KL term"
     factor: float = 2.5
-    """Of the median of the last iterations."""
+    """Threshold, as a factor of the median of the last iterations."""
     least: float = 0.2
-    """Nats per token above that median."""
+    """Threshold above that median, in nats per token; both must be exceeded."""
 
     def suspicious(self, look: Look, history: History) -> str | None:
         """See the class."""
@@ -196,7 +202,7 @@ class LengthCollapse(Signature):
     name: ClassVar[str] = "length_collapse"
     advice: ClassVar[str] = "look at samples: what short answer is being paid for? lower its reward part"
     factor: float = 0.4
-    """Of the median of the last iterations."""
+    """Threshold, as a factor of the median of the last iterations."""
 
     def suspicious(self, look: Look, history: History) -> str | None:
         """See the class."""
@@ -208,16 +214,16 @@ class LengthCollapse(Signature):
 
 @dataclass
 class LengthRunaway(Signature):
-    """Responses grow, or are cut, while the reward does not rise. Growing with it is how thinking is learned."""
+    """Responses grow, or are truncated, while the reward does not rise. Growth with the reward is learned thinking."""
 
     name: ClassVar[str] = "length_runaway"
     advice: ClassVar[str] = "look at samples for rambling; use truncated_responses: mask or penalise"
     factor: float = 2.0
-    """Of the median of the last iterations."""
+    """Threshold, as a factor of the median of the last iterations."""
     cut: float = 0.5
-    """Fraction of responses that reach the limit ..."""
+    """Fraction of responses that are truncated ..."""
     cut_more: float = 0.3
-    """... if that is so much more than before."""
+    """... if it is higher by this much than before."""
 
     def suspicious(self, look: Look, history: History) -> str | None:
         """See the class."""
@@ -234,14 +240,14 @@ class LengthRunaway(Signature):
 
 @dataclass
 class Repetition(Signature):
-    """A large share of 4-grams occurred before in the same response, much larger than before in the run."""
+    """The share of 4-grams that repeat within a response is large, and much larger than before in the run."""
 
     name: ClassVar[str] = "repetition"
     advice: ClassVar[str] = "read samples: the reward pays for length or format, or the end token is no longer written"
     level: float = 0.3
     """Fraction of 4-grams ..."""
     more: float = 0.2
-    """... if that is so much more than before."""
+    """... if it is higher by this much than before."""
 
     def suspicious(self, look: Look, history: History) -> str | None:
         """See the class."""
@@ -253,18 +259,18 @@ class Repetition(Signature):
 
 @dataclass
 class BlindCritic(Signature):
-    """A critic explains nothing of the returns: its advantages are noisier than without it."""
+    """A critic that explains none of the returns: its advantages are noisier than those without it."""
 
     name: ClassVar[str] = "blind_critic"
     advice: ClassVar[str] = "raise model.critic.lr, epochs or warm_up, or use data.advantages: GroupNormalised"
     hits: ClassVar[int] = 3
     window: ClassVar[int] = 3
     least: float = 0.02
-    """Explained variance."""
+    """Explained variance at or below which the critic is blind."""
     grace: int = 4
-    """Iterations that a new critic has to learn something."""
+    """Iterations that a new critic has to learn."""
     solved: float = 0.9
-    """Share of the reward's range from which on there is little left to explain."""
+    """Share of the reward's range from which on little is left to explain."""
 
     def suspicious(self, look: Look, history: History) -> str | None:
         """See the class."""
@@ -283,4 +289,4 @@ SIGNATURES: dict[str, type[Signature]] = {
         LengthRunaway, Repetition, DeadGroupFlood, BlindCritic,
     )
 }  # fmt: skip
-"""Name -> class, in the order in which they are looked for."""
+"""Name -> class, in the order of the checks."""

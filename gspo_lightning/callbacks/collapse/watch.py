@@ -1,4 +1,4 @@
-"""Looks at every update, counts what is suspicious, and raises an alarm once per signature and episode."""
+"""Check every update for collapse signatures, and raise one alarm per signature and episode."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ __all__ = ["Alarm", "Watch"]
 
 @dataclass
 class Alarm:
-    """A signature that was recognised."""
+    """A collapse signature that was recognised."""
 
     signature: str
     update: int
     """The update at which it was recognised, from 1."""
     since: int
-    """The first update that looked like it."""
+    """The first suspicious update."""
     what: str
-    """What was seen, in words and numbers."""
+    """A description of what was seen, with numbers."""
     advice: str
     action: str = "warned"
-    """What was done about it."""
+    """The action taken."""
     dump: str = ""
-    """Where the batch was written, relative to the run folder; empty where it was not."""
+    """Path of the dumped batch, relative to the run folder; empty if it was not written."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Primitives only."""
+        """Return the alarm as primitives."""
         return asdict(self)
 
 
 @dataclass
 class _Trail:
-    """The suspicious looks of one signature among its last ones."""
+    """The last looks of one signature."""
 
     looks: list[list[int]] = field(default_factory=list)
-    """[update, 1 if suspicious], the last ``window``."""
+    """The last ``window`` looks as [update, 1 if suspicious]."""
     raised: bool = False
 
 
 class Watch:
-    """Every signature's memory. The same numbers give the same alarms: state is plain, nothing is random.
+    """The memory of every signature. It is deterministic: the same numbers give the same alarms.
 
     Args:
-        signatures: what to look for.
+        signatures: the signatures to look for.
     """
 
     def __init__(self, signatures: Iterable[Signature]) -> None:
@@ -63,17 +63,16 @@ class Watch:
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing at all is suspicious."""
+        """True if no signature has a suspicious look in its window."""
         return not any(flag for trail in self._trails.values() for _, flag in trail.looks)
 
     def see(self, look: Look, update: int, *, last: bool) -> list[Alarm]:
-        """The alarms that this update raises.
+        """Return the alarms that this update raises.
 
         Args:
-            look: what was measured of it.
+            look: metrics of the update.
             update: its number, from 1.
-            last: whether it is the last one of its iteration; iterations are then judged by the means over their
-                updates.
+            last: True for the last update of an iteration; iteration signatures then check the means over its updates.
         """
         alarms = [a for s in self.signatures if s.scope == "update" and (a := self._judge(s, look, update, update))]
         for tag, value in look.items():
@@ -107,7 +106,7 @@ class Watch:
         return Alarm(signature.name, update, hits[0], what, signature.advice)
 
     def state_dict(self) -> dict[str, Any]:
-        """Primitives only."""
+        """Return the state as primitives."""
         return {
             "history": self.history.state_dict(),
             "trails": {name: [trail.looks, trail.raised] for name, trail in self._trails.items()},
@@ -115,7 +114,7 @@ class Watch:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`; signatures that the state does not know start afresh."""
+        """Restore the state; signatures that it does not contain start afresh."""
         self.history = History.from_state_dict(state["history"])
         self._iteration = {tag: list(pair) for tag, pair in state["iteration"].items()}
         for name, trail in self._trails.items():

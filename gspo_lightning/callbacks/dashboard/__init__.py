@@ -1,1 +1,1 @@
-"""What TensorBoard shows of a run: histograms, texts, and a layout of its own."""
+"""TensorBoard dashboard of a run: histograms, texts, and a layout of charts."""

@@ -1,4 +1,4 @@
-"""Beyond numbers: a layout of charts that needs no setup, histograms, and tables of samples."""
+"""Write a layout of charts, histograms, and tables of samples to the loggers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gspo_lightning.prompts.pictures.thumbnails import thumbnails
 __all__ = ["RATIO_BINS", "Dashboard"]
 
 RATIO_BINS = np.append(0.0, np.exp(np.append(RATIO_EDGES.numpy(), RATIO_EDGES[-1] + 1.0)))
-"""Edges of the bins of a ratio, [bins + 1]; those of its logarithm are ``RATIO_EDGES``, and the outer two are open."""
+"""Bin edges of a ratio, [bins + 1]; those of its logarithm are ``RATIO_EDGES``, and the outer two bins are open."""
 
 DISTRIBUTIONS = {
     "reward/histogram": "reward",
     "reward/advantage_histogram": "advantage",
     "response/length_histogram": "length",
 }
-"""Tag -> what is known of each response of an iteration."""
+"""Tag -> name of the values per response of an iteration."""
 
 SAMPLE_COLUMNS = ("shown as", "prompt", "completion", "answer", "reward", "advantage", "tokens", "finish")
 
@@ -33,10 +33,10 @@ SAMPLE_COLUMNS = ("shown as", "prompt", "completion", "answer", "reward", "advan
 class Dashboard(Callback):
     """Writes the layout, histograms of ratios, rewards and lengths, and ``samples`` to the loggers that can show them.
 
-    Where prompts have pictures: also ``sample_pictures``, the same samples with their pictures beside them.
+    If prompts have pictures, it also writes ``sample_pictures``: the same samples beside their pictures.
 
     Args:
-        samples_every: iterations between two sample tables; None shows them at evaluations (every 10 iterations where
+        samples_every: iterations between two sample tables; None writes them at evaluations (every 10 iterations if
             there are none).
     """
 
@@ -44,7 +44,7 @@ class Dashboard(Callback):
         self.samples_every = samples_every
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Arrange the charts and say how to read them."""
+        """Write the layout of the charts and the page that explains them."""
         module = learner(pl_module)
         data = module.data
         charts = layout(
@@ -57,7 +57,7 @@ class Dashboard(Callback):
         sink.text("how_to_read", GUIDE, trainer.global_step)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Write under the number of updates so far."""
+        """Write histograms and samples under the number of updates so far."""
         module, sink = learner(pl_module), Sink.of(trainer)
         step, loader = trainer.global_step, module.data.loader
         if histograms_due(step, step, module.histogram_every):
@@ -78,7 +78,7 @@ class Dashboard(Callback):
 
 
 def histograms_due(first: int, last: int, every: int) -> bool:
-    """Whether histograms are written of an update from ``first`` to ``last``: of a run's first, and every so many.
+    """True if an update from ``first`` to ``last`` writes histograms: the run's first, and every ``every``-th.
 
     >>> [step for step in range(1, 9) if histograms_due(step, step, 4)]
     [1, 4, 8]
@@ -89,7 +89,7 @@ def histograms_due(first: int, last: int, every: int) -> bool:
 
 
 def sample_row(example: Mapping[str, Any]) -> list[str]:
-    """A completion with its reward and advantage, and why it is shown: the cells of :data:`SAMPLE_COLUMNS`."""
+    """Return the cells of :data:`SAMPLE_COLUMNS`: why a sample is shown, its texts, reward and advantage."""
     reward = "missing" if example["reward"] is None else f"{example['reward']:.3g}"
     said = [example["prompt"], example["completion"], example["answer"]]
     numbers = [reward, f"{example['advantage']:+.2f}", str(example["tokens"]), str(example["finish"])]

@@ -1,4 +1,4 @@
-"""TensorBoard's tab "Custom Scalars", arranged as the questions that one asks of a run, and a page that explains it."""
+"""Layout of TensorBoard's tab "Custom Scalars", arranged as questions about a run, and a page that explains it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ Chart = list[str | list[str]]
 
 
 def _lines(*tags: str) -> Chart:
-    """Several tags in one chart. TensorBoard reads each as a regular expression."""
+    """Return a chart of several tags. TensorBoard reads each as a regular expression."""
     return ["Multiline", [f"^{tag}$" for tag in tags]]
 
 
 def _band(middle: str, low: str, high: str) -> Chart:
-    """A line with a shaded band around it."""
+    """Return a chart of a line with a shaded band around it."""
     return ["Margin", [middle, low, high]]
 
 
@@ -72,11 +72,11 @@ LAYOUT: dict[str, dict[str, Chart]] = {
         "seconds": _lines("time/(rollout|reward|update)_s"),
     },
 }
-"""Category -> chart -> what it shows, for a run that logs everything."""
+"""Category -> chart -> its tags, for a run that logs everything."""
 
 
 def layout(*, routers: bool, reference: bool, staleness: bool) -> dict[str, dict[str, Chart]]:
-    """:data:`LAYOUT` without the charts that would stay empty in a run without these."""
+    """Return :data:`LAYOUT` without the charts that would be empty in a run without these features."""
     absent = {"KL to the reference": not reference, "staleness": not staleness}
     found = {title: {k: v for k, v in charts.items() if not absent.get(k)} for title, charts in LAYOUT.items()}
     if not routers:

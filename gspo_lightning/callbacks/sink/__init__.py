@@ -1,1 +1,1 @@
-"""Histograms, texts, tables and pictures of a run, for loggers: each gets what it can show."""
+"""Histograms, texts, tables and pictures of a run, written to each logger in the form that it supports."""

@@ -1,4 +1,4 @@
-"""Tables of Markdown that nothing in a cell can break."""
+"""Markdown tables whose cells are escaped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["markdown_table"]
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]], code: Collection[str] = ()) -> str:
-    r"""Rows of texts under the names of their columns; those of the columns ``code`` in backticks, and cut if long.
+    r"""Return a Markdown table; cells of the columns ``code`` are put in backticks, and cut if long.
 
     >>> print(markdown_table(["what", "said"], [["a|b", "1 | 2"]], code={"said"}))
     | what | said |

@@ -1,4 +1,4 @@
-"""What TensorBoard, Weights & Biases and MLflow can show besides numbers, and how they are told.
+"""Adapters that show histograms, texts, tables and pictures in TensorBoard, Weights & Biases and MLflow.
 
 wandb and mlflow are imported by Lightning's loggers for them, never before.
 """
@@ -19,117 +19,123 @@ from gspo_lightning.callbacks.sink.markdown import markdown_table
 __all__ = ["Charts", "Floats", "MLFlow", "Outlet", "Rows", "TensorBoard", "Wandb", "write_counts"]
 
 Charts = Mapping[str, Mapping[str, Sequence[str | list[str]]]]
-"""Category -> chart -> what it shows, as ``SummaryWriter.add_custom_scalars`` takes it."""
+"""Category -> chart -> its tags, in the form that ``SummaryWriter.add_custom_scalars`` takes."""
 Floats = NDArray[np.float64]
 Rows = Sequence[Sequence[str]]
 
 
 class Outlet:
-    """Shows nothing; what a logger can show is overridden. ``step`` is the number of updates so far."""
+    """Base class of logger adapters; shows nothing, and a subclass overrides what its logger supports.
+
+    ``step`` is the number of updates so far.
+    """
 
     def values(self, tag: str, values: Floats, step: int) -> None:
-        """A histogram of values [N], N > 0, none of them NaN."""
+        """Write a histogram of values [N], N > 0, none of them NaN."""
 
     def counts(self, tag: str, counts: Floats, edges: Floats, step: int) -> None:
-        """A histogram that was counted already: counts [B], not all 0, of bins with these edges [B + 1]."""
+        """Write a histogram from counts [B], not all 0, of bins with edges [B + 1]."""
 
     def text(self, tag: str, markdown: str, step: int) -> None:
-        """A page of Markdown."""
+        """Write a page of Markdown."""
 
     def table(self, tag: str, columns: Sequence[str], rows: Rows, step: int, code: Collection[str] = ()) -> None:
-        """Rows of texts under the names of their columns; in the columns ``code`` they are shown as they are."""
+        """Write rows of texts under column names; columns in ``code`` are shown verbatim."""
 
     def picture(self, tag: str, path: Path, step: int) -> None:
-        """A PNG file."""
+        """Write a PNG file."""
 
     def layout(self, charts: Charts) -> None:
-        """How numbers are arranged."""
+        """Set the layout of the charts."""
 
 
 class TensorBoard(Outlet):
-    """Everything."""
+    """Adapter for TensorBoard, which supports all kinds."""
 
     def __init__(self, logger: TensorBoardLogger) -> None:
         self._writer: Any = logger.experiment
 
     def values(self, tag: str, values: Floats, step: int) -> None:
-        """TensorBoard's own bins."""
+        """Write a histogram with TensorBoard's own bins."""
         self._writer.add_histogram(tag, values, step)
 
     def counts(self, tag: str, counts: Floats, edges: Floats, step: int) -> None:
-        """The bins as they are."""
+        """Write the bins unchanged."""
         write_counts(self._writer, tag, counts, edges, step)
 
     def text(self, tag: str, markdown: str, step: int) -> None:
-        """In the tab "Text", rendered."""
+        """Write rendered Markdown to the tab "Text"."""
         shown = markdown.encode(errors="backslashreplace").decode()  # records may hold half a surrogate pair
         self._writer.add_text(tag, shown, step)
 
     def table(self, tag: str, columns: Sequence[str], rows: Rows, step: int, code: Collection[str] = ()) -> None:
-        """In the tab "Text", rendered."""
+        """Write a rendered table to the tab "Text"."""
         self.text(tag, markdown_table(columns, rows, code), step)
 
     def picture(self, tag: str, path: Path, step: int) -> None:
-        """In the tab "Images"."""
+        """Write to the tab "Images"."""
         pixels = import_module("matplotlib.image").imread(path)  # [H, W, 3 or 4] float32 in [0, 1]
         self._writer.add_image(tag, pixels[..., :3], step, dataformats="HWC")
 
     def layout(self, charts: Charts) -> None:
-        """In the tab "Custom Scalars"."""
+        """Arrange the tab "Custom Scalars"."""
         self._writer.add_custom_scalars(charts)
 
 
 class Wandb(Outlet):
-    """All but the layout, over the same x axis as the numbers (``trainer/global_step``)."""
+    """Adapter for Weights & Biases: all but the layout, over the x axis of the numbers (``trainer/global_step``)."""
 
     def __init__(self, logger: WandbLogger) -> None:
         self._logger: Any = logger
 
     def values(self, tag: str, values: Floats, step: int) -> None:
-        """64 bins of wandb's own."""
+        """Write a histogram with wandb's own 64 bins."""
         self._logger.log_metrics({tag: import_module("wandb").Histogram(values)}, step=step)
 
     def counts(self, tag: str, counts: Floats, edges: Floats, step: int) -> None:
-        """The bins as they are; wandb takes up to 512."""
+        """Write the bins unchanged; wandb takes up to 512."""
         self._logger.log_metrics({tag: import_module("wandb").Histogram(np_histogram=(counts, edges))}, step=step)
 
     def text(self, tag: str, markdown: str, step: int) -> None:
-        """A table of one cell."""
+        """Write a table with one cell."""
         self.table(tag, ["text"], [[markdown]], step)
 
     def table(self, tag: str, columns: Sequence[str], rows: Rows, step: int, code: Collection[str] = ()) -> None:
-        """A table of wandb's."""
+        """Write a wandb table."""
         self._logger.log_text(tag, columns=list(columns), data=[list(row) for row in rows], step=step)
 
     def picture(self, tag: str, path: Path, step: int) -> None:
-        """Uploaded."""
+        """Upload the picture."""
         self._logger.log_image(tag, [str(path)], step=step)
 
 
 class MLFlow(Outlet):
-    """Texts, tables and pictures as artifacts: ``samples/step-00000004.md``. MLflow has no histograms and no layout."""
+    """Adapter for MLflow: texts, tables and pictures as artifacts, such as ``samples/step-00000004.md``.
+
+    MLflow has no histograms and no layout.
+    """
 
     def __init__(self, logger: MLFlowLogger) -> None:
         self._logger: Any = logger
 
     def text(self, tag: str, markdown: str, step: int) -> None:
-        """A file a step."""
+        """Write one file per step."""
         self._logger.experiment.log_text(self._logger.run_id, markdown, f"{tag}/step-{step:08d}.md")
 
     def table(self, tag: str, columns: Sequence[str], rows: Rows, step: int, code: Collection[str] = ()) -> None:
-        """As Markdown: a table of MLflow's needs pandas."""
+        """Write the table as Markdown: an MLflow table needs pandas."""
         self.text(tag, markdown_table(columns, rows, code), step)
 
     def picture(self, tag: str, path: Path, step: int) -> None:
-        """Under its own name in the folder ``tag``."""
+        """Write the file under its own name in the folder ``tag``."""
         self._logger.experiment.log_artifact(self._logger.run_id, str(path), tag)
 
 
 def write_counts(writer: Any, tag: str, counts: Floats, edges: Floats, step: int) -> None:
-    """Counts [B] of bins with edges [B + 1] as a histogram of TensorBoard, which knows a bin by its upper edge only.
+    """Write counts [B] of bins with edges [B + 1] as a TensorBoard histogram.
 
-    Sum and sum of squares, which TensorBoard keeps beside the bins, are those of the bins' centres (in the lowest bin,
-    which is open, of its upper edge).
+    TensorBoard stores the upper edge of a bin only. The sum and sum of squares that it keeps beside the bins are
+    computed from bin centres (from the upper edge for the lowest bin, which is open).
     """
     limits = edges[1:]
     centres = np.append(limits[:1], (limits[1:] + limits[:-1]) / 2)

@@ -1,4 +1,4 @@
-"""A sheet of answers with the pictures of their prompts beside them, for loggers whose tables show text only."""
+"""Draw answers and the pictures of their prompts on one sheet, for loggers whose tables show text only."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 __all__ = ["Answer", "draw_sheet"]
 
 WIDTH, GAP, LINE, SIZE = 960, 8, 18, 14
-"""Pixels: of the sheet, between things on it, of a line of text, of the font."""
+"""Pixels: width of the sheet, gap between items, height of a text line, font size."""
 LINES = 5
-"""Of a text, at most; the rest is cut."""
+"""Lines of one text, at most; the rest is cut."""
 ROWS = 16
 """Answers on a sheet, at most."""
 _OWN_LINES = ("prompt", "completion", "answer")
@@ -24,8 +24,8 @@ _INK, _GREY, _RULE = "#222222", "#6b6b6b", "#d9d9d9"
 class Answer:
     """One row of a sheet.
 
-    ``pictures`` are PNG files, ``count`` is how many pictures the prompt has, ``texts`` pairs of a name and a text.
-    Prompt, completion and answer have lines of their own; the rest is one line.
+    ``pictures`` are PNG files, ``count`` is the number of pictures in the prompt, ``texts`` are pairs of a name and a
+    text. Prompt, completion and answer have lines of their own; all other texts share one line.
     """
 
     pictures: Sequence[bytes]
@@ -37,8 +37,8 @@ def draw_sheet(answers: Sequence[Answer], path: Path) -> None:
     """Draw the answers below one another into a PNG file.
 
     Args:
-        answers: the first :data:`ROWS` are drawn.
-        path: of the file.
+        answers: rows of the sheet; only the first :data:`ROWS` are drawn.
+        path: the PNG file to write.
     """
     from PIL import Image, ImageDraw
 
@@ -66,7 +66,7 @@ def draw_sheet(answers: Sequence[Answer], path: Path) -> None:
 
 
 def _font() -> Any:
-    """matplotlib's own, which knows far more characters than Pillow's."""
+    """Load the font that matplotlib ships: it has far more characters than Pillow's."""
     import matplotlib
     from PIL import ImageFont
 
@@ -88,7 +88,7 @@ def _lines(answer: Answer, font: Any, width: int) -> list[tuple[str, str]]:
 
 
 def _plain(text: str, limit: int = 1000) -> str:
-    """On one line, without what a font cannot show."""
+    """Return the text on one line, cut to ``limit`` characters, without characters that a font cannot show."""
     short = text if len(text) <= limit else text[:limit] + "…"
     return "".join("⏎" if c == "\n" else c if c.isprintable() else "�" for c in short)
 

@@ -1,4 +1,4 @@
-"""One place for what is more than a number: a callback writes once, every logger gets what it can show.
+"""Write histograms, texts, tables and pictures to all loggers, each in the form that it supports.
 
 ===================  ============================  ==========================  =====================================
 logger               histograms                    texts and tables            pictures, layout of charts
@@ -9,8 +9,8 @@ MLFlowLogger         left out                      artifacts, one per step     p
 CSVLogger, others    left out                      left out                    left out
 ===================  ============================  ==========================  =====================================
 
-No number is lost where histograms are left out: numbers go to every logger from where they are measured, percentiles
-and extremes of what the histograms show among them (docs/metrics.md).
+Loggers without histograms lose no number: every logger gets all scalars where they are measured, including percentiles
+and extremes of what the histograms show (docs/metrics.md).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ OUTLETS: tuple[tuple[type[Logger], Callable[[Any], Outlet]], ...] = (
     (WandbLogger, Wandb),
     (MLFlowLogger, MLFlow),
 )
-"""Loggers that can show more than numbers."""
+"""Loggers that can show more than numbers, and their outlets."""
 
 
 class Sink(Outlet):
     """Writes to all loggers of a run.
 
     Args:
-        loggers: of the process that writes; none in the others.
+        loggers: those of the process that writes; empty in the others.
     """
 
     def __init__(self, loggers: Iterable[Logger]) -> None:
@@ -49,38 +49,38 @@ class Sink(Outlet):
 
     @classmethod
     def of(cls, trainer: Trainer) -> Sink:
-        """That of the first rank; one without loggers on the others."""
+        """Return the sink of the trainer's loggers on the first rank, and an empty one on the others."""
         return cls(trainer.loggers if trainer.is_global_zero else ())
 
     def values(self, tag: str, values: Floats, step: int) -> None:
-        """A histogram of those of the values [N] that are not NaN; nothing where there are none."""
+        """Write a histogram of the values [N] that are not NaN; write nothing if all are NaN."""
         if (known := values[~np.isnan(values)]).size:
             for outlet in self._outlets:
                 outlet.values(tag, known, step)
 
     def counts(self, tag: str, counts: Floats, edges: Floats, step: int) -> None:
-        """A histogram that was counted already, [B] of bins with edges [B + 1]; nothing where all are 0."""
+        """Write a histogram from counts [B] and bin edges [B + 1]; write nothing if all counts are 0."""
         if counts.any():
             for outlet in self._outlets:
                 outlet.counts(tag, counts, edges, step)
 
     def text(self, tag: str, markdown: str, step: int) -> None:
-        """A page of Markdown."""
+        """Write a page of Markdown."""
         for outlet in self._outlets:
             outlet.text(tag, markdown, step)
 
     def table(self, tag: str, columns: Sequence[str], rows: Rows, step: int, code: Collection[str] = ()) -> None:
-        """Rows of texts; those of the columns ``code`` are shown as they are, never rendered."""
+        """Write rows of texts; columns in ``code`` are shown verbatim, never rendered."""
         for outlet in self._outlets:
             outlet.table(tag, columns, rows, step, code)
 
     def picture(self, tag: str, path: Path, step: int) -> None:
-        """A PNG file."""
+        """Write a PNG file."""
         for outlet in self._outlets:
             outlet.picture(tag, path, step)
 
     def sheet(self, tag: str, answers: Sequence[Answer], step: int) -> None:
-        """Answers with the pictures of their prompts beside them, as one picture; nothing where no prompt has any."""
+        """Write answers beside the pictures of their prompts, as one picture; nothing if no prompt has pictures."""
         if self._outlets and any(answer.pictures for answer in answers):
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / f"step-{step:08d}.png"
@@ -88,6 +88,6 @@ class Sink(Outlet):
                 self.picture(tag, path, step)
 
     def layout(self, charts: Charts) -> None:
-        """How numbers are arranged."""
+        """Set the layout of the charts."""
         for outlet in self._outlets:
             outlet.layout(charts)
