@@ -1,1 +1,1 @@
-"""Training: the loop, its data, its checks and its checkpoints."""
+"""Training: modules, data, cold start, settings checks, and ``GSPOTrainer``."""

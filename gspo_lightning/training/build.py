@@ -1,4 +1,4 @@
-"""What a run trains, built: policy, optimizer and schedule, each checked before anything is sampled."""
+"""Build policy, critic, optimizer and schedule of a run, each checked before anything is sampled."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def build_policy(
     dtype: torch.dtype | None,
     on_first_rank: bool = False,
 ) -> Policy:
-    """Load the policy, in train mode, and check its weights, its output head and how its rows can be laid out.
+    """Load the policy, in train mode, and check its weights, its output head and the layouts of its rows.
 
     Args:
-        settings: which model, in which form.
-        replay: of the routers' choices.
-        router_metrics: whether routers are measured; None: where there are any.
+        settings: settings of the model.
+        replay: replay mode of the routers' choices.
+        router_metrics: True to measure routers; None: if there are any.
         router_aux_loss_coef: weight of the load-balancing loss.
         longest: tokens that a row may have.
-        device: that will train.
-        dtype: of autocast in training; None: there is none.
-        on_first_rank: rank 0 does it, and others get a policy without weights; a collective.
+        device: the device that will train.
+        dtype: dtype of autocast in training; None without autocast.
+        on_first_rank: load on rank 0 only; other ranks get a policy without weights; a collective.
 
     Raises:
-        UserError: the model cannot be trained exactly, and why.
+        UserError: the model cannot be trained exactly, with the reason.
     """
 
     def make() -> Policy:
@@ -78,15 +78,15 @@ def build_critic(
     longest: int,
     dtype: torch.dtype | None,
 ) -> None:
-    """Make the critic's model, where there is one and it will be trained, from the policy that is not sharded yet.
+    """Build the critic's model from the policy before it is sharded, if there is a critic and it will be trained.
 
     Args:
-        critic: None: there is none.
-        policy: whole, at its start.
-        settings: of the policy.
-        trainer: whose strategy spreads it.
+        critic: the critic; None without one.
+        policy: whole, with its initial weights.
+        settings: settings of the policy.
+        trainer: provides the strategy that shards it.
         longest: tokens that a row may have.
-        dtype: of autocast in training; None: there is none.
+        dtype: dtype of autocast in training; None without autocast.
 
     Raises:
         UserError: its model cannot be loaded, or does not fit the policy.
@@ -104,15 +104,15 @@ def build_optimizers(
     *,
     scaled: bool = False,
 ) -> Any:
-    """The optimizer over the policy's trainable parameters, and the scheduler stepped with it, as Lightning takes them.
+    """Build the optimizer over the policy's trainable parameters, and its scheduler, in the form that Lightning takes.
 
     Args:
-        policy: as it is trained, sharded or not.
-        optimizer: of parameters.
-        scheduler: of the optimizer; None keeps the learning rate constant.
-        check_monitor: called with the metric that a schedule watches, and its mode.
-        scaled: gradients are those of a scaled loss (float16), which a fused optimizer would divide itself, after
-            they were clipped.
+        policy: the trained policy, sharded or not.
+        optimizer: makes an optimizer from parameters.
+        scheduler: makes a scheduler from the optimizer; None keeps the learning rate constant.
+        check_monitor: called with the metric that a schedule monitors, and its mode.
+        scaled: True if gradients are those of a scaled loss (float16), which a fused optimizer would unscale
+            itself, after they were clipped.
 
     Raises:
         UserError: an optimizer or a schedule that cannot work here.

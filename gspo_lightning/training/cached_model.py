@@ -1,4 +1,4 @@
-"""A model that is made once and kept in a folder: believed by its checksums, and by nothing else."""
+"""Make a model once and keep it in a folder, verified by its checksums."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ log = logging.getLogger(__name__)
 
 
 def found_or_made(target: Path, make: Callable[[Path], None], *, what: str, steps: int) -> None:
-    """Leave a whole model at ``target``: the one that is there, or a new one.
+    """Ensure that an intact model is at ``target``: reuse it, or make it.
 
-    One that is not exactly what was written, or that nothing vouches for because it was made before there were
-    manifests, is named, moved aside and made again: the same settings make the same weights, and a certificate for
-    what may be damaged already would be worth nothing. Several processes make it once.
+    A model that differs from its manifest, or has no manifest because it is older than manifests, is reported, moved
+    aside and made again. The same settings make the same weights, and a new manifest for files that may be damaged
+    already would be worth nothing. Several processes make it once.
 
     Args:
-        target: a folder; its manifest stands beside it.
-        make: writes the model to a folder that is not there yet.
-        what: how messages call it.
+        target: a folder; its manifest is beside it.
+        make: writes the model to a folder that does not exist yet.
+        what: the model's name in messages.
         steps: for the manifest.
 
     Raises:
-        OSError: it cannot be written; what was there is as it was, or moved aside.
-        UserError: it is there, but may not be read.
+        OSError: it cannot be written; the previous model is unchanged, or moved aside.
+        UserError: it exists, but may not be read.
     """
     if target.exists() and _damage(target) is None:
         log.info("%s: found in %s", what, target)
@@ -56,7 +56,7 @@ def found_or_made(target: Path, make: Callable[[Path], None], *, what: str, step
 
 
 def _damage(target: Path) -> str | None:
-    """Why a model cannot be trusted; files that were added may be loaded, too."""
+    """Return why a model cannot be trusted, or None. Added files count, too: they may be loaded."""
     why = damage(target)
     if why is None and (added := _files(target) - Manifest.read(target).files.keys()):
         return f"{min(added)} was added"
@@ -68,7 +68,7 @@ def _files(folder: Path) -> set[str]:
 
 
 def _swap_in(unfinished: Path, target: Path, steps: int) -> None:
-    """The manifest first: the folder that appears is vouched for at once."""
+    """Write the manifest, then rename the folder, so that it is vouched for as soon as it appears."""
     written = {
         f"{target.name}/{file.relative_to(unfinished)}": synced(file)
         for file in unfinished.rglob("*")
@@ -93,7 +93,7 @@ def _move_aside(target: Path) -> Path:
 
 @contextlib.contextmanager
 def _one_at_a_time(target: Path) -> Iterator[bool]:
-    """Waits for who makes the same; says whether it was possible to wait."""
+    """Wait for a process that makes the same model; yield False if the file system has no locks."""
     lock, alone = FileLock(f"{target}.lock"), True
     try:
         lock.acquire()

@@ -1,4 +1,4 @@
-"""What the caller of :class:`GSPOTrainer` brings: queries, and a function or a reward that judges the answers."""
+"""Queries and reward of the caller of :class:`GSPOTrainer`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ REWARD = "reward"
 
 
 def records_of(queries: Sequence[Query]) -> list[dict[str, Any]]:
-    """Queries as records.
+    """Return queries as records.
 
     Raises:
-        UserError: no list of texts or of records.
+        UserError: the queries are not a list of texts or of records.
     """
     given = [] if isinstance(queries, str | Mapping) else list(queries)
     texts = all(isinstance(query, str) for query in given)
@@ -42,16 +42,16 @@ def records_of(queries: Sequence[Query]) -> list[dict[str, Any]]:
 def encode_queries(
     records: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, limit: int, reason: str
 ) -> list[Prompt]:
-    """Queries as the policy reads them, in order; ids are their positions.
+    """Encode queries as prompts of the policy, in order; ids are their positions.
 
     Args:
         records: see :func:`records_of`.
         tokenizer: of the policy.
         limit: tokens that a prompt may have.
-        reason: which setting says so.
+        reason: the setting that determines the limit, for messages.
 
     Raises:
-        UserError: one has more.
+        UserError: a query has more tokens.
     """
     prompts = encode_prompts(records, tokenizer, max_prompt_tokens=1 << 30, field="queries")
     for prompt in prompts:
@@ -66,7 +66,7 @@ def encode_queries(
 
 
 class Given:
-    """The caller's prompts, all of them in every iteration."""
+    """Prompts of the caller, used in full in every iteration."""
 
     sources: tuple[str, ...] = ()
     learns = False
@@ -75,27 +75,27 @@ class Given:
         self.prompts = prompts
 
     def share(self, iteration: int) -> list[Prompt]:
-        """All of them."""
+        """Return all prompts."""
         return self.prompts
 
     def spare(self, iteration: int, limit: int) -> list[Prompt]:
-        """None: the caller decides what is trained on."""
+        """Return none: the caller decides what is trained on."""
         return []
 
     def observe(self, iteration: int, rates: Mapping[int, float]) -> None:
-        """Nothing: the caller chooses the prompts."""
+        """Do nothing: the caller chooses the prompts."""
 
 
 class Caller:
-    """The caller's reward as the scorer of a rollout, in the caller's own process.
+    """Scores rollouts with the caller's reward, in the caller's own process.
 
     Args:
         reward: a function of query and response, or of columns by name, or a :class:`Reward`.
-        named: whether the queries are records, so that arguments are filled by name.
-        columns: of all records.
+        named: True if the queries are records; arguments are then filled by name.
+        columns: columns that all records have.
 
     Raises:
-        UserError: no function, or one that asks for a column that is not there.
+        UserError: the reward is not a function, or asks for a missing column.
     """
 
     def __init__(self, reward: RewardFunction | Reward, *, named: bool, columns: Sequence[str] = ()) -> None:
@@ -119,12 +119,12 @@ class Caller:
 
     @classmethod
     def of(cls, queries: Sequence[Query], records: list[dict[str, Any]], reward: RewardFunction | Reward) -> Caller:
-        """For these queries, and the same as records (:func:`records_of`)."""
+        """Build the scorer for these queries, given also as records (:func:`records_of`)."""
         everywhere = set.intersection(*(set(record) for record in records))
         return cls(reward, named=not isinstance(queries[0], str), columns=sorted(everywhere - {"prompt"}))
 
     def score(self, samples: Sequence[Sample]) -> list[SampleScore]:
-        """One verdict per sample, in order."""
+        """Return one score per sample, in order."""
         if isinstance(self.reward, Reward):
             return [SampleScore(s.reward, {REWARD: s}) for s in judge(REWARD, self.reward, samples)]
         return [SampleScore(self._reward(sample, self.reward), {}) for sample in samples]
@@ -158,6 +158,6 @@ class Caller:
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it."""
+    """Return a value as text for messages, at most 60 characters."""
     text = repr(value)
     return f"{text[:57]}..." if len(text) > 60 else text

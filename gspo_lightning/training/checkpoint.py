@@ -1,4 +1,4 @@
-"""What a run knows beside its weights and its buffer, on its way into a checkpoint and out of it."""
+"""State of a run beside its weights and its buffer, in checkpoints."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["RunRecord"]
 
 @dataclass(slots=True)
 class RunRecord:
-    """Counts and measurements that a resumed run goes on from; tensors and primitives only.
+    """Counts and measurements from which a resumed run continues; tensors and primitives only.
 
     Args:
-        guard: counts skipped mini-batches.
-        meter: knows which gradient norms are usual.
-        old_logprobs: has measured the noise of the sampler's log-probabilities.
-        evaluator: has evaluated.
-        critic: learns values, where there is one.
+        guard: provides the number of skipped mini-batches.
+        meter: provides the history of gradient norms.
+        old_logprobs: provides the measured noise of the sampler's log-probabilities.
+        evaluator: provides the history of evaluations.
+        critic: the value model, if there is one.
         provenance: config, versions and data of the run.
     """
 
@@ -39,7 +39,7 @@ class RunRecord:
     _resumed: bool = False
 
     def put_into(self, checkpoint: dict[str, Any]) -> None:
-        """Add what is known."""
+        """Add the state to a checkpoint."""
         checkpoint["gspo_run"] = self.provenance
         checkpoint["gspo_skipped"] = self.guard.skipped
         checkpoint["gspo_meter"] = self.meter.state_dict()
@@ -49,7 +49,7 @@ class RunRecord:
             checkpoint["gspo_critic"] = self.critic.state_dict()
 
     def take_from(self, checkpoint: dict[str, Any]) -> None:
-        """The inverse; what an older checkpoint lacks stays as it is in a new run."""
+        """Read the state from a checkpoint; entries that an older checkpoint lacks keep their initial values."""
         self.evaluator.history = [(int(s), dict(values)) for s, values in checkpoint.get("gspo_evaluations", [])]
         self.guard.skipped = int(checkpoint.get("gspo_skipped", 0))
         self.meter.load_state_dict(checkpoint.get("gspo_meter", {}))
@@ -57,10 +57,10 @@ class RunRecord:
         self._of_critic, self._resumed = checkpoint.pop("gspo_critic", None), True
 
     def restore_critic(self) -> None:
-        """Give the critic what the checkpoint knows of it: once it is built, and on its device.
+        """Load the critic's state from the checkpoint, once the critic is built and on its device.
 
         Raises:
-            UserError: the checkpoint has none, so that the critic would be another one than the run's.
+            UserError: the checkpoint has no critic, so this one would differ from the run's.
         """
         if self.critic is None or not self._resumed:
             return

@@ -1,4 +1,4 @@
-"""Rules that join the settings of trainer, model and data, verified before the first rollout; each names its fix."""
+"""Check that settings of trainer, model and data go together, before the first rollout; each error names its fix."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ _NOT_NEUTRAL = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size",
     "min_new_tokens", "bad_words_ids", "suppress_tokens",
 )  # fmt: skip
-"""Of a generation config: what would make the sampled distribution another than the policy's."""
+"""Fields of a generation config that would change the sampled distribution."""
 
 
 class RunModule(Protocol):
-    """What is checked of the module before there is a policy."""
+    """The attributes of the module that are checked before there is a policy."""
 
     settings: ModelSettings
     objective: Objective
@@ -64,14 +64,14 @@ class RunModule(Protocol):
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Of the model."""
+        """The tokenizer of the model."""
 
 
 def check_run(data: PromptDataModule, module: RunModule, trainer: Trainer) -> None:
-    """Rules that join the settings of trainer, model and data.
+    """Check that the settings of trainer, model and data go together.
 
     Raises:
-        UserError: one is broken.
+        UserError: they do not.
     """
     _check_objective(data, module)
     check_teacher(module.teacher_model, module.objective, module.settings, module.tokenizer, data, trainer)
@@ -138,7 +138,7 @@ def _check_objective(data: PromptDataModule, module: RunModule) -> None:
 
 
 def _check_steps(data: PromptDataModule, module: RunModule) -> bool:
-    """Whether a reward scores steps; then an advantage for each of them must have somewhere to go."""
+    """True if a reward scores steps; refuse settings that cannot use an advantage per step."""
     judges = Judges(data.rewards)
     names = [judges.owner[name] for name, reward in judges.single.items() if isinstance(reward, StepReward)]
     if not names:
@@ -169,17 +169,17 @@ def _check_steps(data: PromptDataModule, module: RunModule) -> bool:
 def check_critic(
     critic: ValueModel | None, advantages: Advantages, shaping: Shaping, objective: Objective, where: str = "data."
 ) -> None:
-    """Critic, advantages and objective go together (the table in docs/critic.md).
+    """Check that critic, advantages and objective go together (the table in docs/critic.md).
 
     Args:
-        critic: None where there is none.
+        critic: the critic; None without one.
         advantages: of the run.
-        shaping: how scores are read.
+        shaping: settings that combine scores.
         objective: of the run.
-        where: what the names of the settings begin with in messages.
+        where: prefix of setting names in messages.
 
     Raises:
-        UserError: they do not.
+        UserError: they do not go together.
     """
     if not advantages.per_token:
         if critic is not None:
@@ -245,7 +245,7 @@ def _check_replay(data: PromptDataModule, module: RunModule) -> None:
 
 
 def check_sampling(policy: Policy, sampling: SamplingParams) -> None:
-    """Say where the model's own files mean another sampling or another end than training rollouts have."""
+    """Log differences between the model's generation config and the sampling and end tokens of training rollouts."""
     config = getattr(policy.model, "generation_config", None)
     asked = config.to_diff_dict() if config is not None else {}
     unused = ", ".join(f"{name} {asked[name]}" for name in _NOT_NEUTRAL if name in asked)
@@ -291,9 +291,9 @@ def _check_ahead(data: PromptDataModule, module: RunModule, trainer: Trainer) ->
 
 
 def check_precision(precision: str, *, cpu: bool = False) -> None:
-    """Refuse what rounds log-probabilities, and on a CPU float16, which Lightning would silently replace.
+    """Refuse precisions that round log-probabilities, and float16 on a CPU, which Lightning would silently replace.
 
-    float64 would not be float64 from end to end: samplers draw, and rollouts keep log-probabilities, in float32.
+    float64 is refused, too: samplers draw, and rollouts keep log-probabilities, in float32.
     """
     if precision == "bf16-true":
         raise UserError(
@@ -328,7 +328,7 @@ def check_precision(precision: str, *, cpu: bool = False) -> None:
 
 
 def _check_scaled(module: RunModule, trainer: Trainer) -> None:
-    """The loss scale of float16 is for the policy's own loss only, and for ranks that hold whole gradients."""
+    """Refuse float16 with a critic or sharding: its loss scale covers the policy's loss on whole gradients only."""
     if scaler_of(trainer) is None and str(trainer.precision) != "16-mixed":
         return
     if sharding_of(trainer.strategy) is not None:

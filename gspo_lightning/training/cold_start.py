@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 
 FIELD = "model.cold_start.demonstrations"
 _HELD_OUT_FROM, _HELD_OUT_SHARE, _HELD_OUT_MOST = 200, 20, 256
-"""Of so many demonstrations or more in a file, one in so many is only measured, but not more than so many."""
+"""Files of at least 200 demonstrations hold out one in 20 for measurement, at most 256."""
 _TRIED = 16
-"""Demonstrations that are encoded before the model is loaded: what is wrong with a template is wrong with the first."""
+"""Demonstrations that are encoded before the model is loaded: a wrong template fails on the first."""
 _PLAIN = Asking()
 _UNLIMITED: dict[str, Any] = {
     "max_prompt_tokens": _PLAIN.max_prompt_tokens,
@@ -62,20 +62,20 @@ class ColdStart:
     batch_size: int = 64
     """Demonstrations per step."""
     learning_rate: float = 3e-3
-    """Peak learning rate of AdamW; falls linearly to a tenth."""
+    """Peak learning rate of AdamW; it falls linearly to a tenth."""
     warmup_steps: int = 20
     """Steps of linear warm-up."""
     gradient_clip: float = 1.0
     """Largest gradient norm."""
 
     def ensure(self, settings: ModelSettings, root: Path, longest: int = 0, asking: Asking = _PLAIN) -> ModelSettings:
-        """Make the cold start unless it is there; returns settings that load it.
+        """Make the cold start unless it is cached; return settings that load it.
 
         Args:
-            settings: of the model to start from.
+            settings: settings of the model to start from.
             root: the folder of all runs.
             longest: tokens of the longest row of the run that follows; some rotary embeddings depend on it.
-            asking: how that run asks.
+            asking: the prompt format of that run.
 
         Raises:
             UserError: the demonstrations cannot be read or learnt from.
@@ -101,7 +101,7 @@ class ColdStart:
         return {"prompts": len(pairs), "sha256": hashlib.sha256(_json(list(pairs)).encode()).hexdigest()}
 
     def key(self, settings: ModelSettings, longest: int = 0, asking: Asking = _PLAIN) -> str:
-        """Hash of everything that decides the weights, packages included."""
+        """Return a hash of everything that decides the weights, including package versions."""
         import transformers
 
         folder = Path(settings.name_or_path)
@@ -133,7 +133,7 @@ class ColdStart:
             write_curve(curve, folder)
 
     def train(self, policy: Policy, seed: int, asking: Asking = _PLAIN) -> list[Point]:
-        """Train in place; returns the curve of the loss, nats per token that is learnt."""
+        """Train in place; return the loss curve in nats per learnt token."""
         pairs, where = self._read()
         if not self._from_file:
             asking = dataclasses.replace(asking, **_UNLIMITED)
@@ -155,7 +155,7 @@ class ColdStart:
         return curve
 
     def _split(self, rows: list[Taught], seed: int) -> tuple[list[Taught], list[Taught]]:
-        """What is learnt and what is only measured; of generated demonstrations there are more where they come from."""
+        """Split rows into training and held-out ones; generated demonstrations need no held-out rows."""
         if not self._from_file or len(rows) < _HELD_OUT_FROM:
             return rows, []
         count = min(len(rows) // _HELD_OUT_SHARE, _HELD_OUT_MOST)
@@ -171,7 +171,7 @@ class ColdStart:
         return isinstance(self.demonstrations, str | PromptFile | HubPrompts)
 
     def _read(self) -> tuple[Sequence[Demonstration], Callable[[int], str]]:
-        """The demonstrations, and where each of them stands."""
+        """Return the demonstrations, and a function from a number to its place in the source."""
         try:
             found = open_prompts(self.demonstrations, {}).demonstrations()
         except NotImplementedError as error:
@@ -185,7 +185,7 @@ class ColdStart:
 
 
 def asking_of(data: PromptDataModule) -> Asking:
-    """How a run asks: demonstrations are asked in the same way."""
+    """Return the prompt format of a run: demonstrations use the same."""
     sets, settings = data.sets, data.settings
     return Asking(
         sets.system_prompt, sets.chat_template_kwargs, settings.stop_token_ids, settings.max_prompt_tokens,

@@ -1,4 +1,4 @@
-"""Prompts in, mini-batches out: the DataModule."""
+"""PromptDataModule: turns prompts into scored rollouts and mini-batches."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class PromptDataModule(LightningDataModule):
             (``reward_model.ground_truth``), a list combines several into one mapping.
         rewards: name -> reward, or ``{by: <column>, <value>: <reward>, ...}`` to choose one by a column of the record;
             the total is their weighted sum. Sources of a ``Mixture`` may have their own. Only a run
-            that follows a teacher (``model.teacher``) can do without.
+            with a teacher (``model.teacher``) can do without.
         reward_weights: name -> weight, by default 1; or a list of all weights in the order of the rewards.
         reward_workers: worker processes for rewards; None: all cores but one.
-        reward_deadline_s: seconds of CPU time one sample may take in a reward.
-        rollouts: where responses come from.
+        reward_deadline_s: CPU time limit of one sample in a reward, in seconds.
+        rollouts: the source of responses.
         rollout_retries: how often to retry a rollout source that failed (a server that restarts); the random draws, and
             so the responses, stay the same.
         rollout_retry_s: seconds before the first retry; four times as long before each further one.
@@ -92,27 +92,27 @@ class PromptDataModule(LightningDataModule):
         prompts_in_flight: prompts sampled at the same time, over all ranks. If above prompts_per_rollout, sampling
             stops when prompts_per_rollout groups are complete, and the other responses continue in the next iteration
             (partial rollouts). 0 samples every group to its end.
-        max_carry: iterations over which an unfinished group may be carried (partial rollouts).
+        max_carry: iterations for which an unfinished group may be carried over (partial rollouts).
         max_staleness: iterations that sampling runs ahead of training, in its own thread with a copy of the weights.
             With 0 the two alternate, and only then does a resumed run repeat the interrupted one exactly.
         minibatches_per_rollout: optimizer steps per pass over a rollout batch; the GSPO paper uses 4.
         epochs_per_rollout: passes over each rollout batch.
-        deal: which rows a mini-batch has: ``stratified`` (equal parts of every group), ``shuffled`` (a random
+        deal: how rows are dealt to mini-batches: ``stratified`` (equal parts of every group), ``shuffled`` (a random
             permutation of all rows) or ``groups`` (whole groups). None: ``stratified``; a resumed run keeps its own.
         max_tokens_per_micro_batch: tokens, padding included, in one forward pass; changes memory, not results.
         max_prompt_tokens: longer prompts are dropped with a message, never cut.
         max_response_tokens: longer responses are cut and count as truncated.
-        temperature: of training rollouts, > 0; every log-probability uses it.
+        temperature: temperature of training rollouts, > 0; every log-probability uses it.
         stop_strings: further texts that end a response. For special tokens use stop_token_ids.
         stop_token_ids: token ids that end a response, besides the end-of-sequence tokens.
         system_prompt: system message before every prompt; needs a chat template.
         chat_template_kwargs: passed to the chat template (for example ``{enable_thinking: false}``).
-        pictures: how pictures of prompts are read: their limit, what becomes of a bad one (docs/vision.md).
-        evaluation: how held-out prompts are answered.
+        pictures: settings for reading pictures of prompts: their limit, treatment of bad ones (docs/vision.md).
+        evaluation: settings for answering held-out prompts.
         suites: benchmarks that every evaluation includes, by their names in ``gspo evaluate``.
         curriculum: chooses an iteration's prompts by earlier results; None: each once a pass, or by the column
             ``weight``.
-        seed: of prompt order and sampling; the command line takes it from ``seed_everything``.
+        seed: seed of prompt order and sampling; the command line takes it from ``seed_everything``.
         plugins: plug-ins that reward workers import; the command line sets it.
     """
 
@@ -204,7 +204,7 @@ class PromptDataModule(LightningDataModule):
         self.partial: PartialRollouts | None = None
         self._order: PromptOrder | None = None
         self.iteration: Iteration | None = None
-        """Makes the next rollout batch, after :meth:`bind`."""
+        """Produces the next rollout batch, after :meth:`bind`."""
         self._prefetcher = RolloutPrefetcher[Sampled](max_staleness) if max_staleness else None
         self._asking = threading.Lock()  # a source answers one question at a time
         self._runner: RewardRunner | None = None
@@ -223,7 +223,7 @@ class PromptDataModule(LightningDataModule):
             world: processes of this run.
 
         Raises:
-            UserError: prompts, rewards or rollouts cannot be used, and why.
+            UserError: prompts, rewards or rollouts cannot be used.
         """
         check_stop_strings(self.settings.stop_strings, tokenizer)
         sources.check_reading(tokenizer, (self.rollouts, self.rollouts.for_evaluation()))
@@ -239,11 +239,11 @@ class PromptDataModule(LightningDataModule):
             sources.check_rewards(self.runner, self.sets, self.rollouts)
 
     def bind(self, learner: Learner, folder: Path, *, distributions: bool = True) -> None:
-        """From now on, roll out for this learner.
+        """Connect the learner that all later rollouts are for.
 
         Args:
-            learner: has the policy.
-            folder: of the run.
+            learner: provides the policy.
+            folder: the run folder.
             distributions: keep measurements of single responses.
         """
         settings, context = self.settings, learner.forward_context
@@ -268,7 +268,7 @@ class PromptDataModule(LightningDataModule):
         self.memory.resume(folder)
 
     def fingerprints(self) -> dict[str, dict[str, Any]]:
-        """Number and checksum of the prompts that were read, by name."""
+        """Return number and checksum of the prompts that were read, by name."""
         return self.sets.fingerprints()
 
     # Lightning's hooks -------------------------------------------------------------------------------------------
@@ -283,27 +283,27 @@ class PromptDataModule(LightningDataModule):
         self.rollouts.close()
 
     def train_dataloader(self) -> ExperienceLoader:
-        """The experience loader: sized, one element per optimizer step of an iteration."""
+        """Return the experience loader: sized, one element per optimizer step of an iteration."""
         return self.loader
 
     def val_dataloader(self) -> PromptLoader:
-        """This rank's share of the held-out prompts, in batches."""
+        """Return this rank's share of the held-out prompts, in batches."""
         return self._held_out("val")
 
     def test_dataloader(self) -> PromptLoader:
-        """This rank's share of the test prompts, in batches."""
+        """Return this rank's share of the test prompts, in batches."""
         return self._held_out("test")
 
     def predict_dataloader(self) -> PromptLoader:
-        """This rank's share of the prompts to answer, in batches."""
+        """Return this rank's share of the prompts to answer, in batches."""
         return self._held_out("predict")
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Mini-batches move to the device; prompts are plain data and stay."""
+        """Move mini-batches to the device; prompts are plain data and stay."""
         return batch.to(device) if isinstance(batch, MiniBatch) else batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Positions and remaining buffers of all ranks, on rank 0, which writes them; the order of the prompts."""
+        """Return positions and remaining buffers of all ranks (on rank 0, which writes them), and the prompt order."""
         position = self.loader.position()
         if self.partial is not None:
             position["partial"] = self.partial.state_dict()
@@ -329,7 +329,7 @@ class PromptDataModule(LightningDataModule):
 
     @property
     def runner(self) -> RewardRunner:
-        """The reward workers, started on first use."""
+        """The runner of the reward workers, started on first use."""
         if self._runner is None:
             self._runner = self._make_runner()
             self._runner.start()
@@ -337,22 +337,22 @@ class PromptDataModule(LightningDataModule):
 
     @property
     def longest(self) -> int:
-        """Tokens that a row of this run may have, prompt and response, in training or in an evaluation."""
+        """Largest number of tokens in a row, prompt and response, in training or in an evaluation."""
         settings, evaluation = self.settings, self.evaluation
         return settings.max_prompt_tokens + max(settings.max_response_tokens, evaluation.max_response_tokens or 0)
 
     def held_out_sampling(self, policy: Policy) -> SamplingParams:
-        """How held-out prompts are answered."""
+        """Return the sampling parameters of evaluations."""
         return self.evaluation.sampling(self.settings.sampling(policy.eos_token_ids))
 
     @property
     def token_budget(self) -> int:
-        """Tokens of a micro-batch; less than configured where that did not fit, but never less than one sequence."""
+        """Tokens per micro-batch: as configured, or less after running out of memory; at least one sequence."""
         return max(self.memory.budget, self.settings.max_prompt_tokens + self.settings.max_response_tokens)
 
     @property
     def accuracy_reward(self) -> str:
-        """The reward that decides what is correct in an evaluation."""
+        """Name of the reward that decides which responses are correct in an evaluation."""
         return self.evaluation.accuracy_reward or next(iter(self.rewards), "")
 
     def _roll_out(self, number: int) -> Experience:

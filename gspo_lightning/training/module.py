@@ -1,9 +1,9 @@
-"""The LightningModule: policy, old policy and objective. The loop itself is :meth:`GSPOModule.training_step`.
+"""GSPOModule: the LightningModule of policy, old policy and objective; :meth:`GSPOModule.training_step` is the loop.
 
-Automatic optimization; one Lightning epoch is one RL iteration, one batch is one mini-batch is one optimizer step. So
+Automatic optimization. One Lightning epoch is one RL iteration, one batch is one mini-batch is one optimizer step. So
 ``global_step``, clipping, schedulers, precision and checkpoints keep their plain meaning, and no checkpoint can fall
-between the micro-batches of an update. What happens between two iterations is in
-:mod:`gspo_lightning.experience.iteration`, which sees this module as a ``Learner``.
+between the micro-batches of an update. Between two iterations runs :mod:`gspo_lightning.experience.iteration`, which
+sees this module as a ``Learner``.
 """
 
 from __future__ import annotations
@@ -74,15 +74,15 @@ class GSPOModule(PolicyModule):
             range, and else recomputes them in the training layout; ``source`` and ``recompute`` force one of the two.
         optimizer: built from the policy's trainable parameters.
         lr_scheduler: stepped once per update of the policy (``ReduceLROnPlateau`` of ``lightning.pytorch.cli``: once
-            per iteration, or per evaluation where it monitors one); None keeps the learning rate constant.
+            per iteration, or per evaluation if it monitors one); None keeps the learning rate constant.
         critic: learns the values that ``data.advantages: GAE`` needs; None: advantages come from groups alone.
         cold_start: supervised steps before reinforcement learning, made once and cached; None starts from the model.
-        teacher: is followed with ``objective.distill_coef`` (docs/distillation.md): a hub id, a folder, or the URL of a
-            server; or a mapping of :class:`~gspo_lightning.training.teacher.TeacherModel`. It is never trained.
-        dtype: of the weights. float32 with ``trainer.precision: bf16-mixed`` is usual.
+        teacher: model to distil from with ``objective.distill_coef`` (docs/distillation.md): a hub id, a folder, or the
+            URL of a server; or a mapping of :class:`~gspo_lightning.training.teacher.TeacherModel`. Never trained.
+        dtype: dtype of the weights. float32 with ``trainer.precision: bf16-mixed`` is usual.
         attn_implementation: ``sdpa``, ``eager``, ``flash_attention_2`` ...; None lets transformers choose.
         gradient_checkpointing: recompute activations in the backward pass.
-        layout: ``packed`` (a prompt once for all its responses, no padding), ``padded``, or ``auto``: packed where the
+        layout: ``packed`` (a prompt once for all its responses, no padding), ``padded``, or ``auto``: packed if the
             model gives the same log-probabilities.
         trust_remote_code: run Python code that a model repository ships.
         revision: branch, tag or commit of a hub id.
@@ -95,17 +95,17 @@ class GSPOModule(PolicyModule):
         segment_delimiters: texts that end a segment, for ``Segment`` with ``by: given`` (for example a line feed).
         allow_unusual_clip: accept a clip range of the wrong scale for the objective's level.
         histogram_every: optimizer steps between two sets of histograms, after those of the first; 0 writes none.
-        metrics: how much is measured: ``full``, ``basic`` (nothing by sign or token, nothing about the weights) or
+        metrics: set of metrics to compute: ``full``, ``basic`` (nothing by sign or token, nothing about the weights) or
             ``off`` (loss, gradient norm, rewards). Training is the same, bit for bit.
-        on_nonfinite: what happens to an update with a NaN or infinity in it: ``stop`` the run, or ``skip`` the
+        on_nonfinite: how to treat an update with a NaN or infinity: ``stop`` the run, or ``skip`` the
             mini-batch. Either way the weights stay as they are and the mini-batch is written to ``dumps/``.
-        max_skips: mini-batches of a run that may be skipped.
+        max_skips: largest number of mini-batches that a run may skip.
         routing_replay: mixtures of experts: in training, send every token to the experts it went to in the forward pass
             of the old policy (``R2``) or in the rollout (``R3``), weighted by live scores; ``off`` routes freely.
         router_aux_loss_coef: mixtures of experts: weight of the routers' load-balancing loss over all tokens of a
             mini-batch (Switch Transformer; Qwen3-MoE's form), 0 leaves it out. It costs one more forward pass.
-        router_metrics: measure load, confidence and changes of routers; None: where the model has routers.
-        seed: of freshly initialised weights; the command line sets it from ``seed_everything``.
+        router_metrics: measure load, confidence and changes of routers; None: if the model has routers.
+        seed: seed of freshly initialised weights; the command line sets it from ``seed_everything``.
     """
 
     def __init__(
@@ -160,39 +160,39 @@ class GSPOModule(PolicyModule):
         self.meter, self.guard = UpdateMeter(metrics), NonFiniteGuard(on_nonfinite, max_skips)
         self.run = RunRecord(self.guard, self.meter, self.old_logprobs, self.evaluator, critic)
         self.before_update: list[Callable[[dict[str, float]], None]] = []
-        """Called with what was measured of an update, before the optimizer steps."""
+        """Callbacks that get the metrics of an update, before the optimizer steps."""
         self.last_update: dict[str, float] = {}
         self._checked: Trainer | None = None
         self.restored: dict[str, Any] | None = None
-        """A checkpoint with an average of weights, until that has been taken out of it."""
+        """A checkpoint with averaged weights, until a callback has taken them."""
 
     # what others ask it ------------------------------------------------------------------------------------------
 
     @property
     def iterations(self) -> int | None:
-        """That this run will have; None if nothing ends it."""
+        """Number of iterations of this run; None without a limit."""
         return iterations(self.trainer, self.data.settings.updates_per_iteration)
 
     @property
     def lr_factor(self) -> float:
-        """Where the schedule of the learning rate stands."""
+        """The current learning rate as a factor of its initial value."""
         optimizer = self.optimizers(use_pl_optimizer=False)
         assert isinstance(optimizer, torch.optim.Optimizer)
         return lr_factor(optimizer)
 
     @property
     def critic_only(self) -> bool:
-        """Whether updates train the critic alone: the policy waits until its values are old enough."""
+        """True while updates train the critic alone: the policy waits for the end of its warm-up."""
         return self.critic is not None and self.critic.warming
 
     def on_policy(self, batch: MiniBatch) -> bool:
-        """Whether this update is the first on its rollouts, and the snapshot they come from is the policy of now."""
+        """True for the first update on its rollouts, if they come from a snapshot that equals the current policy."""
         return batch.index == 0 and self.old_policy.due(batch.iteration) and not self.old_logprobs.as_behaviour
 
     def segments(self, part: MicroBatch) -> Tensor | None:
-        """[N, T] segment numbers where the objective is over delimited segments, or where rewards have scored steps.
+        """Return segment numbers [N, T] if the objective uses delimited segments, or if rewards score steps; else None.
 
-        A response without a step is one segment, also where no row of a micro-batch has any.
+        A response without a step is one segment, even if no row of a micro-batch has any.
         """
         if not self.segment_delimiters:
             given = part.segments is None and getattr(self.objective, "by", None) == "given"
@@ -201,14 +201,14 @@ class GSPOModule(PolicyModule):
         return segments_by_delimiter(part.response_ids, part.response_mask, ends)
 
     def terms(self) -> LossTerms:
-        """What the loss of this run is made of."""
+        """Return the inputs of this run's loss."""
         temperature, coef = self.data.settings.temperature, self.router_aux_loss_coef
         return LossTerms(self.policy, self.old_policy, self.objective, temperature, self.segments, coef, self.teacher)
 
     # building ----------------------------------------------------------------------------------------------------
 
     def prepare(self, stage: str, data: PromptDataModule, trainer: Trainer) -> None:
-        """Also that the settings of trainer, model and data go together, once for each trainer."""
+        """Check the settings of trainer, model and data together, once per trainer, then as the base class."""
         if stage == "fit" and self._checked is not trainer:
             check_run(data, self, trainer)
             self._checked = trainer
@@ -226,11 +226,11 @@ class GSPOModule(PolicyModule):
         return getattr(self.objective, "kl_coef", 0.0) > 0 or data.settings.kl_in_reward > 0
 
     def keeps_start(self, data: PromptDataModule) -> bool:
-        """For adapters, and where a KL term is measured to it."""
+        """True with adapters, and if a KL term is measured to the start."""
         return self._keeps_reference(data) or super().keeps_start(data)
 
     def configure_model(self) -> None:
-        """Load the policy; where a strategy shards it, so are the old policy and the reference."""
+        """Load the policy; shard it, the old policy and the reference if the strategy does so."""
         if hasattr(self, "policy"):
             return
         settings, strategy = self.start(), self.trainer.strategy
@@ -256,7 +256,7 @@ class GSPOModule(PolicyModule):
                 self.reference.follow(self.policy)
 
     def on_fit_start(self) -> None:
-        """On the device, in the precision and under the strategy that will train: ratios of the same weights are 1."""
+        """Load the teacher and check ratios and sampling, with the device, precision and strategy of training."""
         self.restored = None  # callbacks have had it
         if self.teacher is None:
             with self.forward_context():
@@ -270,16 +270,16 @@ class GSPOModule(PolicyModule):
         self.verify_sources()
 
     def on_train_start(self) -> None:
-        """The critic goes on where a checkpoint left it; only now has every strategy read the checkpoint."""
+        """Restore the critic; only now has every strategy read the checkpoint."""
         self.run.restore_critic()
 
     def teardown(self, stage: str) -> None:
-        """Let go of a teacher's server."""
+        """Close the connection to a teacher's server."""
         if self.teacher is not None:
             self.teacher.close()
 
     def configure_optimizers(self) -> Any:
-        """The optimizer over the policy's trainable parameters, and the scheduler stepped with it."""
+        """Build the optimizer over the policy's trainable parameters, and the scheduler stepped with it."""
         watched = partial(check_monitor, "model.lr_scheduler", data=self.data, level=self.meter.level)
         scaled = scaler_of(self.trainer) is not None
         return build_optimizers(self.policy, self.build_optimizer, self.build_scheduler, watched, scaled=scaled)
@@ -287,7 +287,7 @@ class GSPOModule(PolicyModule):
     # checkpoints -------------------------------------------------------------------------------------------------
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Make room for a snapshot that is in the checkpoint, or leave it out where this run keeps none."""
+        """Allocate the snapshot if the checkpoint has one, or drop it if this run keeps none."""
         close_epoch(checkpoint)
         self.run.take_from(checkpoint)
         if self.trainer.state.fn == "fit" and holds_average(checkpoint):
@@ -304,7 +304,7 @@ class GSPOModule(PolicyModule):
         super().on_load_checkpoint(checkpoint)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Say which model this is (for ``gspo export``), and flush the loggers.
+        """Store the model's settings (for ``gspo export``), and flush the loggers.
 
         Loggers then hold at least what the checkpoint has seen: a resume neither loses nor doubles a step.
         """
@@ -320,7 +320,7 @@ class GSPOModule(PolicyModule):
     # the loop ----------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: MiniBatch, batch_idx: int) -> Tensor:
-        """One update: forward and backward of every micro-batch; Lightning does the last backward and the step."""
+        """Run forward and backward of every micro-batch of an update; Lightning does the last backward and the step."""
         self._update = update = Update(batch, self.on_policy(batch), time.perf_counter())
         check_accumulation(self.trainer)
         optimizer = self.optimizers(use_pl_optimizer=False)
@@ -347,10 +347,10 @@ class GSPOModule(PolicyModule):
         return loss
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
-        """Gradients are cleared at the start of :meth:`training_step`; here they already hold most of the update."""
+        """Do nothing: :meth:`training_step` clears gradients at its start; here they hold most of the update."""
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record the gradient norm before clipping; a NaN or infinity stops here, and the weights stay as they are."""
+        """Record the gradient norm before clipping; drop an update with a NaN or infinity, and keep the weights."""
         values, gradients = self._update.values, [p.grad for p in self.policy.parameters() if p.grad is not None]
         norm = total_norm(gradients, sharded=is_sharded(self.policy), device=self.device)
         values["optim/gradient_norm"], values["optim/lr"] = norm, float(optimizer.param_groups[0]["lr"])
@@ -372,7 +372,7 @@ class GSPOModule(PolicyModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """By the norm over all ranks, or element by element; plain parameters are Lightning's business."""
+        """Clip by the norm over all ranks, or element by element; Lightning clips parameters that are not sharded."""
         if gradient_clip_val and is_sharded(self.policy):
             norm = self._update.gradient_norm
             clip_gradients(self.policy.parameters(), norm, float(gradient_clip_val), gradient_clip_algorithm)
@@ -380,7 +380,7 @@ class GSPOModule(PolicyModule):
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """One step; only now does the mini-batch count as trained on, and only now is the update logged."""
+        """Make the optimizer step; only then count the mini-batch as trained on, and log the update."""
         super().optimizer_step(*args, **kwargs)
         update, step = self._update, self.global_step + 1  # Lightning counts the step after this hook
         check_weights(self.policy, f"after update {step}")
@@ -399,12 +399,12 @@ class GSPOModule(PolicyModule):
             step_plateaus(self.trainer.lr_scheduler_configs, update.values, self.lr_scheduler_step)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
-        """One step after an update of the policy: its first one has the first learning rate of the schedule."""
+        """Step the scheduler after an update of the policy: the first one uses the schedule's first learning rate."""
         if not self.critic_only:
             super().lr_scheduler_step(scheduler, metric)
 
     def dump_update(self, values: dict[str, float]) -> Path:
-        """Write down what this update saw, with the weights as they are now; returns the path."""
+        """Write the inputs of this update and the current weights to ``dumps/``; return the path."""
         data, update = self.data, self._update
         dump = make_dump(
             update.batch, self.terms(), on_policy=update.on_policy, update=self.global_step + 1, values=values,

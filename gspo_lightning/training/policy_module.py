@@ -1,4 +1,4 @@
-"""A policy in Lightning: which model it is, and how it is evaluated. What trains it is a subclass."""
+"""Base LightningModule of a policy: loading and evaluation. Training is in a subclass."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ __all__ = ["PolicyModule"]
 
 
 class PolicyModule(LightningModule):
-    """All that ``gspo validate``, ``test`` and ``predict`` need of a module.
+    """LightningModule with all that ``gspo validate``, ``test`` and ``predict`` need.
 
     Args:
-        settings: of the model.
+        settings: settings of the model.
         cold_start: supervised steps that make the model to start from; None starts from the model itself.
     """
 
@@ -47,14 +47,14 @@ class PolicyModule(LightningModule):
         self.settings, self.cold_start = settings, cold_start
         self.evaluator = Evaluator()
         self.average: Average | None = None
-        """Of the weights, where a callback asks for one: what is evaluated."""
+        """Average of the weights, if a callback asks for one; evaluations use it."""
         self.weights_from_checkpoint = False
-        """Set where a checkpoint will be loaded: a cold start would only be overwritten."""
+        """True if a checkpoint will be loaded: it would overwrite a cold start."""
         self.loaded_step = 0
-        """Optimizer steps behind the weights of a checkpoint that was loaded."""
+        """Optimizer steps that made the weights of a loaded checkpoint."""
         self.strict_loading = settings.lora is None  # a checkpoint of adapters lacks what is frozen
         self.base_norm = 0.0
-        """Of the frozen weights under adapters."""
+        """Norm of the frozen weights under adapters."""
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._started: ModelSettings | None = None
 
@@ -66,28 +66,28 @@ class PolicyModule(LightningModule):
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Loaded on first use, before the model: prompts are checked while a mistake is still cheap."""
+        """The tokenizer, loaded on first use, before the model: prompts are checked while a mistake is still cheap."""
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self.settings)
         return self._tokenizer
 
     @property
     def version(self) -> int:
-        """Optimizer steps behind the weights; Lightning counts none where it does not train."""
+        """Optimizer steps that made the weights; Lightning counts none when it does not train."""
         return int(self.global_step) or self.loaded_step
 
     @property
     def folder(self) -> Path:
-        """Of the run, the same on every rank (must be asked on every rank)."""
+        """The run folder, the same on every rank (must be read on every rank)."""
         return Path(self.trainer.log_dir or self.trainer.default_root_dir)
 
     def forward_context(self) -> AbstractContextManager[Any]:
-        """Autocast of this run, for forward passes outside a training step."""
+        """Return the autocast context of this run, for forward passes outside a training step."""
         context: AbstractContextManager[Any] = self.trainer.precision_plugin.forward_context()
         return context
 
     def prepare(self, stage: str, data: PromptDataModule, trainer: Trainer) -> None:
-        """Check all that can be checked before there is a model; the command line does so before anything is written.
+        """Check all that needs no model; the command line does so before anything is written.
 
         Raises:
             UserError: settings that do not go together, prompts that cannot be read ...
@@ -97,21 +97,21 @@ class PolicyModule(LightningModule):
             self.cold_start.check(self.tokenizer, asking_of(data))
 
     def fingerprints(self, data: PromptDataModule) -> dict[str, dict[str, Any]]:
-        """Of the demonstrations that a resumed run needs once more: what it starts from must stay the same."""
+        """Return the fingerprint of the demonstrations that a resumed run needs again: its start must stay the same."""
         if self.cold_start is None or not self.keeps_start(data):
             return {}
         return {FIELD: self.cold_start.fingerprint()}
 
     def keeps_start(self, data: PromptDataModule) -> bool:
-        """Whether the model to start from is needed as it was, also where a checkpoint has newer weights."""
+        """True if the model to start from is needed unchanged, even when a checkpoint has newer weights."""
         return self.settings.lora is not None
 
     def makes_start(self, data: PromptDataModule) -> bool:
-        """Whether the cold start, if there is one, is needed: no checkpoint takes its place."""
+        """True if the cold start, if there is one, is needed: no checkpoint takes its place."""
         return self.keeps_start(data) or not self.weights_from_checkpoint
 
     def start(self) -> ModelSettings:
-        """The model to load: the configured one, or what its cold start has made of it."""
+        """Return the settings of the model to load: the configured model, or the result of its cold start."""
         if self._started is None:
             data = self.data
             if self.cold_start is None or not self.makes_start(data):
@@ -122,7 +122,7 @@ class PolicyModule(LightningModule):
         return self._started
 
     def verify_sources(self) -> None:
-        """What samples in this process, for training or for evaluations, computes what is trained."""
+        """Verify that the sources in this process, for training and evaluation, sample from the trained weights."""
         sources = (self.data.rollouts, self.data.rollouts.for_evaluation())
         if any(source.local() is not None for source in sources):  # or whole weights would be gathered for nothing
             with gathered(self.policy) as plain:
@@ -130,17 +130,17 @@ class PolicyModule(LightningModule):
                     self.verify(plain, source)
 
     def verify(self, policy: Policy, source: RolloutSource) -> None:
-        """One source computes what is trained; see :mod:`gspo_lightning.rollouts.verify`."""
+        """Verify that a source samples from the trained weights; see :mod:`gspo_lightning.rollouts.verify`."""
         temperature, longest = self.data.settings.temperature, self.data.longest
         verify_decoding(policy, source, temperature=temperature, longest=longest, context=self.forward_context)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """What is trained: with adapters nothing else, in every checkpoint and under every strategy."""
+        """Return the trained weights: with adapters only these, in every checkpoint and under every strategy."""
         state: dict[str, Any] = super().state_dict(*args, **kwargs)
         return state if self.settings.lora is None else only_adapters(state)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse adapters of other weights."""
+        """Refuse adapters that were trained on other base weights."""
         self.loaded_step = int(checkpoint.get("global_step", 0))
         if self.settings.lora is not None:
             self.configure_model()
@@ -149,7 +149,7 @@ class PolicyModule(LightningModule):
                 check_names(state, self.state_dict())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Say which model this is (for ``gspo export``)."""
+        """Store the model's settings (for ``gspo export``)."""
         model = self.settings if self.settings.lora is None else self.start()
         checkpoint["gspo_lightning"] = {"model": dataclasses.asdict(model)}
         if self.settings.lora is not None:
@@ -158,7 +158,7 @@ class PolicyModule(LightningModule):
     # evaluation --------------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        """Start counting, once no rollout ahead of training uses the source."""
+        """Reset the counts, after any rollout ahead of training has released the source."""
         if self.data.iteration is not None and self.data.iteration.prefetcher is not None:
             self.data.iteration.prefetcher.settle()
         test = self.trainer.state.fn == "test"
@@ -166,7 +166,7 @@ class PolicyModule(LightningModule):
         self.on_predict_epoch_start()
 
     def validation_step(self, batch: list[Prompt], batch_idx: int) -> None:
-        """Answer held-out prompts and count what is correct."""
+        """Answer held-out prompts and count correct responses."""
         self.evaluator.count(self._answer(batch), self.data.accuracy_reward)
 
     def on_validation_epoch_end(self, to_callbacks: bool = True) -> None:
@@ -194,7 +194,7 @@ class PolicyModule(LightningModule):
 
     @property
     def shown_by(self) -> Shown:
-        """Whether evaluations of this run are shown by their accuracy or by their mean reward."""
+        """The headline metric of this run's evaluations: accuracy or mean reward."""
         named = self.data.evaluation.accuracy_reward is not None
         return shown_by((values for _, values in self.evaluator.history), named=named)
 
@@ -207,30 +207,30 @@ class PolicyModule(LightningModule):
         self.on_validation_epoch_end(to_callbacks=False)
 
     def on_test_epoch_start(self) -> None:
-        """As in validation."""
+        """Reset the counts, as in validation."""
         self.on_validation_epoch_start()
 
     def test_step(self, batch: list[Prompt], batch_idx: int) -> None:
-        """As in validation."""
+        """Answer test prompts and count correct responses."""
         self.validation_step(batch, batch_idx)
 
     def on_test_epoch_end(self) -> None:
-        """As in validation."""
+        """Log the results, as in validation."""
         self.on_validation_epoch_end()
 
     def on_predict_epoch_start(self) -> None:
-        """Gather once whose answers are asked for: ranks have different numbers of prompts."""
+        """Gather the weights once for all prompts: ranks have different numbers of prompts."""
         policy = self.policy if self.average is None else self.average.policy(self.policy)
         source = self.data.rollouts.for_evaluation()
         self.verify(self.evaluator.open(policy, source.weights_on), source)
 
     def predict_step(self, batch: list[Prompt], batch_idx: int) -> list[dict[str, Any]]:
-        """Scored responses to the prompts of a batch as plain data, one group after another."""
+        """Return scored responses to the prompts of a batch as plain data, one group after another."""
         sampling = self.data.held_out_sampling(self.policy)
         return [record(rollout, sampling) for group in self._answer(batch) for rollout in group]
 
     def on_predict_epoch_end(self) -> None:
-        """Let go of the gathered weights."""
+        """Release the gathered weights."""
         self.evaluator.close()
 
     def _answer(self, prompts: list[Prompt]) -> Groups:
@@ -239,6 +239,6 @@ class PolicyModule(LightningModule):
         )
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        """Not used: call ``module.policy``."""
+        """Refuse to run: call ``module.policy``."""
         name = type(self).__name__
         raise UserError(name, "has no forward method", fix="call module.policy(micro_batch, temperature)")

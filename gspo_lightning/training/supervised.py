@@ -1,4 +1,4 @@
-"""Supervised steps on demonstrations, and the curve of their loss."""
+"""Supervised training on demonstrations, and its loss curve."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gspo_lightning.types import MicroBatch
 __all__ = ["CURVE", "Point", "Supervised", "learn", "read_curve", "write_curve"]
 
 CURVE = "cold_start.jsonl"
-"""The curve of a cold start, in the folder of the model that it made."""
+"""File with the loss curve of a cold start, in the folder of the resulting model."""
 _POINTS, _EVALUATIONS = 200, 20
-"""Points of a curve, and measurements of the held-out loss, at most."""
+"""Largest number of points of a curve, and of measurements of the held-out loss."""
 _TOKENS = 16384
-"""Tokens of one forward pass, padding included: memory only, never the loss."""
+"""Tokens of one forward pass, padding included; changes memory, never the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,31 +31,31 @@ class Point:
     """Losses in nats per taught token: the mean over the steps since the last point, and the held-out one after it."""
 
     step: int
-    """Steps that were made, from 1."""
+    """Steps made so far, from 1."""
     loss: float
     held_out_loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Supervised:
-    """How to learn."""
+    """Settings of supervised training."""
 
     steps: int
     gradient_clip: float
     learning_rate: Callable[[int], float]
     """Step, from 0 -> learning rate of AdamW."""
     batch: Callable[[int], Sequence[int]]
-    """Step, from 0 -> numbers of the rows that it learns."""
+    """Step, from 0 -> indices of the rows of its batch."""
 
 
 def learn(policy: Policy, rows: Sequence[Taught], held_out: Sequence[Taught], how: Supervised) -> list[Point]:
-    """Train a policy in place.
+    """Train a policy in place; return its loss curve.
 
     Args:
-        policy: is in training mode afterwards.
-        rows: to learn.
-        held_out: only measured; may be none.
-        how: the steps.
+        policy: the policy; in training mode afterwards.
+        rows: rows to learn.
+        held_out: rows that are only measured; may be empty.
+        how: settings of the steps.
     """
     trained = [p for p in policy.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=how.learning_rate(0), betas=(0.9, 0.95), weight_decay=0.0)
@@ -88,7 +88,7 @@ def _shown(curve: Sequence[Point]) -> str:
 
 
 def _backward(policy: Policy, rows: Sequence[Taught]) -> Tensor:
-    """Gradients of the mean loss over the taught tokens of all rows, piece by piece; returns that loss."""
+    """Accumulate gradients of the mean loss over the taught tokens of all rows, piece by piece; return that loss."""
     count, total = sum(sum(row.mask) for row in rows), torch.zeros(())
     for piece in _pieces(rows):
         loss = _loss(policy, piece) / count
@@ -99,7 +99,7 @@ def _backward(policy: Policy, rows: Sequence[Taught]) -> Tensor:
 
 @torch.no_grad()
 def measure(policy: Policy, rows: Sequence[Taught]) -> float:
-    """Mean loss over the taught tokens of all rows, nats per token."""
+    """Return the mean loss over the taught tokens of all rows, in nats per token."""
     policy.eval()
     total = sum(float(_loss(policy, piece)) for piece in _pieces(rows))
     policy.train()
@@ -113,7 +113,7 @@ def _loss(policy: Policy, rows: Sequence[Taught]) -> Tensor:
 
 
 def _pieces(rows: Sequence[Taught]) -> Iterator[list[Taught]]:
-    """Rows in their order, in pieces of at most so many tokens, or of one row."""
+    """Yield rows in order, in pieces of at most :data:`_TOKENS` tokens, or of one row."""
     piece: list[Taught] = []
     longest = 0
     for row in rows:
@@ -140,12 +140,12 @@ def _collate(rows: Sequence[Taught]) -> MicroBatch:
 
 
 def write_curve(curve: Sequence[Point], folder: Path) -> None:
-    """One JSON object a line."""
+    """Write one JSON object per line."""
     rows = [{"step": p.step, "loss": p.loss, "held_out_loss": p.held_out_loss} for p in curve]
     (folder / CURVE).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="ascii")
 
 
 def read_curve(folder: Path) -> list[Point]:
-    """That of a cold start; none of one that older code made."""
+    """Read the loss curve of a cold start; return an empty list if older code made it."""
     file = folder / CURVE
     return [Point(**json.loads(line)) for line in file.read_text("ascii").splitlines()] if file.is_file() else []

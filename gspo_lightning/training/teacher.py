@@ -1,4 +1,4 @@
-"""The teacher of a run, from its settings: checked before anything is sampled, made where it has to be, and loaded."""
+"""Check, make and load the teacher of a run from its settings."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TeacherModel:
-    """Which teacher, where its name alone does not say it."""
+    """Settings of a teacher, for when its name alone is not enough."""
 
     name_or_path: str
     """Hub id, local folder, built-in tiny model, or the URL of a server (``http://host:8000``, ``unix:/path``)."""
     cold_start: ColdStart | None = None
     """Supervised steps that make the teacher, once; cached like the policy's own (docs/cold_start.md)."""
     dtype: DType = "auto"
-    """Of the weights; ``auto`` keeps that of the files. Log-probabilities are float32 in any case."""
+    """Dtype of the weights; ``auto`` keeps that of the files. Log-probabilities are float32 in any case."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     config_overrides: dict[str, Any] = field(default_factory=dict)
     """Fields of the model's config to change before it is built."""
     plain_http: bool = False
-    """Whether a server's key (``VLLM_API_KEY``) may go to another host unencrypted."""
+    """Allow sending a server's key (``VLLM_API_KEY``) to another host unencrypted."""
 
 
 Taught = TeacherModel | str | None
-"""What ``model.teacher`` takes: a name or URL, all settings, or none."""
+"""Type of ``model.teacher``: a name or URL, all settings, or None."""
 
 
 def is_url(name: str) -> bool:
-    """Whether a teacher is asked over HTTP.
+    """True if a teacher is queried over HTTP.
 
     >>> is_url("http://127.0.0.1:8000"), is_url("Qwen/Qwen3-8B"), is_url("/models/qwen")
     (True, False, False)
@@ -63,7 +63,7 @@ def is_url(name: str) -> bool:
 
 
 def taught_by(teacher: Taught) -> TeacherModel | None:
-    """The settings of a teacher, of which the name may have been all."""
+    """Return the settings of a teacher; a name alone becomes settings."""
     return TeacherModel(teacher) if isinstance(teacher, str) else teacher
 
 
@@ -75,18 +75,18 @@ def check_teacher(
     data: PromptDataModule,
     trainer: Trainer,
 ) -> None:
-    """Teacher, objective, policy, rewards and strategy go together.
+    """Check that teacher, objective, policy, rewards and strategy go together.
 
     Args:
-        teacher: of the run.
-        objective: follows it.
-        settings: of the policy.
+        teacher: settings of the run's teacher; None without one.
+        objective: the objective that distils from it.
+        settings: settings of the policy.
         tokenizer: the policy's.
-        data: has the rewards.
-        trainer: has the strategy.
+        data: provides the rewards.
+        trainer: provides the strategy.
 
     Raises:
-        UserError: they do not.
+        UserError: they do not go together.
     """
     check_use(teacher is not None, objective)
     if not data.rewards and teacher is None:
@@ -117,11 +117,11 @@ def check_teacher(
 
 
 def check_use(there: bool, objective: Objective, field: str = FIELD) -> None:
-    """There is a teacher exactly where something follows it.
+    """Check that a teacher is set exactly if the objective distils from one.
 
     Args:
-        there: whether there is a teacher.
-        objective: has the coefficient.
+        there: True if a teacher is set.
+        objective: provides the coefficient.
         field: the setting that names the teacher, for messages.
 
     Raises:
@@ -139,10 +139,10 @@ def check_use(there: bool, objective: Objective, field: str = FIELD) -> None:
 
 
 def check_served(teacher: TeacherModel, objective: Objective, temperature: float) -> None:
-    """What a server cannot do is not asked of it.
+    """Refuse settings that a teacher on a server cannot support.
 
     Raises:
-        UserError: it is.
+        UserError: a setting needs the teacher in this process.
     """
     given([teacher.name_or_path], teacher.plain_http, FIELD)
     if objective.distill_exact:
@@ -163,11 +163,11 @@ def check_served(teacher: TeacherModel, objective: Objective, temperature: float
 
 
 def teacher_settings(teacher: TeacherModel, policy: ModelSettings) -> ModelSettings | None:
-    """Of the model to load in this process, before its cold start; None for a server.
+    """Return the settings of a teacher that is loaded in this process, before its cold start; None for a server.
 
     Args:
-        teacher: which one.
-        policy: settings of the policy; whether code is trusted is the same for both.
+        teacher: settings of the teacher.
+        policy: settings of the policy; ``trust_remote_code`` is the same for both.
     """
     if is_url(teacher.name_or_path):
         return None
@@ -187,19 +187,19 @@ def load_teacher(
     trainer: Trainer,
     dtype: torch.dtype | None = None,
 ) -> Teacher | None:
-    """The teacher of a run of ``gspo fit``, made first where it has a cold start; None where there is none.
+    """Load the teacher of a ``gspo fit`` run, after its cold start if it has one; return None without a teacher.
 
     Args:
-        teacher: which one.
-        settings: of the policy.
-        policy: is trained; may be sharded.
-        objective: follows the teacher.
-        data: how the run asks, and how long rows may be.
-        trainer: knows the folder of all runs, and the strategy that shards the teacher, too.
-        dtype: of autocast in training; None: there is none.
+        teacher: settings of the teacher.
+        settings: settings of the policy.
+        policy: the trained policy; may be sharded.
+        objective: the objective that distils from the teacher.
+        data: provides the prompt format, and the longest row.
+        trainer: provides the folder of all runs, and the strategy that also shards the teacher.
+        dtype: dtype of autocast in training; None without autocast.
 
     Raises:
-        UserError: it cannot be made, loaded or reached, or its vocabulary is another one.
+        UserError: it cannot be made, loaded or reached, or has another vocabulary.
     """
     if teacher is None:
         return None
@@ -216,7 +216,7 @@ def load_teacher(
 
 
 def served_teacher(teacher: TeacherModel, policy: Policy) -> ServedTeacher:
-    """A server that has shown that it can be the teacher.
+    """Connect to a teacher on a server, and verify that it can serve as one.
 
     Raises:
         UserError: it cannot.
@@ -242,7 +242,7 @@ def _loaded(settings: ModelSettings) -> Policy:
 
 
 def _of_teacher(error: UserError) -> UserError:
-    """The same complaint, about the teacher."""
+    """Return the same error, with the teacher as its field."""
     named = FIELD if error.field == "model.name_or_path" else error.field
     return UserError(named, error.problem, fix=error.fix)
 
@@ -256,18 +256,18 @@ def local_teacher(
     dtype: torch.dtype | None = None,
     shard: Callable[[Policy], Policy] | None = None,
 ) -> LocalTeacher:
-    """A model that is loaded already, as the teacher.
+    """Wrap a loaded model as the teacher.
 
     Args:
         own: the teacher's weights.
-        policy: is trained.
+        policy: the trained policy.
         exact: compare whole distributions.
         longest: tokens that a row may have.
-        dtype: of autocast in training; None: there is none.
-        shard: spreads it over ranks.
+        dtype: dtype of autocast in training; None without autocast.
+        shard: shards the teacher over ranks.
 
     Raises:
-        UserError: it has other outputs than the policy, or cannot be asked exactly.
+        UserError: its outputs differ from the policy's, or it cannot compute exact log-probabilities.
     """
     check_outputs(policy, own, exact=exact)
     choose_layout(own, "auto", longest, policy.device, dtype)
@@ -277,17 +277,17 @@ def local_teacher(
 def teacher_of(
     teacher: PreTrainedModel | str | None, policy: Policy, objective: Objective, *, temperature: float, longest: int
 ) -> Teacher | None:
-    """The teacher of :class:`gspo_lightning.GSPOTrainer`.
+    """Return the teacher of :class:`gspo_lightning.GSPOTrainer`; None without one.
 
     Args:
-        teacher: a model of transformers, which is frozen and used as it is; a name, folder or URL; or none.
-        policy: is trained.
-        objective: follows it.
-        temperature: of the rollouts.
+        teacher: a model of transformers, which is frozen and used unchanged; a name, folder or URL; or None.
+        policy: the trained policy.
+        objective: the objective that distils from it.
+        temperature: temperature of the rollouts.
         longest: tokens that a row may have.
 
     Raises:
-        UserError: it cannot be used, or nothing follows it, or the objective follows one that is not there.
+        UserError: it cannot be used, the objective does not distil, or the objective distils but no teacher is given.
     """
     check_use(teacher is not None, objective, "teacher")
     if teacher is None:

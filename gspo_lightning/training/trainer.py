@@ -1,7 +1,7 @@
-"""GSPO as a function call: one line per step, any transformers model, the reward in the caller's own process.
+"""GSPOTrainer: GSPO as a function call, one line per step, with any transformers model and an in-process reward.
 
-The same policy, sampler, advantages, packing, objective and old policy as ``gspo fit``, without Lightning: for a
-notebook, or for a loop of your own. What ``gspo fit`` adds: several devices, killable reward workers, checkpoints that
+It uses the same policy, sampler, advantages, packing, objective and old policy as ``gspo fit``, without Lightning: for
+a notebook, or for a loop of your own. ``gspo fit`` adds several devices, killable reward workers, checkpoints that
 survive a kill, and a dashboard.
 """
 
@@ -73,11 +73,11 @@ log = logging.getLogger(__name__)
 class GSPOTrainer:
     """Trains a causal language model with GSPO (arXiv 2507.18071, Eq. 5 to 7), one :meth:`train_step` at a time.
 
-    Construction leaves every weight bit-identical, and dtype, train or eval mode and requires_grad as they are. What it
-    changes: every dropout and router jitter rate without effect in evaluation is set to 0, because dropout moves
-    a ratio by more than the clip range; rotary embeddings that follow the length of a call (longrope, dynamic) are
-    pinned to what the longest possible row needs; and the model is moved if ``config.device`` names another device.
-    Parameters that require no gradient (a frozen base under LoRA) are not trained.
+    Construction leaves every weight bit-identical, and dtype, train or eval mode and requires_grad as they are. It
+    makes three changes: every dropout and router jitter rate without effect in evaluation is set to 0, because dropout
+    moves a ratio by more than the clip range; rotary embeddings that follow the length of a call (longrope, dynamic)
+    are pinned to the length of the longest possible row; and the model is moved if ``config.device`` names another
+    device. Parameters that require no gradient (a frozen base under LoRA) are not trained.
 
     Args:
         model: any causal language model of transformers; trained in place.
@@ -85,28 +85,27 @@ class GSPOTrainer:
         config: settings; the default trains on policy with the paper's clip range.
         objective: another objective than GSPO with the config's clip range: its name (``"DAPO"``, those of ``gspo list
             objectives`` and of plug-ins), class, or an instance with its own settings.
-        advantages: what rewards are worth; None compares them within groups (``GroupNormalised``).
+        advantages: how advantages are computed; None compares rewards within groups (``GroupNormalised``).
         critic: learns the values that ``advantages=GAE()`` needs: ``ValueModel(lr=1e-5)`` copies the model as it is
             now.
-        teacher: followed by an objective with ``distill_coef`` (on-policy distillation): another model with the same
-            vocabulary, which is moved to the model's device and gets no gradients; or its name, folder, or the URL of
-            a server.
+        teacher: model that an objective with ``distill_coef`` distils from (on-policy distillation): another model
+            with the same vocabulary, which is moved to the model's device and gets no gradients; or its name, folder,
+            or the URL of a server.
 
     Attributes:
-        policy: the model as the rest of this package sees it.
+        policy: the model, as a policy of this package.
         optimizer: AdamW; its learning rate may be changed between steps. A critic's changes in the same proportion,
-            once the policy learns: ``critic.warming`` says that the policy waited in the last step, which is none for
-            a schedule.
+            once the policy learns: if ``critic.warming`` is true, the policy waited in the last step, which a
+            schedule should not count.
         rollouts: the source of responses.
         iteration: steps begun so far. Part of every random draw: each step draws anew, and the same model, seed,
             iteration and queries draw the same responses again. Set it to continue where another trainer stopped.
-        examples: prompt, completion, reward, advantage ... of some responses of the last step, to look at.
+        examples: prompt, completion, reward, advantage ... of some responses of the last step, for inspection.
 
     Raises:
         UserError: the model is not a causal language model of transformers, is in float16, has nothing to train,
             computes its logits in an unknown way, or gives a row other log-probabilities beside other rows, or sampled
-            token by
-            token, than alone; no token could end a response; or several processes are running.
+            token by token, than alone; no token could end a response; or several processes are running.
 
     >>> from gspo_lightning.policy.tiny import build_tiny_model, character_tokenizer
     >>> model, tokenizer = build_tiny_model("tiny-qwen3", seed=0), character_tokenizer()
@@ -179,27 +178,28 @@ class GSPOTrainer:
     ) -> dict[str, float]:
         """Sample ``group_size`` responses to each query, reward them, and make ``minibatches * epochs`` updates.
 
-        If all rewards of every group are equal there is nothing to learn from, and only momentum moves weights. A
-        loss of 0 is not a sign of that: in every first update all ratios are 1, and the loss is minus the mean
-        advantage of the mini-batch, 0 over whole groups.
+        If all rewards of every group are equal there is nothing to learn from, and only momentum moves weights. A loss
+        of 0 does not indicate that: in every first update all ratios are 1, and the loss is minus the mean advantage of
+        the mini-batch, 0 over whole groups.
 
         Args:
             queries: P texts, or P records (``{"prompt": "1+1=", "answer": "2"}``); each may occur more than once.
-            reward_function: called in this process for each response, as text without special tokens, in order. With
-                texts it gets query and response by position. With records its arguments are filled by name: ``query``
-                (or ``prompt``), ``response`` (or ``completion``), ``completion_ids``, ``truncated``, and any column. A
-                :class:`~gspo_lightning.rewards.Reward` works, too; a function of TRL's goes through ``FunctionReward``.
-                Its exceptions reach the caller, and no weight has changed then. None follows the teacher alone.
+            reward_function: called in this process for each response, as text without special tokens, in order.
+                With texts it gets query and response by position. With records its arguments are filled by name:
+                ``query`` (or ``prompt``), ``response`` (or ``completion``), ``completion_ids``, ``truncated``, and any
+                column. A :class:`~gspo_lightning.rewards.Reward` works, too; a TRL function works through
+                ``FunctionReward``. Its exceptions reach the caller, and no weight has changed then. None trains on the
+                teacher alone.
 
         Returns:
-            Statistics under the tags of docs/metrics.md: ``reward/*`` and ``response/*`` of the step's P * G responses;
-            ``ratio/*``, ``clip/*``, ``kl/*`` and ``policy/entropy`` over all its updates; ``loss``,
-            ``optim/gradient_norm``, ``data/*`` and ``time/update_s`` are means over its updates.
+            Statistics under the tags of docs/metrics.md: ``reward/*`` and ``response/*`` of the step's P * G
+                responses; ``ratio/*``, ``clip/*``, ``kl/*`` and ``policy/entropy`` over all its updates; ``loss``,
+                ``optim/gradient_norm``, ``data/*`` and ``time/update_s`` are means over its updates.
 
         Raises:
-            UserError: queries that are no list of texts, do not fit or cannot be cut into mini-batches; a reward that
-                is not a finite number (names the query); a gradient that is not finite. No weight has changed then
-                (in the last case: none in the update that is refused).
+            UserError: queries that are no list of texts, do not fit or cannot be cut into mini-batches; a reward
+                that is not a finite number (names the query); a gradient that is not finite. No weight has changed then
+                (in the last case: none in the refused update).
         """
         records = records_of(queries)
         if len(records) % self.config.minibatches:
@@ -229,7 +229,7 @@ class GSPOTrainer:
         return statistics | self._means(statistics["loss"], norm, seconds, trained)
 
     def _means(self, loss: float, norm: float, seconds: float, trained: Sequence[MiniBatch]) -> dict[str, float]:
-        """Over the updates of a step, from sums over them."""
+        """Return means over the updates of a step, from sums over them."""
         updates, tokens = len(trained), sum(b.num_tokens for b in trained)
         return {
             "loss": loss / updates,
@@ -243,20 +243,20 @@ class GSPOTrainer:
 
     @property
     def device(self) -> torch.device:
-        """Of the policy."""
+        """Device of the policy."""
         return self.policy.device
 
     @property
     def lr_factor(self) -> float:
-        """The optimizer's learning rate now, as a share of ``config.learning_rate``."""
+        """The optimizer's current learning rate divided by ``config.learning_rate``."""
         return lr_factor(self.optimizer)
 
     def forward_context(self) -> AbstractContextManager[None]:
-        """Nothing: the caller decides about autocast."""
+        """Return an empty context: the caller decides about autocast."""
         return contextlib.nullcontext()
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Model, tokenizer and generation config in transformers format.
+        """Save model, tokenizer and generation config in transformers format.
 
         Args:
             folder: made if it does not exist.
@@ -305,7 +305,7 @@ class GSPOTrainer:
         return metrics.compute()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a later process needs to go on exactly where this one stands: tensors and plain values.
+        """Return tensors and plain values from which a later process continues exactly.
 
         ``torch.save(trainer.state_dict(), path)``; then, on a trainer with the same model class, tokenizer, config and
         objective, ``trainer.load_state_dict(torch.load(path, weights_only=True))``.
@@ -323,11 +323,10 @@ class GSPOTrainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`: the steps that follow are those that would have followed there.
+        """Restore the state of :meth:`state_dict`; the steps that follow are those of the uninterrupted trainer.
 
         Raises:
-            UserError: it is the state of a trainer with a reference policy or a critic, and this one has none, or the
-                reverse.
+            UserError: only one of the two trainers has a reference policy or a critic.
         """
         if (state["reference"] is None) != (self.reference is None):
             raise UserError("state", "is of an objective with another kl_coef", fix="give the same objective")
@@ -346,7 +345,7 @@ class GSPOTrainer:
     def _scorer(
         self, queries: Sequence[Query], records: list[dict[str, Any]], reward: RewardFunction | Reward | None
     ) -> Scorer:
-        """Of a training step, where a teacher may be all there is to follow."""
+        """Return the scorer of a training step; with a teacher, rewards may be left out."""
         if reward is not None:
             return Caller.of(queries, records, reward)
         if self.teacher is None:
@@ -357,7 +356,7 @@ class GSPOTrainer:
         return Unrewarded()
 
     def _read(self, records: list[dict[str, Any]]) -> list[Prompt]:
-        """Checked and encoded queries, in order; ids are their positions."""
+        """Return the queries, checked and encoded, in order; ids are their positions."""
         return encode_queries(records, self._reading_tokenizer, *self._prompt_limit())
 
     def _prompt_limit(self) -> tuple[int, str]:
@@ -365,7 +364,7 @@ class GSPOTrainer:
         return prompt_limit(self.config, getattr(text, "max_position_embeddings", None))
 
     def _iteration(self, prompts: list[Prompt], rewards: Scorer) -> Iteration:
-        """The iteration of a step: as in ``gspo fit``, on these prompts and with the caller's rewards."""
+        """Return the iteration of a step, as in ``gspo fit``, with these prompts and the caller's rewards."""
         config, settings = self.config, self._settings(len(prompts))
         respond = Responder(self.rollouts, rewards, config.group_size, config.seed, Purpose.TRAIN_SAMPLING)
         budget = config.max_tokens_per_micro_batch
@@ -388,7 +387,7 @@ class GSPOTrainer:
         )
 
     def _update(self, batch: MiniBatch, sums: MetricSums) -> float:
-        """One optimizer step on a mini-batch; returns the gradient norm before clipping."""
+        """Make one optimizer step on a mini-batch; return the gradient norm before clipping."""
         self.optimizer.zero_grad(set_to_none=True)
         temperature = self.config.temperature
         terms = LossTerms(self.policy, self.old_policy, self.objective, temperature, teacher=self.teacher)

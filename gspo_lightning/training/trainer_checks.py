@@ -1,4 +1,4 @@
-"""Lightning's own options and callbacks: what cannot mean here what it means elsewhere is refused.
+"""Refuse Lightning options and callbacks whose meaning would differ in this package.
 
 docs/lightning.md lists them all.
 """
@@ -78,18 +78,18 @@ _REFUSED: tuple[tuple[type[Callback], str, str], ...] = (
         "leave it out: the run saves after every iteration and when it is interrupted (LastCheckpoint)",
     ),
 )
-"""Callback, why not, and what instead."""
+"""Callback, reason, and alternative."""
 
 _HIGHER = ("reward/mean", "reward/parts/<name>", "val/accuracy", "val/pass@<k>", "val/reward")
-"""Metrics of which more is better."""
+"""Metrics for which higher is better."""
 
 
 def iterations(trainer: Trainer, updates: int) -> int | None:
-    """How many iterations a run has by ``max_epochs`` and ``max_steps``; None if neither ends it.
+    """Return the number of iterations that ``max_epochs`` and ``max_steps`` allow; None if neither is set.
 
     Args:
-        trainer: of the run.
-        updates: of an iteration.
+        trainer: the run's trainer.
+        updates: updates per iteration.
     """
     limits = []
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
@@ -100,7 +100,9 @@ def iterations(trainer: Trainer, updates: int) -> int | None:
 
 
 def check_accumulation(trainer: Trainer) -> None:
-    """One batch is one optimizer step; also asked before every update, because callbacks may change it.
+    """Refuse gradient accumulation: one batch is one optimizer step.
+
+    Also called before every update, because callbacks may change the setting.
 
     Raises:
         UserError: gradients of several batches would be added up.
@@ -114,12 +116,12 @@ def check_accumulation(trainer: Trainer) -> None:
 
 
 def check_trainer(data: PromptDataModule, level: Level, trainer: Trainer) -> None:
-    """Options and callbacks of Lightning's that would change what an iteration is, or do nothing.
+    """Refuse Lightning options and callbacks that would change what an iteration is, or have no effect.
 
     ``level`` is ``model.metrics``.
 
     Raises:
-        UserError: with what to use instead.
+        UserError: with the alternative to use.
     """
     check_accumulation(trainer)
     _check_evaluations(trainer)
@@ -148,7 +150,7 @@ def _check_evaluations(trainer: Trainer) -> None:
 
 
 def _check_limits(data: PromptDataModule, trainer: Trainer) -> None:
-    """A run of whole iterations, evaluated on the same prompts every time."""
+    """Check that a run has whole iterations, and evaluates on the same prompts every time."""
     if trainer.overfit_batches:
         raise UserError(
             "trainer.overfit_batches",
@@ -205,23 +207,23 @@ def _check_callback(callback: Any, data: PromptDataModule, level: Level) -> None
 
 
 def monitored(trainer: Trainer) -> set[str]:
-    """The metrics that callbacks and schedules of this run watch."""
+    """Return the metrics that callbacks and schedulers of this run monitor."""
     callbacks = {getattr(callback, "monitor", None) for callback in trainer.callbacks}
     return {name for name in (*callbacks, *(c.monitor for c in trainer.lr_scheduler_configs)) if name is not None}
 
 
 def check_monitor(field: str, monitor: str, mode: str, data: PromptDataModule, level: Level) -> None:
-    """What a callback or a schedule watches is measured in this run, and is watched the right way round.
+    """Check that a monitored metric is measured in this run, and that its mode is right.
 
     Args:
-        field: where it was set.
+        field: the setting, for messages.
         monitor: the tag of a metric (docs/metrics.md).
         mode: ``min`` or ``max``.
-        data: says whether and how there are evaluations.
+        data: provides the settings of evaluations.
         level: ``model.metrics``.
 
     Raises:
-        UserError: it is no metric, is not measured here, or is better the other way round.
+        UserError: it is no metric, is not measured here, or has the wrong mode.
     """
     spec = lookup(monitor)
     if spec is None or spec.kind != "scalar":
@@ -242,10 +244,10 @@ def check_monitor(field: str, monitor: str, mode: str, data: PromptDataModule, l
 
 
 def check_measured(trainer: Trainer, values: Mapping[str, float]) -> None:
-    """After the first update: what is watched of updates is among what was measured.
+    """Check, after the first update, that monitored metrics of updates were measured.
 
     Raises:
-        UserError: it is not.
+        UserError: one was not.
     """
     for name in monitored(trainer):
         if not name.startswith("val/") and name not in values:

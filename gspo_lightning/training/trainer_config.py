@@ -1,4 +1,4 @@
-"""The settings of :class:`gspo_lightning.GSPOTrainer`."""
+"""Settings of :class:`gspo_lightning.GSPOTrainer`."""
 
 from __future__ import annotations
 
@@ -34,40 +34,41 @@ class GSPOConfig:
     """
 
     learning_rate: float = 1e-6
-    """Of AdamW, constant, > 0. 1e-6 is usual for models of billions of parameters (the default of TRL and verl); tiny
-    models need 1e-4 or more."""
+    """Learning rate of AdamW, constant, > 0. 1e-6 is usual for models of billions of parameters (the default of TRL and
+    verl); tiny models need 1e-4 or more."""
     left_clip_range: float = 3e-4
-    """The ratio of a sequence is clipped below 1 - this where its advantage is negative, in [0, 1). The paper's."""
+    """Sequence ratios are clipped below 1 - this if the advantage is negative, in [0, 1). Default from the paper."""
     right_clip_range: float = 4e-4
-    """The ratio of a sequence is clipped above 1 + this where its advantage is positive, >= 0. The paper's."""
+    """Sequence ratios are clipped above 1 + this if the advantage is positive, >= 0. Default from the paper."""
     group_size: int = 4
-    """Responses per query, at least 2, since each is compared with its group. More means less noise."""
+    """Responses per query, at least 2, since each is compared with its group. A larger group reduces noise."""
     max_response_tokens: int = 256
     """Longer responses are cut and rewarded like the others."""
     max_prompt_tokens: int | None = None
-    """Longer queries are refused, chat template included, never cut. None: the rest of the model's context."""
+    """Largest length of a query, chat template included; longer ones are refused, never cut. None: the rest of the
+    model's context."""
     temperature: float = 1.0
-    """Of sampling and of every log-probability, > 0. At 1 the model itself is trained."""
+    """Temperature of sampling and of every log-probability, > 0. At 1 the model itself is trained."""
     minibatches: int = 1
     """Optimizer steps per pass over the responses of a step; divides the number of queries. With 1 (and 1 epoch) every
     ratio is 1 and nothing can be clipped; the paper uses 4."""
     deal: Deal = DEFAULT_DEAL
-    """Which responses a mini-batch has: ``stratified`` (equal parts of every group), ``shuffled`` (a random permutation
-    of all) or ``groups`` (whole groups)."""
+    """How responses are dealt to mini-batches: ``stratified`` (equal parts of every group), ``shuffled`` (a random
+    permutation of all) or ``groups`` (whole groups)."""
     epochs: int = 1
     """Passes over the responses of a step."""
     gradient_clip: float | None = 1.0
     """Largest gradient norm, > 0; None switches clipping off."""
     weight_decay: float = 0.0
-    """Of AdamW, >= 0. 0: decay would change the policy even where rewards are equal."""
+    """Weight decay of AdamW, >= 0. Default 0: decay would change the policy even if rewards are equal."""
     max_tokens_per_micro_batch: int = 16384
     """Tokens, padding included, in one forward pass of training; changes memory, not results."""
     max_rows: int = 512
-    """Responses that are generated at the same time; changes memory, not results."""
+    """Responses generated at the same time; changes memory, not results."""
     seed: int = 0
-    """Of all random draws."""
+    """Seed of all random draws."""
     device: str | torch.device | None = None
-    """To train on; None: the model's device."""
+    """Device to train on; None: the model's device."""
     use_chat_template: bool = True
     """Queries become user messages if the tokenizer has a chat template; False: they are encoded as they are."""
 
@@ -95,7 +96,7 @@ class GSPOConfig:
 
 
 def prompt_limit(config: GSPOConfig, context: int | None) -> tuple[int, str]:
-    """Tokens that a prompt may have, and which setting says so.
+    """Return the number of tokens that a prompt may have, and the setting that determines it.
 
     Args:
         config: of the trainer.
@@ -114,11 +115,11 @@ def prompt_limit(config: GSPOConfig, context: int | None) -> tuple[int, str]:
 
 
 def objective_of(given: Objective | type[Objective] | str | None, config: GSPOConfig) -> Objective:
-    """The objective of a trainer: GSPO with the config's clip range, or another one with its own.
+    """Return the objective of a trainer: GSPO with the config's clip range, or a given one with its own.
 
     Raises:
-        UserError: no objective of that name, one that cannot be made without arguments, or a clip range in the config
-            beside an objective that has its own.
+        UserError: no objective of that name, one that needs arguments, or a clip range in the config beside an
+            objective that has its own.
 
     >>> objective_of("DAPO", GSPOConfig()).clip_high
     0.28
