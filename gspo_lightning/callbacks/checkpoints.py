@@ -50,8 +50,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
-        """Save, unless the checkpoint has a NaN or infinity. Ctrl-C leaves the old file, or the new one and its
-        manifest.
+        """Save a checkpoint, and refuse one with a NaN or infinity.
+
+        Ctrl-C leaves the old file, or the new one with its manifest.
 
         Args:
             checkpoint: tensors and primitives.

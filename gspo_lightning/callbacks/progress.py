@@ -1,4 +1,4 @@
-"""One progress bar for the whole run: reward, held-out accuracy (or mean reward), clip fraction, response length."""
+"""Progress bar of a run: reward, held-out accuracy (or mean reward), clip fraction, response length."""
 
 from __future__ import annotations
 

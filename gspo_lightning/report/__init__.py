@@ -1,1 +1,1 @@
-"""The report of a run: read from its folder, judged, and drawn."""
+"""Report of a run: read from its folder, judged, and drawn."""

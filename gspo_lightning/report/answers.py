@@ -1,4 +1,4 @@
-"""The same held-out prompts with their answers at every evaluation: ``held_out_answers.jsonl`` of a run folder."""
+"""Read and write ``held_out_answers.jsonl``: answers to the same held-out prompts at every evaluation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["ANSWERS", "AnswersFile", "read_answers"]
 
 ANSWERS = "held_out_answers.jsonl"
 Row = Mapping[str, Any]
-"""``update`` (optimizer steps so far), ``id``, ``prompt``, ``answer``, ``completion``, ``reward``, ``tokens``,
+"""Keys: ``update`` (optimizer steps so far), ``id``, ``prompt``, ``answer``, ``completion``, ``reward``, ``tokens``,
 ``finish``."""
 
 
 def read_answers(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a run, in the order of their updates; a line that a killed run has left half written is left out."""
+    """Return the rows of a run, ordered by update; a half-written line of a killed run is left out."""
     file = folder / ANSWERS
     found = []
     for line in file.read_bytes().splitlines() if file.is_file() else ():
@@ -29,10 +29,10 @@ def read_answers(folder: Path) -> list[dict[str, Any]]:
 
 
 class AnswersFile:
-    """Rows at the end of the file; those of an evaluation that is made once more take the place of the old ones.
+    """Appends rows to the file; a repeated evaluation replaces its old rows.
 
     Args:
-        folder: of the run.
+        folder: the run folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +40,7 @@ class AnswersFile:
         self._last = max((row["update"] for row in read_answers(folder)), default=-1)
 
     def add(self, update: int, rows: Sequence[Row]) -> None:
-        """The answers of the evaluation after so many updates."""
+        """Add the answers of the evaluation after this update."""
         if update <= self._last:
             self.cut(update)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ class AnswersFile:
         self._last = update
 
     def cut(self, first: int) -> None:
-        """Forget evaluations from this update on; a resumed run makes them again."""
+        """Drop evaluations from this update on; a resumed run repeats them."""
         from gspo_lightning.resume.files import write_text  # torch comes with it, and who only reads needs none
 
         if (self.folder / ANSWERS).exists():

@@ -1,4 +1,4 @@
-"""What is wrong with an event file, which TensorBoard's reader does not say: it stops where it cannot go on."""
+"""Find damage in event files, which TensorBoard's reader does not report: it stops there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LENGTH, _CRC = 8, 4
 
 
 def records(file: Path) -> tuple[list[tuple[int, int]], int]:
-    """(start, bytes) of the records that are whole, told from their lengths alone; and where the last one ends."""
+    """Return (start, bytes) of the whole records, found by their lengths alone, and the end of the last one."""
     found, at, size = [], 0, file.stat().st_size
     with open(file, "rb") as stream:
         while at + _LENGTH + _CRC <= size:
@@ -30,7 +30,7 @@ def records(file: Path) -> tuple[list[tuple[int, int]], int]:
 
 
 def problem_of(file: Path) -> str | None:
-    """What a note says about it; None if its records are whole, as far as their lengths tell."""
+    """Return a description of damage; None if the records are whole, as far as their lengths tell."""
     size = file.stat().st_size
     if size == 0:
         return f"{file.name} is empty"
@@ -50,7 +50,7 @@ def problem_of(file: Path) -> str | None:
 
 
 def last_scalar(file: Path) -> tuple[str, int] | None:
-    """Tag and step of the last scalar in it."""
+    """Return tag and step of the last scalar in the file."""
     for place in reversed(records(file)[0]):
         event = _event(file, *place)
         for value in event.summary.value:
@@ -60,7 +60,7 @@ def last_scalar(file: Path) -> tuple[str, int] | None:
 
 
 def _event(file: Path, start: int, length: int) -> Event:
-    """A record; an empty one where it cannot be read."""
+    """Return a record; an empty one if it cannot be read."""
     with open(file, "rb") as stream:
         stream.seek(start)
         try:

@@ -1,4 +1,4 @@
-"""Draws the curves of one or several runs: one colour per run, the same panels for all."""
+"""Draw the curves of one or several runs: one colour per run, the same panels for all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["draw"]
 
 
 def draw(runs: Sequence[Run]) -> Figure:
-    """The picture of a report; touches no global state of matplotlib."""
+    """Draw the picture of a report; touches no global state of matplotlib."""
     extra = [panel for panel in EXTRA if any(panel.tag in run.scalars for run in runs)][:4]
     rows = 4 if extra else 3
     figure = Figure(figsize=(15, 9.4 if rows == 3 else 12.2), dpi=120, facecolor="white")

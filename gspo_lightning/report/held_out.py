@@ -1,4 +1,4 @@
-"""What an evaluation is shown by: its accuracy, or its mean reward where the reward says more than right or wrong."""
+"""Headline metric of an evaluation: accuracy, or mean reward for rewards beyond right and wrong."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ACCURACY, REWARD = "val/accuracy", "val/reward"
 
 
 def shown_by(evaluations: Iterable[Mapping[str, float]], *, named: bool) -> Shown:
-    """``accuracy`` where all values of the accuracy reward were in [0, 1], or where a config names that reward.
+    """Return ``accuracy`` if all scores of the accuracy reward were in [0, 1], or if a config names that reward.
 
     Args:
-        evaluations: ``val/<name>`` -> value, one mapping an evaluation. Older runs have no lowest and highest score.
-        named: whether ``data.evaluation.accuracy_reward`` says that this reward decides what is correct.
+        evaluations: ``val/<name>`` -> value, one mapping per evaluation. Older runs have no lowest and highest score.
+        named: True if ``data.evaluation.accuracy_reward`` names the reward that decides what is correct.
 
     >>> shown_by([{"val/accuracy": 0.0, "val/lowest_score": -2.0, "val/highest_score": 0.5}], named=False)
     'mean reward'

@@ -1,4 +1,4 @@
-"""The large panel of the picture: reward and accuracy over the updates."""
+"""Draw the large panel of the picture: reward and accuracy over the updates."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = ["MARKS", "REWARD", "draw_learning"]
 
 REWARD = "reward/mean"
 MARKS = 25
-"""More evaluations than this are a line, without a mark on each."""
+"""Largest number of evaluations that are marked; more are a line."""
 
 
 def draw_learning(figure: Figure, place: Any, lines: Sequence[Line]) -> None:
-    """Together for one run where both are fractions, else one above the other."""
+    """Draw reward and accuracy in one panel if there is one run and both are fractions, else one above the other."""
     rewards = [s for line in lines if (s := line.run.get(REWARD)) is not None]
     fractions = all(s.values.min() >= 0 and s.values.max() <= 1 for s in rewards)
     correct = all(line.run.shown_by == "accuracy" for line in lines)

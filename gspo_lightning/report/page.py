@@ -1,4 +1,4 @@
-"""The report of runs as a page beside a picture."""
+"""Write the report of runs: a Markdown page beside a picture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["PAGE", "PICTURE", "page", "read_runs", "write_report", "write_runs"]
 
 PICTURE, PAGE = "report.png", "report.md"
 EVALUATIONS = 5
-"""Columns of the answers over time."""
+"""Largest number of evaluation columns in the table of answers over time."""
 
 
 def write_report(run_dirs: Sequence[Path], out: Path, scalars: Scalars | None = None) -> Path:
@@ -33,7 +33,7 @@ def write_report(run_dirs: Sequence[Path], out: Path, scalars: Scalars | None = 
     Args:
         run_dirs: one run folder, or several to draw side by side.
         out: the folder to write into, made if missing.
-        scalars: the numbers of the run, of one, where they are in memory.
+        scalars: the numbers of a single run, if they are in memory.
 
     Returns:
         The path of the picture.
@@ -45,10 +45,10 @@ def write_report(run_dirs: Sequence[Path], out: Path, scalars: Scalars | None = 
 
 
 def read_runs(run_dirs: Sequence[Path], scalars: Scalars | None = None) -> list[Run]:
-    """Each folder once, with a label that tells it from the others; ``scalars`` as for :func:`write_report`.
+    """Read each folder once, and give each run a distinct label; ``scalars`` as for :func:`write_report`.
 
     Raises:
-        UserError: no folder, or one that is not a run.
+        UserError: no folder is given, or one is not a run.
     """
     unique = list({Path(d).resolve(): Path(d) for d in run_dirs}.values())
     if not unique:
@@ -60,7 +60,7 @@ def read_runs(run_dirs: Sequence[Path], scalars: Scalars | None = None) -> list[
 
 
 def write_runs(runs: Sequence[Run], out: Path) -> Path:
-    """As :func:`write_report`, of runs that were read."""
+    """Write the report of runs that were already read; see :func:`write_report`."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         save(draw(runs), out / PICTURE)
@@ -75,7 +75,7 @@ def write_runs(runs: Sequence[Run], out: Path) -> Path:
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The Markdown page."""
+    """Return the Markdown page."""
     one = len(runs) == 1
     title = f"{runs[0].objective}, seed {runs[0].seed}" if one else " / ".join(run.label for run in runs)
     lines = [f"# {cell(title)}", ""]
@@ -122,7 +122,7 @@ def _examples_of(run: Run) -> list[dict[str, Any]]:
 def _answers_table(
     run: Run, names: Sequence[str], asked: Sequence[Mapping[str, Any]], rows: Sequence[Sequence[str]]
 ) -> list[str]:
-    """With a first column for the pictures of what was asked, where anything was asked with pictures."""
+    """Return a table of answers, with a first column for pictures if any prompt has pictures."""
     pictures = [picture_cell(run.folder, one) for one in asked]
     if any(picture.strip() for picture in pictures):
         names = ("pictures", *names)
@@ -132,7 +132,7 @@ def _answers_table(
 
 
 def _over_time(run: Run, suffix: str) -> list[str]:
-    """The answers to the same held-out prompts, a column an evaluation; of many evaluations some, evenly spaced."""
+    """Return the answers to the same held-out prompts, one column per evaluation; at most 5, evenly spaced."""
     rows = read_answers(run.folder)
     updates = sorted({row["update"] for row in rows})
     if len(updates) < 2:

@@ -1,4 +1,4 @@
-"""The small panels of the picture: one curve of a run each."""
+"""Draw the small panels of the picture, one metric each."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from gspo_lightning.report.style import (
 __all__ = ["EXTRA", "PANELS", "PLACES", "WIDE", "Panel", "draw_panel"]
 
 WIDE = 30.0
-"""Runs whose medians differ by more than this factor share a logarithmic axis: on a linear one the lower is a 0."""
+"""Runs share a logarithmic axis if their medians differ by more than this factor: a linear one shows the lower as 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One small panel. ``whole``: the axis shows the whole range of a fraction, 0 to 1."""
+    """A small panel. ``whole``: the axis shows the whole range of a fraction, 0 to 1."""
 
     tag: str
     title: str
@@ -57,13 +57,13 @@ EXTRA = (
     Panel("response/repetition", "Repetition", "fraction of 4-grams"),
     Panel("noise/sampler_sequence_gap", "Sampler against trainer", "nats per token"),
 )
-"""A fourth row: the first four of these that a run logs."""
+"""Panels of a fourth row: the first four of these that a run logs."""
 PLACES = ((0, 2), (0, 3), (1, 2), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3))
 """Row and column of each panel."""
 
 
 def draw_panel(axes: Any, panel: Panel, lines: Sequence[Line]) -> None:
-    """The curve of every run that logs it; the others are named."""
+    """Draw the curve of every run that logs the metric; name the others."""
     dress(axes, panel.title, panel.unit, lines)
     drawn = [(line, series) for line in lines if (series := line.run.get(panel.tag)) is not None]
     if not drawn:
@@ -95,7 +95,7 @@ def _spread_wide(drawn: Sequence[Series]) -> bool:
 
 
 def _mark_largest(axes: Any, drawn: Sequence[tuple[Line, Series]]) -> None:
-    """A dot on the largest norm of each run, and the norm to which all runs clip."""
+    """Mark the largest norm of each run with a dot, and the norm to which all runs clip with a line."""
     for line, series in drawn:
         at = int(series.values.argmax())
         largest, median = float(series.values[at]), float(np.median(series.values))

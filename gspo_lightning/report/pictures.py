@@ -1,4 +1,4 @@
-"""Thumbnails of prompts' pictures beside the answers: ``pictures/`` of a run folder, named by hash."""
+"""Store and show thumbnails of prompts' pictures: ``pictures/`` of a run folder, named by hash."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 def thumbnail_file(sha256: str) -> str:
-    """Where the thumbnail of a picture lies in a run folder."""
+    """Return the path of a picture's thumbnail, relative to the run folder."""
     return f"{FOLDER}/{sha256[:32]}.png"
 
 
 def keep_thumbnails(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write thumbnails (hash of a picture -> PNG) that a run folder does not have yet, each whole or not at all."""
+    """Write thumbnails (hash of a picture -> PNG) that the run folder lacks, each atomically."""
     for sha256, data in files.items():
         target = folder / thumbnail_file(sha256)
         if not target.exists():
@@ -34,12 +34,12 @@ def keep_thumbnails(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def picture_cell(folder: Path, row: Mapping[str, Any]) -> str:
-    """Markdown that shows the thumbnails of a row's pictures from beside the page; how many are not shown.
+    """Return Markdown that shows the thumbnails of a row's pictures, and the number of those not shown.
 
     Args:
-        folder: of the run.
-        row: with ``pictures``, hashes. They come from a file: whatever is not a hash, or has no thumbnail, is counted
-            and not shown.
+        folder: the run folder, beside the page.
+        row: holds hashes under ``pictures``. They come from a file: an entry that is not a hash, or has no thumbnail,
+            is counted and not shown.
     """
     known = _known(row.get("pictures"))
     shown = [name for name in known if (folder / thumbnail_file(name)).is_file()]
@@ -49,7 +49,7 @@ def picture_cell(folder: Path, row: Mapping[str, Any]) -> str:
 
 
 def copy_thumbnails(folder: Path, rows: Sequence[Mapping[str, Any]], out: Path) -> None:
-    """Take the thumbnails of some rows along to a report that is written elsewhere."""
+    """Copy the thumbnails of some rows to a report that is written elsewhere."""
     for row in rows if out.resolve() != folder.resolve() else ():
         for name in _known(row.get("pictures")):
             source, target = folder / thumbnail_file(name), out / thumbnail_file(name)

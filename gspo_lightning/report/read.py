@@ -1,4 +1,4 @@
-"""A run read from its folder: event files, summary, config and alarms, whatever a killed run has left of them."""
+"""Read a run from its folder: scalars, summary, config and alarms, also if it was killed."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ __all__ = ["ALARMS", "CONFIG", "EVENTS", "SEARCH_DEPTH", "SEARCH_FOLDERS", "SUMM
 EVENTS, SUMMARY, CONFIG, ALARMS = "events.out.tfevents.", "summary.json", "config.yaml", "alarms.json"
 NONE = Series(np.array([], dtype=np.int64), np.array([]))
 SEARCH_DEPTH, SEARCH_FOLDERS = 4, 2000
-"""How far below a wrong folder run folders are looked for, in levels and in folders."""
+"""Limits of the search for run folders below a wrong folder, in levels and in folders."""
 
 
 def read_run(folder: Path, scalars: Scalars | None = None) -> Run:
-    """Everything that can be read of a run.
+    """Read all that is left of a run.
 
     Args:
-        folder: of the run.
-        scalars: its numbers, where they are in memory; else they are read, from event files where there is no other
-            file of them.
+        folder: the run folder.
+        scalars: its numbers, if they are in memory; else they are read from their file, or from event files.
 
     Raises:
-        UserError: the folder is not there, or has neither event files nor a summary; run folders below are named.
+        UserError: the folder does not exist, or has neither event files nor a summary; run folders below are named.
     """
     _check(folder)
     run = Run(folder)
@@ -93,7 +92,7 @@ def _runs_below(top: Path) -> Iterator[Path]:
 
 
 def read_events(run: Run) -> None:
-    """Fill in the scalars of event files, and when the first and the last of them were written."""
+    """Fill in the scalars of event files, and the times of the first and the last event."""
     files = sorted(run.folder.glob(f"{EVENTS}*"))
     last = last_scalar(files[-1]) if files else None  # before it grows
     accumulator = EventAccumulator(str(run.folder), size_guidance={"scalars": 0, "histograms": 1, "tensors": 1})
@@ -115,7 +114,7 @@ def read_events(run: Run) -> None:
 
 
 def _say_what_is_damaged(run: Run, files: Sequence[Path], last: tuple[str, int] | None) -> None:
-    """The reader passes over it in silence: in its eyes a file ends where it is damaged."""
+    """Report damage: TensorBoard's reader takes it silently for the end of the file."""
     found = [problem for file in files if (problem := problem_of(file)) is not None]
     if not run.scalars and not (run.folder / SUMMARY).is_file() and any(NO_EVENTS in problem for problem in found):
         raise UserError("gspo report", f"{run.folder}: {'; '.join(found)}", fix="give the folder of a run")
@@ -128,7 +127,7 @@ def _say_what_is_damaged(run: Run, files: Sequence[Path], last: tuple[str, int] 
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Resumed runs overlap by design; the reader warns about every one of them."""
+    """Silence TensorBoard: it warns about resumed runs, which overlap by design."""
     logger = logging.getLogger("tensorboard")
     level = logger.level
     logger.setLevel(logging.ERROR)

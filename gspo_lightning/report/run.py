@@ -1,4 +1,4 @@
-"""A run as a report knows it: curves, summary, config and alarms, and what can be said from them."""
+"""Run: curves, summary, config and alarms of a run, and values derived from them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["Run", "Series", "labels", "number"]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One scalar over updates: ``steps`` [K] ascending without repeats, ``values`` [K], which may be not finite."""
+    """A scalar over updates: ``steps`` [K] ascending without repeats, ``values`` [K], which may not be finite."""
 
     steps: NDArray[np.int64]
     values: NDArray[np.float64]
 
     @property
     def finite(self) -> Series:
-        """Only what is finite."""
+        """The finite values only."""
         keep = np.isfinite(self.values)
         return Series(self.steps[keep], self.values[keep])
 
@@ -37,9 +37,9 @@ class Series:
 
 @dataclass(slots=True)
 class Run:
-    """What is known about a run. ``problems`` says in words what is not, ``label`` tells it from the others.
+    """All data of a run. ``problems`` describes missing data, ``label`` tells the run from others.
 
-    ``finished`` says whether it came to its end and wrote its summary.
+    ``finished`` is True if the run reached its end and wrote its summary.
     """
 
     folder: Path
@@ -47,7 +47,7 @@ class Run:
     summary: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
     alarms: list[dict[str, Any]] = field(default_factory=list)
-    """Signatures of collapse that were recognised: ``signature``, ``since``, ``update``, ``what``, ``action`` ..."""
+    """Collapse signatures that were recognised: ``signature``, ``since``, ``update``, ``what``, ``action`` ..."""
     started: float | None = None
     last_event: float | None = None
     problems: list[str] = field(default_factory=list)
@@ -55,25 +55,25 @@ class Run:
     finished: bool = False
 
     def get(self, tag: str) -> Series | None:
-        """The finite part of a scalar, or None where nothing of it was logged."""
+        """Return the finite part of a scalar; None if nothing of it was logged."""
         series = self.scalars.get(tag)
         return finite if series is not None and len(finite := series.finite) else None
 
     @property
     def objective(self) -> str:
-        """Its class name, or ``unknown objective``."""
+        """Class name of the objective, or ``unknown objective``."""
         written = self.summary.get("objective") or self.setting("model", "objective", "class_path")
         return str(written).rsplit(".", 1)[-1] if written else "unknown objective"
 
     @property
     def seed(self) -> str:
-        """As written, or ``?``."""
+        """The seed as written, or ``?``."""
         found = self.summary.get("seed", self.config.get("seed_everything"))
         return "?" if found is None else str(found)
 
     @property
     def kind(self) -> str:
-        """The same for runs whose configs differ only in their seed and in where they write; empty without a config."""
+        """A key that is equal for runs whose configs differ only in seed and output paths; empty without a config."""
         if not self.config:
             return ""
         sections = {k: {**v} if isinstance(v, dict) else v for k, v in self.config.items() if k != "seed_everything"}
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def model(self) -> str:
-        """The last part of its name or path."""
+        """Last part of the model's name or path."""
         written = self.summary.get("model") or self.setting("model", "name_or_path")
         return Path(str(written)).name if written else "unknown model"
 
@@ -104,7 +104,7 @@ class Run:
 
     @property
     def updates(self) -> int:
-        """Optimizer updates that were logged (or, without any, that the summary counts)."""
+        """Number of optimizer updates that were logged, or else that the summary counts."""
         steps = [
             int(s.steps[-1])
             for tag, s in self.scalars.items()
@@ -114,7 +114,7 @@ class Run:
 
     @property
     def iterations(self) -> int | None:
-        """Rollout batches, or None where it was not logged."""
+        """Number of rollout batches; None if it was not logged."""
         if (counted := number(self.summary.get("iterations"))) is not None:
             return int(counted)
         series = self.get("data/iteration")
@@ -122,14 +122,14 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Of the run by its summary, else between its first and last event."""
+        """Duration of the run from its summary, else from its first to its last event."""
         if (measured := number(self.summary.get("seconds"))) is not None:
             return measured
         return None if self.started is None or self.last_event is None else self.last_event - self.started
 
     @property
     def of_reward_model(self) -> bool:
-        """Whether ``gspo fit-reward`` made it: there is no policy in it."""
+        """True if ``gspo fit-reward`` made the run: it has no policy."""
         written = self.config.get("model")
         return any(tag.startswith("reward_model/") for tag in self.scalars) or (
             isinstance(written, dict) and "center_rewards_coefficient" in written
@@ -137,20 +137,20 @@ class Run:
 
     @property
     def sequence_level(self) -> bool:
-        """Whether the objective clips whole sequences."""
+        """True if the objective clips whole sequences."""
         return "clip/sequences" in self.scalars
 
     def setting(self, *path: str) -> Any:
-        """A value of the config, or None."""
+        """Return a value of the config, or None."""
         value: Any = self.config
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
     def first_and_last(self, tag: str) -> tuple[float, float] | None:
-        """The mean over the first and over the last iteration (or update, where iterations were not logged).
+        """Return the mean over the first and over the last iteration (or update, if iterations were not logged).
 
-        NaN where a value in it is not finite.
+        A mean is NaN if a value in it is not finite.
         """
         series = self.scalars.get(tag)
         if series is None:
@@ -167,7 +167,7 @@ class Run:
 
     @property
     def shown_by(self) -> Shown:
-        """Whether evaluations are shown by their accuracy or by their mean reward."""
+        """The headline metric of evaluations: accuracy or mean reward."""
         lowest, highest = self.get("val/lowest_score"), self.get("val/highest_score")
         scores = {tag: s.values for tag, s in (("lowest", lowest), ("highest", highest)) if s is not None}
         extremes = {
@@ -177,12 +177,14 @@ class Run:
 
     @property
     def held_out_tag(self) -> str:
-        """The scalar that evaluations are shown by."""
+        """Tag of the headline metric of evaluations."""
         return ACCURACY if self.shown_by == "accuracy" else REWARD
 
     def held_out(self) -> tuple[float | None, float | None]:
-        """Before and after, of what evaluations are shown by: the first and last one, by the summary where there is
-        one; one is not both."""
+        """Return the headline metric before and after training, from the summary, else from the evaluations.
+
+        A single evaluation counts as the one before.
+        """
         series = self.get(self.held_out_tag)
         first = None if series is None else float(series.values[0])
         last = None if series is None or len(series) < 2 else float(series.values[-1])
@@ -191,19 +193,19 @@ class Run:
         return first if before is None else before, last if after is None else after
 
     def accuracy(self) -> tuple[float | None, float | None]:
-        """:meth:`held_out` where it is the accuracy; nothing where the reward is none."""
+        """Return :meth:`held_out` if it is an accuracy; a pair of None otherwise."""
         return self.held_out() if self.shown_by == "accuracy" else (None, None)
 
 
 def number(value: Any) -> float | None:
-    """A finite number as a float, anything else as None."""
+    """Return a finite number as a float, anything else as None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
         return None
     return float(value)
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """The shortest description that tells the runs apart: objective, with seed, with model, or the folder."""
+    """Return the shortest labels that tell the runs apart: objective, with seed, with model, or the folder."""
     for parts in (("objective",), ("objective", "seed"), ("objective", "model"), ("objective", "model", "seed")):
         found = [", ".join(f"seed {r.seed}" if p == "seed" else getattr(r, p) for p in parts) for r in runs]
         if len(set(found)) == len(runs):

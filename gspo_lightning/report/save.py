@@ -1,4 +1,4 @@
-"""A picture in a file, whole or not at all."""
+"""Save a picture to a file atomically."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["save"]
 
 
 def save(figure: Figure, file: Path) -> None:
-    """Write a PNG beside the file, then swap it in: whoever looks at the old picture goes on looking at a picture."""
+    """Write a PNG beside the file, then swap it in, so that a viewer of the old picture always finds a whole one."""
     _show_plainly(figure)
     unfinished = beside(file)
     figure.savefig(unfinished, format="png")
@@ -24,7 +24,7 @@ def save(figure: Figure, file: Path) -> None:
 
 
 def _show_plainly(figure: Figure) -> None:
-    """Take no text for a formula: two dollars in a name would end the run. Ticks of numbers stay as they are."""
+    """Turn off formulas in texts: two dollars in a name would end the run. Ticks of numbers stay unchanged."""
     axes = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
     for axis in axes:
         named = isinstance(axis.get_major_formatter(), FuncFormatter)  # what set_ticks makes of names

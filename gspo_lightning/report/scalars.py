@@ -1,8 +1,8 @@
-"""Every number that a run has logged, in memory and in a compact file of its folder: ``scalars.jsonl``.
+"""Logged numbers of a run, in memory and in a compact file of its folder: ``scalars.jsonl``.
 
-The event files are for TensorBoard; what reads a run back reads this. A line such as ``{"table": 0, "tags": ["loss",
-"reward/mean"]}`` names the columns of a table, one such as ``[0, 12, 1764072001.25, 0.0312, 0.75]`` is a row: number of
-the table, step, time (Unix, seconds) and values.
+The event files are for TensorBoard; code that reads a run back reads this file. A line such as ``{"table": 0, "tags":
+["loss", "reward/mean"]}`` names the columns of a table. A line such as ``[0, 12, 1764072001.25, 0.0312, 0.75]`` is a
+row: number of the table, step, time (Unix, seconds) and values.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class _Table:
 
 
 class Scalars:
-    """The numbers of a run, 4 bytes each in memory, about 10 in the file.
+    """Numbers of a run, 4 bytes each in memory, about 10 in the file.
 
     Args:
-        folder: of the run.
+        folder: the run folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self.file = folder.absolute() / SCALARS
         self.damaged = 0
-        """Lines of the file that could not be read: a killed run may leave one."""
+        """Number of lines that could not be read: a killed run may leave one."""
         self._tables: dict[tuple[str, ...], _Table] = {}
 
     @classmethod
     def read(cls, folder: Path) -> Scalars:
-        """What the file of a run holds; empty where there is none."""
+        """Read the file of a run; empty if there is none."""
         found, tables = cls(folder), dict[int, _Table]()
         for line in found.file.read_bytes().splitlines() if found.file.is_file() else ():
             try:
@@ -76,7 +76,7 @@ class Scalars:
         return sum(len(table.steps) for table in self._tables.values())
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """The numbers of a step, in memory and at the end of the file.
+        """Add the numbers of a step, in memory and at the end of the file.
 
         Raises:
             FileNotFoundError: the folder is gone.
@@ -96,7 +96,7 @@ class Scalars:
             raise _unwritable(self.file, error) from error
 
     def cut(self, first: int) -> None:
-        """Forget what was logged from this step on: a resumed run logs it again. The file is written anew, and whole.
+        """Drop entries from this step on, which a resumed run logs again; rewrite the file atomically.
 
         Raises:
             InfrastructureError: the file cannot be written.
@@ -118,7 +118,7 @@ class Scalars:
             raise _unwritable(self.file, error) from error
 
     def take(self, logged: Mapping[str, Series], seconds: float) -> None:
-        """In memory, what was logged before there was a file; ``seconds``: when that was."""
+        """Add, in memory, values logged before the file existed; ``seconds`` is the time they were logged."""
         rows: dict[int, dict[str, float]] = {}
         for tag, series in logged.items():
             for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
@@ -127,7 +127,7 @@ class Scalars:
             self._table(tuple(row)).add(step, seconds, row.values())
 
     def series(self) -> dict[str, Series]:
-        """Tag -> its values over the steps; of a step that was logged twice, the later ones."""
+        """Return tag -> values over the steps; the later value of a step that was logged twice."""
         found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
         for table in self._tables.values():
             steps = np.array(table.steps, dtype=np.int64)
@@ -143,7 +143,7 @@ class Scalars:
         return merged
 
     def times(self) -> tuple[float, float] | None:
-        """When the first and the last number were logged (Unix, seconds)."""
+        """Return the times of the first and the last entry (Unix, seconds); None without entries."""
         known = [seconds for table in self._tables.values() for seconds in table.times]
         return (min(known), max(known)) if known else None
 

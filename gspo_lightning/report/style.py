@@ -1,4 +1,4 @@
-"""How every panel of a report looks: colours, axes, the values at the right edge, and what is said when data lacks."""
+"""Style of all report panels: colours, axes, labels at the right edge, and notes on missing data."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ __all__ = [
 ]
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's, which people with any colour vision tell apart; without their yellow, which vanishes on white."""
+"""Okabe and Ito's palette, safe for colour blindness; without its yellow, which vanishes on white."""
 DASHES = ("-", "--", ":", "-.")
-"""For the eighth run and on colours come again with another dash; see :func:`lines_of`."""
+"""From the eighth run on, colours repeat with another dash; see :func:`lines_of`."""
 INK, GREY, FAINT, ALARM = "#222222", "#6b6b6b", "#d9d9d9", "#D55E00"
 MANY = 4
-"""With more runs than this the values at the right edge would be a list rather than labels; they are left out."""
+"""Largest number of runs whose values are shown at the right edge: more would be a list rather than labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """How a run is drawn in every panel."""
+    """A run with the colour and dash that it has in every panel."""
 
     run: Run
     colour: str
@@ -56,14 +56,14 @@ class Line:
 
 
 def style(number: int) -> tuple[str, str]:
-    """Colour and dash of the ``number``-th of things that are told apart."""
+    """Return colour and dash of the ``number``-th line."""
     return COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
 
 
 def lines_of(runs: Sequence[Run]) -> list[Line]:
-    """One colour per run, and another dash when the colours are used up.
+    """Return one colour per run, and another dash when the colours are used up.
 
-    With many runs those that differ in their seed alone have one colour, and a dash each.
+    With many runs, those that differ only in their seed share a colour and differ in their dash.
     """
     kinds = [run.kind if len(runs) > MANY and run.kind else str(i) for i, run in enumerate(runs)]
     order = list(dict.fromkeys(kinds))
@@ -76,14 +76,14 @@ def lines_of(runs: Sequence[Run]) -> list[Line]:
 
 
 def dress(axes: Any, title: str, unit: str, lines: Sequence[Line]) -> None:
-    """Title, unit and quiet axes, the same x range in all panels."""
+    """Set title, unit and quiet axes, with the same x range in all panels."""
     quiet(axes, title, unit)
     axes.set_xlim(0, max([line.run.updates for line in lines] + [1]))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, steps=[1, 2, 2.5, 5, 10]))
 
 
 def quiet(axes: Any, title: str, unit: str) -> None:
-    """Title, unit, and axes that step back behind what is drawn."""
+    """Set title, unit, and unobtrusive axes."""
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=7)
     axes.set_ylabel(unit, color=GREY, fontsize=9)
     axes.grid(axis="y", color=FAINT, lw=0.6)
@@ -100,9 +100,9 @@ def quiet(axes: Any, title: str, unit: str) -> None:
 def draw_series(
     axes: Any, line: Line, series: Series, width: int, *, log: bool = False, whole: int = 0
 ) -> NDArray[np.float64]:
-    """Light: as logged. Bold: the running mean over ``width`` values, which is returned. A ``log`` axis has no 0.
+    """Draw the logged values lightly and their running mean over ``width`` values in bold; return the mean.
 
-    A cross ends a series of fewer than ``whole`` values: the others are not finite.
+    A ``log`` axis has no 0. A cross ends a series of fewer than ``whole`` values: the others are not finite.
     """
     bold = smooth(series.values, width)
     raw, mean = (np.where(v > 0, v, np.nan) if log else v for v in (series.values, bold))
@@ -116,7 +116,9 @@ def draw_series(
 
 
 def smooth(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
-    """[K] running mean of ``values`` [K] over ``width`` neighbours; at the ends over the first and last ``width``.
+    """Compute the running mean [K] of ``values`` [K] over ``width`` neighbours.
+
+    At the ends it is over the first and last ``width`` values.
 
     >>> smooth(np.array([0.0, 2.0, 0.0, 2.0]), 2).tolist()
     [1.0, 1.0, 1.0, 1.0]
@@ -127,7 +129,7 @@ def smooth(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
 
 
 def label_ends(axes: Any, ends: Sequence[tuple[float, str]], gap: float) -> None:
-    """The value at the right end of each line, in its colour, moved apart by ``gap`` where they would overlap.
+    """Write the last value at the right end of each line, in its colour, moved apart by ``gap`` if they overlap.
 
     Args:
         axes: with its final limits.
@@ -153,7 +155,7 @@ def label_ends(axes: Any, ends: Sequence[tuple[float, str]], gap: float) -> None
 
 
 def short(value: float) -> str:
-    """Two or three significant digits, for a label in a picture.
+    """Format with two or three significant digits, for a label in a picture.
 
     >>> [short(v) for v in (0.984, 0.0318, 20.93, 0.00031, 0.0, 8640.0)]
     ['0.984', '0.032', '20.9', '3.1e-4', '0', '8640']
@@ -165,7 +167,7 @@ def short(value: float) -> str:
 
 
 def mark_alarms(axes: Any, lines: Sequence[Line]) -> None:
-    """A dotted line where each signature of collapse began; its name on the learning panels, where there is room."""
+    """Draw a dotted line at the start of each collapse signature; name it on the learning panels, which have room."""
     for line in lines:
         starts: dict[int, list[str]] = {}
         for alarm in line.run.alarms:
@@ -181,14 +183,14 @@ def mark_alarms(axes: Any, lines: Sequence[Line]) -> None:
 
 
 def say_not_logged(axes: Any) -> None:
-    """An empty panel says why it is empty."""
+    """Write "not logged" on an empty panel."""
     axes.text(0.5, 0.5, "not logged", transform=axes.transAxes, ha="center", va="center", color=GREY, fontsize=11)
     axes.set_xticks([])
     axes.set_yticks([])
 
 
 def say_what_is_missing(axes: Any, tag: str, lines: Sequence[Line]) -> None:
-    """Runs that lack this scalar, and values that are not finite, on the panel itself."""
+    """Note on the panel which runs lack this scalar, and which have values that are not finite."""
     notes: list[str] = []
     colour = GREY
     absent = [line.run.label for line in lines if tag not in line.run.scalars]
@@ -204,7 +206,7 @@ def say_what_is_missing(axes: Any, tag: str, lines: Sequence[Line]) -> None:
 
 
 def note(axes: Any, notes: Sequence[str], colour: str = GREY) -> None:
-    """Lines at the top right of a panel, above its curves."""
+    """Write lines at the top right of a panel, above its curves."""
     if notes and axes.get_yscale() == "linear":  # room above the curves
         low, high = axes.get_ylim()
         axes.set_ylim(low, high + (high - low) * (0.05 + 0.075 * len(notes)))
@@ -219,7 +221,7 @@ LEFT, RIGHT = 0.045, 0.957
 
 
 def window(run: Run, length: int) -> int:
-    """Updates in a running mean: about 1/20 of all, in whole iterations, which hides the saw-tooth within one."""
+    """Return the updates in a running mean: about 1/20 of all, in whole iterations to hide the saw-tooth within one."""
     iteration = run.get("data/iteration")
     period = 1
     if iteration is not None:

@@ -1,4 +1,4 @@
-"""What the curves of a run say, in sentences with their reasons."""
+"""Judge the curves of a run, in sentences with their reasons."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from gspo_lightning.report.words import arrow, count, known, plain, two
 __all__ = ["FALLEN", "LEARNED", "LOW_ENTROPY", "RESTLESS", "SPIKY", "TOKEN_LEVEL_CLIPS", "Verdict", "verdicts"]
 
 LEARNED = 0.02
-"""A smaller change of the held-out accuracy is called none: it is one standard error of 512 prompts."""
+"""Smallest change of held-out accuracy that counts: one standard error of 512 prompts."""
 FALLEN = 0.05
-"""A last accuracy this far below the best one is worth a sentence."""
+"""Smallest fall of the last accuracy below the best one that is reported."""
 RESTLESS, SPIKY = 10.0, 20.0
-"""Largest gradient norm over its median: above the first restless, above the second spikes. Healthy quickstarts: 3 to 9
-(GSPO and GRPO, seeds 1 to 3); the median is low where most of a batch is clipped or has nothing to teach."""
+"""Largest gradient norm divided by the median: above the first value restless, above the second spikes.
+
+Healthy quickstarts: 3 to 9 (GSPO and GRPO, seeds 1 to 3). The median is low if most of a batch is clipped or has
+nothing to teach.
+"""
 TOKEN_LEVEL_CLIPS = 0.05
-"""Above this fraction a token-level objective clips far more than in the paper (0.0013)."""
+"""Fraction above which a token-level objective clips far more than in the paper (0.0013)."""
 LOW_ENTROPY = 0.01
-"""Nats per token: below it nearly every token is certain."""
+"""Entropy in nats per token below which nearly every token is certain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``topic`` (learning, stability ...), ``word`` (the judgement) and the ``sentence`` with its numbers."""
+    """A judgement: ``topic`` (learning, stability ...), ``word``, and the ``sentence`` with its numbers."""
 
     topic: str
     word: str
@@ -34,13 +37,13 @@ class Verdict:
 
 
 def verdicts(run: Run) -> list[Verdict]:
-    """What the numbers say, one line per topic; topics without numbers are left out."""
+    """Return the verdicts, one per topic; topics without numbers are left out."""
     judges = (_collapse, _finite, _learning, _stability, _clipping, _length, _entropy, _dead_groups, _noise)
     return [verdict for judge in judges if (verdict := judge(run)) is not None]
 
 
 def _collapse(run: Run) -> Verdict | None:
-    """What the alarms of the run say; nothing where nobody was watching."""
+    """Return the verdict on the run's alarms; None if the run was not watched."""
     if not run.alarms:
         watched = "collapse/alarms" in run.scalars
         return Verdict("collapse", "none", "no signature of collapse was recognised") if watched else None
@@ -168,7 +171,7 @@ def _dead_groups(run: Run) -> Verdict | None:
 
 
 def _noise(run: Run) -> Verdict | None:
-    """Only worth a line where it is not small against the clip range."""
+    """Return the verdict on the sampler's noise; None if it is small against the clip range."""
     gap = run.get("noise/sampler_sequence_gap")
     ranges = [number(run.setting("model", "objective", "init_args", side)) for side in ("clip_low", "clip_high")]
     known = [r for r in ranges if r]

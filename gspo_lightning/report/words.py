@@ -1,4 +1,4 @@
-"""A run in words and numbers: the headline and the before/after table, and how numbers are written in them."""
+"""Headline and before/after table of a run, and number formats."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ EXTRA_ROWS = {
     "cold_start/held_out_loss": "the same on held-out demonstrations",
 }
 EXTRA_PREFIXES = ("moe/changed", "staleness/")
-"""Further rows of the table, for runs that log them: tags with their words, and every tag that begins like these."""
+"""Further rows of the table, for runs that log them: tags with their labels, and all tags with these prefixes."""
 
 
 def plain(value: float | None) -> str:
-    """Three significant digits without a needless exponent.
+    """Format with three significant digits, without a needless exponent.
 
     >>> [plain(v) for v in (0.98, 1.0, 21.04, 0.00123, 1.5e-6, 12345.0, float("nan"), None)]
     ['0.98', '1', '21', '0.00123', '1.5e-06', '12345', 'not finite', '-']
@@ -34,14 +34,14 @@ def plain(value: float | None) -> str:
 
 
 def arrow(pair: tuple[float | None, float | None] | None, style: Callable[[float | None], str] = plain) -> str:
-    """``before → after``, or ``not logged``."""
+    """Format a pair as ``before → after``, or ``not logged``."""
     if pair is None or pair == (None, None):
         return "not logged"
     return f"{style(pair[0])} → {style(pair[1])}"
 
 
 def headline(run: Run) -> str:
-    """One line: what came of it, and what it took."""
+    """Return one line with the result and the effort: updates, iterations, time."""
     before, after = run.held_out()
     effort = count(run.updates, "update")
     if run.iterations is not None:
@@ -57,17 +57,17 @@ def headline(run: Run) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """``1 update``, ``2 updates``."""
+    """Format a number and a noun: ``1 update``, ``2 updates``."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def two(value: float | None) -> str:
-    """Two decimals."""
+    """Format with two decimals."""
     return "?" if value is None else f"{value:.2f}" if np.isfinite(value) else "not finite"
 
 
 def known(run: Run, tag: str) -> tuple[float, float] | None:
-    """First and last where both are finite: what is not finite has a verdict of its own."""
+    """Return the first and last value if both are finite; other values have a verdict of their own."""
     pair = run.first_and_last(tag)
     return pair if pair is not None and np.isfinite(pair).all() else None
 
@@ -79,7 +79,7 @@ def _duration(seconds: float) -> str:
 
 
 def table(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Rows of (what, one cell per run). Arrows go from the first to the last iteration (or evaluation)."""
+    """Return rows of (label, one cell per run). Arrows go from the first to the last iteration (or evaluation)."""
     rows: list[tuple[str, Callable[[Run], str]]] = [
         *_held_out_rows(runs),
         *[(tag[4:], _pair(tag)) for tag in _pass_tags(runs)],
@@ -109,7 +109,7 @@ def _pair(tag: str) -> Callable[[Run], str]:
 
 
 def _held_out_rows(runs: Sequence[Run]) -> list[tuple[str, Callable[[Run], str]]]:
-    """The accuracy, the mean reward where that is none, or both where runs differ in it."""
+    """Return rows for accuracy or mean reward, or for both if runs differ in the one they use."""
     shown = {run.shown_by for run in runs}
     rows: list[tuple[str, Callable[[Run], str]]] = []
     if "accuracy" in shown:

@@ -1,4 +1,4 @@
-"""What an interrupted run needs to go on: checkpoints that can be trusted, and a way to see what has changed since."""
+"""Resume of interrupted runs: verified checkpoints, and a comparison with the run that wrote them."""
 
 from gspo_lightning.resume.changes import Change, changes, forbidden
 from gspo_lightning.resume.epochs import close_epoch, reopen_epoch

@@ -1,4 +1,4 @@
-"""What is different between the config a checkpoint was written with and the one it is resumed with."""
+"""Compare the config of a checkpoint with the config of its resume."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["Change", "changes", "forbidden"]
 
 BOOKKEEPING = ("config", "ckpt_path", "allow_changed_config", "weights_only")
-"""How a command was given; not worth a word."""
+"""Settings of the command itself; changes are not reported."""
 HARMLESS = (
     *BOOKKEEPING,
     # how long, where to, how often, on how many devices: not what is learnt
@@ -25,7 +25,7 @@ HARMLESS = (
     "model.gradient_checkpointing",
     "model.histogram_every", "model.on_nonfinite", "model.max_skips", "model.old_policy.class_path",
 )  # fmt: skip
-"""Settings that may change in a run without changing what it means; everything below them is included."""
+"""Settings that may change in a run without changing its meaning, including everything below them."""
 ADDED: Mapping[str, Any] = {
     "model.objective.init_args.distill_coef": 0.0,
     "model.objective.init_args.distill_exact": False,
@@ -35,12 +35,12 @@ ADDED: Mapping[str, Any] = {
     "data.rollouts.init_args.transfer": "auto",
     "data.rollouts.init_args.source.init_args.transfer": "auto",
 }
-"""Settings that older checkpoints do not have -> the value that means what was done without them."""
+"""Settings that older checkpoints lack -> the value that matches their behaviour."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One setting, before and now; None where it was absent."""
+    """A setting before and now; None if it was absent."""
 
     name: str
     before: Any
@@ -48,21 +48,21 @@ class Change:
 
     @property
     def harmless(self) -> bool:
-        """Whether the run still means the same."""
+        """True if the run keeps its meaning."""
         return any(self.name == name or self.name.startswith(f"{name}.") for name in HARMLESS)
 
     @property
     def bookkeeping(self) -> bool:
-        """Whether nobody needs to hear about it."""
+        """True if the change is not worth reporting."""
         return self.name.split(".")[0] in BOOKKEEPING
 
     def __str__(self) -> str:
-        """``model.optimizer.init_args.lr: 0.0002 -> 0.0001``."""
+        """Return ``model.optimizer.init_args.lr: 0.0002 -> 0.0001``."""
         return f"{self.name}: {_short(self.before)} -> {_short(self.now)}"
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Every setting whose value differs, by dotted name.
+    """Return every setting whose value differs, by dotted name.
 
     >>> [str(c) for c in changes({"data": {"group_size": 8, "val": None}}, {"data": {"group_size": 4, "val": None}})]
     ['data.group_size: 8 -> 4']
@@ -74,7 +74,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
 
 
 def forbidden(found: Iterable[Change]) -> list[Change]:
-    """The changes after which a run means something else."""
+    """Return the changes that alter the meaning of a run."""
     return [change for change in found if not change.harmless]
 
 

@@ -1,4 +1,4 @@
-"""Lightning's count of epochs (here: iterations) in a checkpoint from the middle of one, or from its end."""
+"""Correct Lightning's epoch count (here: iterations) in checkpoints from the middle or the end of an iteration."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["close_epoch", "reopen_epoch"]
 
 
 def reopen_epoch(checkpoint: dict[str, Any]) -> None:
-    """Call the last epoch begun but not completed, as in a checkpoint that an interrupt leaves.
+    """Mark the last epoch as begun but not completed, as in a checkpoint that an interrupt leaves.
 
-    A run that ends inside an iteration (``max_steps``, ``max_time``) has completed the epoch in Lightning's eyes; its
+    When a run ends inside an iteration (``max_steps``, ``max_time``), Lightning counts the epoch as completed; its
     resume would run one iteration fewer.
     """
     progress = checkpoint["loops"]["fit_loop"]["epoch_progress"]
@@ -23,7 +23,7 @@ def reopen_epoch(checkpoint: dict[str, Any]) -> None:
 
 
 def close_epoch(checkpoint: dict[str, Any]) -> None:
-    """Call an iteration that is over complete, as in a checkpoint that is written when its epoch has ended.
+    """Mark a finished iteration as complete, as in a checkpoint that is written when its epoch has ended.
 
     The checkpoint of an iteration is written within Lightning's epoch, after its last update or its evaluation. A
     resume from there begins the next epoch without counting it as begun; the resume after that one would take its

@@ -1,4 +1,4 @@
-"""Folders of exported models: appear whole or not at all, and replace nothing but an earlier export."""
+"""Write folders of exported models atomically, and replace nothing but an earlier export."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from gspo_lightning.unfinished import beside, remove, sweep
 __all__ = ["MARK", "check_replaceable", "exported_folder"]
 
 MARK = "gspo_export.json"
-"""Lists the files of an export; written last."""
+"""File that lists the files of an export; written last."""
 _CARD = "README.md"
 _OLDER = (
     _CARD, "*.png", "*config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*", "vocab.*", "merges.txt",
     "*tokens*.json", "*.model", "chat_template*", "*.py",
 )  # fmt: skip
-"""Names in exports from before there was a list in each."""
+"""File names in exports without a list."""
 
 
 def check_replaceable(target: Path, sources: Iterable[Path], field: str = "output") -> None:
-    """See that nothing but an earlier export would be lost with a folder.
+    """Check that replacing a folder would delete nothing but an earlier export.
 
     Args:
-        target: to be replaced; may be missing.
+        target: the folder to replace; may be missing.
         sources: files and folders that are still needed.
-        field: what a message calls the target.
+        field: the target's name in messages.
 
     Raises:
         UserError: it is no folder, was not written by an export, has other files too, or holds something needed.
@@ -59,12 +59,12 @@ def check_replaceable(target: Path, sources: Iterable[Path], field: str = "outpu
 
 @contextlib.contextmanager
 def exported_folder(target: Path, sources: Iterable[Path], field: str = "output") -> Iterator[Path]:
-    """A folder to write a model to. It takes the place of ``target``: a kill at any moment leaves the old or the new.
+    """Yield a folder to write a model to, which then replaces ``target``; a kill leaves the old one or the new one.
 
     Args:
-        target: an export that is there is replaced; of a link the folder that it leads to.
+        target: an existing export is replaced; a link is followed.
         sources: see :func:`check_replaceable`.
-        field: what a message calls the target.
+        field: the target's name in messages.
 
     Raises:
         UserError: see :func:`check_replaceable`.
@@ -93,7 +93,7 @@ def _places() -> Iterator[tuple[Path, str]]:
 
 
 def _files_of_export(folder: Path, found: set[str]) -> set[str] | None:
-    """The files that an export wrote there; None if it is no export."""
+    """Return the files that an export wrote there; None if it is no export."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         listed: Any = json.loads((folder / MARK).read_text(encoding="utf-8"))
         names = [Path(name) for name in listed["files"]]

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Write files and folders atomically."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ _EXCHANGE, _HERE = 2, -100
 
 
 class DigestWriter:
-    """A file that remembers the SHA-256 and the number of bytes of what went through it."""
+    """Binary file writer that tracks the SHA-256 and the number of bytes written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._hash, self.bytes = file, hashlib.sha256(), 0
 
     def write(self, data: bytes) -> int:
-        """Write all of ``data``; a disk that takes less raises."""
+        """Write all of ``data``; raise if the disk takes less."""
         self._hash.update(data)
         self._file.write(data)
         self.bytes += memoryview(data).nbytes
         return memoryview(data).nbytes
 
     def flush(self) -> None:
-        """As a file's."""
+        """Flush the file."""
         self._file.flush()
 
     @property
     def sha256(self) -> str:
-        """Hexadecimal, of everything written so far."""
+        """Hexadecimal digest of everything written so far."""
         return self._hash.hexdigest()
 
 
 @contextlib.contextmanager
 def swapping(folder: Path) -> Iterator[None]:
-    """One process at a time: what is swapped in and what is said about it belong together.
+    """Lock a folder for one process at a time: a swapped-in file and its manifest belong together.
 
-    The folder itself is locked; where the file system cannot do that, nobody waits.
+    The folder itself is locked; on a file system without locks, nobody waits.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -74,7 +74,7 @@ def swapping(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C and its like wait, in this thread: what is done here is done whole, but for a kill."""
+    """Delay Ctrl-C, SIGTERM and SIGHUP in this thread, so that only a kill can interrupt the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         yield
@@ -88,10 +88,10 @@ def atomic_file(target: Path, private: bool = False) -> Iterator[DigestWriter]:
 
     Args:
         target: the file.
-        private: for this user alone (mode 600), from its first byte on; others have what the umask gives.
+        private: readable by this user alone (mode 600), from its first byte on; otherwise the umask decides.
 
     Raises:
-        OSError: the disk is full, the folder is read-only ...; the target is as it was, nothing is left beside it.
+        OSError: the disk is full, the folder is read-only ...; the target is unchanged, nothing is left beside it.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = beside(target)
@@ -115,15 +115,15 @@ def _private(path: str, flags: int) -> int:
 
 
 def write_text(target: Path, text: str) -> None:
-    """:func:`atomic_file` for a small text."""
+    """Write a small text with :func:`atomic_file`."""
     with atomic_file(target) as file:
         file.write(text.encode())
 
 
 def replace_folder(unfinished: Path, target: Path) -> None:
-    """Put a folder that is whole in the place of another, which is removed: a kill at any moment leaves one of them.
+    """Replace a folder by another that is complete, and remove the old one: a kill at any moment leaves one of them.
 
-    A file system that cannot exchange two folders has neither at ``target`` for a moment, the old one beside it.
+    On a file system that cannot exchange two folders, ``target`` is missing for a moment, and the old one is beside it.
     """
     if not target.exists():
         os.rename(unfinished, target)
@@ -143,7 +143,7 @@ def replace_folder(unfinished: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step; whether the file system could."""
+    """Swap two folders in one step; return False if the file system cannot."""
     try:
         rename = ctypes.CDLL(None).renameat2
     except (OSError, AttributeError):
@@ -171,13 +171,13 @@ def _sync(path: Path) -> None:
 
 
 def synced(file: Path) -> tuple[int, str]:
-    """Make a file survive a power failure; returns its bytes and its SHA-256, hexadecimal."""
+    """Make a file survive a power failure; return its size in bytes and its hexadecimal SHA-256."""
     _sync(file)
     return file.stat().st_size, sha256(file)
 
 
 def sha256(path: Path) -> str:
-    """Hexadecimal digest of a file."""
+    """Return the hexadecimal SHA-256 of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):

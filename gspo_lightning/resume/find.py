@@ -1,4 +1,4 @@
-"""What ``--ckpt_path last`` means: the newest run, and in it the newest checkpoint that is whole."""
+"""Find the checkpoint of ``--ckpt_path last``: the newest run, and its newest intact checkpoint."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ __all__ = ["Found", "find_checkpoint", "newest_run", "read_checkpoint"]
 log = logging.getLogger(__name__)
 
 LAST = "last.ckpt"
-"""A link to the newest checkpoint of a run, for people; the search does not rely on it."""
+"""Link to the newest checkpoint of a run, for people; the search does not rely on it."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The checkpoint to go on from, and what was passed over on the way."""
+    """The checkpoint to resume from, and those that were skipped."""
 
     checkpoint: Path
     skipped: list[tuple[Path, str]] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """One line."""
+        """Return one line for the log."""
         passed = "; ".join(f"skipped {path.name} ({why})" for path, why in self.skipped)
         return f"resuming from {self.checkpoint}" + (f"; {passed}" if passed else "")
 
 
 def find_checkpoint(run: Path) -> Found | None:
-    """The newest whole checkpoint of a run; None if the run never finished writing one.
+    """Return the newest intact checkpoint of a run; None if the run never finished writing one.
 
     A run that was killed between its first checkpoint and that one's manifest has one file, and no link to it yet.
 
     Raises:
-        UserError: it has checkpoints, but none is whole.
+        UserError: it has checkpoints, but none is intact.
     """
     folder = run / "checkpoints"
     skipped: list[tuple[Path, str]] = []
@@ -62,7 +62,7 @@ def find_checkpoint(run: Path) -> Found | None:
 
 
 def _candidates(folder: Path) -> list[Path]:
-    """Checkpoints, the newest first: those without a readable manifest stand where their step belongs."""
+    """Return checkpoints, the newest first; those without a readable manifest are ordered by step."""
     known = manifests(folder)
     paths = [path for path, _ in known]
     orphans = {p for p in folder.glob("*.ckpt") if p.name != LAST and p not in paths}
@@ -77,10 +77,10 @@ def _candidates(folder: Path) -> list[Path]:
 
 
 def newest_run(folder: Path) -> Path | None:
-    """The run folder that ``last`` goes on with; None if there is no run.
+    """Return the run folder that ``last`` continues; None if there is no run.
 
-    The newest one. If it was stopped before its first checkpoint, an older run that is not finished and has
-    checkpoints is preferred: there is more to lose.
+    It is the newest one. If that was stopped before its first checkpoint, an older unfinished run with checkpoints is
+    preferred: there is more to lose.
     """
     runs = [p for p in folder.glob("version_*") if p.is_dir() and p.name.removeprefix("version_").isdigit()]
     runs.sort(key=lambda p: int(p.name.removeprefix("version_")), reverse=True)
@@ -91,13 +91,14 @@ def newest_run(folder: Path) -> Path | None:
 
 
 def read_checkpoint(path: Path, field: str = "ckpt_path") -> dict[str, Any]:
-    """A checkpoint's content, tensors left on the disk until they are used; no code in it is run.
+    """Read a checkpoint; tensors stay on the disk until they are used, and no code in it is run.
 
-    It is what its manifest says, if there is one. Of a folder, everything but weights and optimizer state.
+    The content is verified against its manifest, if there is one. A folder gives everything but weights and optimizer
+    state.
 
     Args:
         path: a file or a folder of shards.
-        field: what a message calls it.
+        field: the path's name in messages.
 
     Raises:
         UserError: it cannot be read.

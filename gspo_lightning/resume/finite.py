@@ -1,4 +1,4 @@
-"""Nothing that is not finite gets into a checkpoint."""
+"""Refuse to save a checkpoint with a NaN or infinity."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["check_finite"]
 
 
 def check_finite(checkpoint: Mapping[str, Any]) -> None:
-    """Weights and optimizer state are finite; of sharded ones, this rank's part.
+    """Check that weights and optimizer state are finite; if sharded, this rank's part.
 
     Raises:
-        NonFiniteError: one is not.
+        NonFiniteError: a value is not finite.
     """
     for part in ("state_dict", "current_model_state", "optimizer_states"):
         for name, tensor in _tensors(checkpoint.get(part), part):

@@ -1,4 +1,4 @@
-"""Checkpoints that are folders, some files a rank: there whole or not at all, like those that are one file."""
+"""Save checkpoints that are folders of shards, with files of every rank, atomically."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from gspo_lightning.unfinished import beside, remove
 __all__ = ["METADATA", "is_folder", "save_folder", "unwritable"]
 
 METADATA = "meta.pt"
-"""The part of a folder that is neither weights nor optimizer state (Lightning's name)."""
+"""File of a folder with all but weights and optimizer state (Lightning's name)."""
 
 
 def is_folder(checkpoint: Path) -> bool:
-    """Whether this is a checkpoint of shards."""
+    """True for a checkpoint of shards."""
     return (checkpoint / METADATA).is_file()
 
 
 def save_folder(target: Path, checkpoint: dict[str, Any], write: Callable[[Path], None], score: float | None) -> None:
-    """Save on every rank; a kill at any moment leaves what was there.
+    """Save on every rank; a kill at any moment leaves the previous checkpoint.
 
     Args:
         target: the folder, on storage that all ranks share.
@@ -60,7 +60,7 @@ def save_folder(target: Path, checkpoint: dict[str, Any], write: Callable[[Path]
 
 
 def unwritable(target: Path, error: OSError) -> InfrastructureError:
-    """What to say where the disk is full, the folder read-only ..."""
+    """Return the error for a full disk, a read-only folder ..."""
     return InfrastructureError(
         f"the checkpoint {target} cannot be written: {error.strerror or error}; older ones are untouched.\n"
         f"  fix: make room (or the folder writable), then resume with --ckpt_path last"
@@ -69,7 +69,7 @@ def unwritable(target: Path, error: OSError) -> InfrastructureError:
 
 @contextlib.contextmanager
 def _said(target: Path) -> Iterator[None]:
-    """An operating system's error as one message, also where another rank met it."""
+    """Turn an operating system's error into one message, also if another rank met it."""
     try:
         yield
     except OSError as error:
@@ -84,6 +84,6 @@ def _said(target: Path) -> Iterator[None]:
 
 
 def _writer(name: str) -> int:
-    """The rank that wrote a file: ``__1_0.distcp`` is rank 1's; all else is rank 0's."""
+    """Return the rank that wrote a file: ``__1_0.distcp`` is rank 1's; all other files are rank 0's."""
     parts = name.split("_")
     return int(parts[2]) if name.startswith("__") and parts[2].isdigit() else 0

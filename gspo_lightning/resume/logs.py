@@ -1,4 +1,4 @@
-"""Loggers and checkpoints in step: what a checkpoint has seen is on the disk before it."""
+"""Flush loggers before writing a checkpoint, so that the disk holds all that the checkpoint has seen."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["flush"]
 
 WRITTEN = ("events.*", "*.jsonl")
-"""What grows with every update, in the folder of a logger."""
+"""Patterns of files that grow with every update, in a logger's folder."""
 
 
 def flush(loggers: Iterable[Any]) -> None:

@@ -1,4 +1,4 @@
-"""A manifest beside each checkpoint: which files belong to it, with checksums. No manifest, no finished checkpoint."""
+"""Manifest beside each checkpoint: its files with checksums. A checkpoint without one is unfinished."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from gspo_lightning.resume.files import sha256, write_text
 __all__ = ["SUFFIX", "Manifest", "damage", "manifest_path", "manifests", "next_serial"]
 
 SUFFIX = ".manifest.json"
-"""What the name of a checkpoint gets."""
+"""Suffix of a checkpoint's name."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What was written, and when in the run."""
+    """Files of a checkpoint, and its place in the run."""
 
     files: Mapping[str, tuple[int, str]]
-    """Name, relative to the manifest's folder -> (bytes, hexadecimal SHA-256)."""
+    """File name, relative to the manifest's folder -> (bytes, hexadecimal SHA-256)."""
     step: int
-    """Optimizer steps the checkpoint holds."""
+    """Optimizer steps made before the checkpoint."""
     serial: int
-    """Grows with every checkpoint of a folder; decides what is newest (clocks may go back)."""
+    """Grows with every checkpoint of a folder; decides which is newest (clocks may go back)."""
     score: float | None = None
-    """Value of the metric that decides which checkpoints are the best."""
+    """Value of the metric that ranks checkpoints."""
     format: int = field(default=1)
 
     def write(self, checkpoint: Path) -> None:
-        """The last act of saving: only now is the checkpoint complete.
+        """Write the manifest as the last step of saving, which completes the checkpoint.
 
         Raises:
             OSError: it cannot be written.
@@ -42,7 +42,7 @@ class Manifest:
 
     @classmethod
     def read(cls, checkpoint: Path) -> Manifest:
-        """The manifest of a checkpoint.
+        """Read the manifest of a checkpoint.
 
         Raises:
             FileNotFoundError: there is none.
@@ -57,12 +57,12 @@ class Manifest:
 
 
 def manifest_path(checkpoint: Path) -> Path:
-    """``step-00000004.ckpt`` -> ``step-00000004.ckpt.manifest.json``."""
+    """Return the manifest's path: ``step-00000004.ckpt`` -> ``step-00000004.ckpt.manifest.json``."""
     return checkpoint.with_name(checkpoint.name + SUFFIX)
 
 
 def manifests(folder: Path) -> list[tuple[Path, Manifest]]:
-    """Checkpoints of a folder with a readable manifest, the newest first. Their content is not verified."""
+    """Return the checkpoints of a folder with a readable manifest, the newest first; content is not verified."""
     found = []
     for file in folder.glob(f"*{SUFFIX}"):
         checkpoint = file.with_name(file.name.removesuffix(SUFFIX))
@@ -74,15 +74,15 @@ def manifests(folder: Path) -> list[tuple[Path, Manifest]]:
 
 
 def next_serial(folder: Path) -> int:
-    """Of the next checkpoint of a folder."""
+    """Return the serial of a folder's next checkpoint."""
     return 1 + max((manifest.serial for _, manifest in manifests(folder)), default=0)
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Why a checkpoint cannot be trusted, in a few words; None if it is exactly what was written.
+    """Return why a checkpoint cannot be trusted; None if it is exactly what was written.
 
     Raises:
-        UserError: a file of it may not be read, which says nothing about what is in it.
+        UserError: a file of it may not be read, so its content cannot be verified.
     """
     try:
         return _damage(checkpoint)

@@ -1,7 +1,7 @@
-"""Files of torch that somebody else may have written: no code of theirs is run, and what is wrong is said in our words.
+"""Read torch files from untrusted sources: run none of their code, and report errors in plain words.
 
-The one place where such a file is opened: checkpoints, folders of shards and dumps are read, or looked through, here.
-That a manifest stands beside a file says that it is whole, not who wrote it.
+This is the one place where such a file is opened: checkpoints, folders of shards and dumps are read or inspected here.
+A manifest beside a file says that it is intact, not who wrote it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _METADATA = {
     "pathlib": ("Path", "PosixPath", "PurePosixPath"),
     "collections": ("OrderedDict",),
 }
-"""Module -> names that the index of a folder of shards is made of; dtypes besides."""
+"""Module -> names that the index of a folder of shards may contain, in addition to dtypes."""
 
 
 def read_tensors(path: Path, field: str, *, fix: str | None = None, mmap: bool = False) -> Any:
-    """The content of a file: tensors and plain values.
+    """Read a file of tensors and plain values.
 
     Args:
         path: the file.
-        field: what a message calls it.
-        fix: what else could be given.
+        field: the path's name in messages.
+        fix: the fix in messages.
         mmap: leave tensors on the disk until they are used.
 
     Raises:
@@ -51,7 +51,7 @@ def read_tensors(path: Path, field: str, *, fix: str | None = None, mmap: bool =
 
 
 def fault_of(error: BaseException) -> str:
-    """Why a file could not be read, without torch's advice to load it in a way that runs its code."""
+    """Return why a file could not be read, without torch's advice to load it in a way that runs its code."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = str(error)
@@ -66,12 +66,12 @@ def fault_of(error: BaseException) -> str:
 
 
 def check_shards(folder: Path, field: str, *, fix: str | None = None) -> Metadata:
-    """What a checkpoint that is a folder consists of; nothing in it runs code when torch loads it afterwards.
+    """Return the index of a checkpoint folder, after checking that torch can load it without running code.
 
-    torch reads the index of such a folder, and what is no tensor, by unpickling whatever stands there.
+    torch reads the index of such a folder, and its values that are not tensors, by unpickling their content.
 
     Raises:
-        UserError: it does, or the folder is torn.
+        UserError: loading would run code, or the folder is torn.
     """
     try:
         index: Metadata | None = None
@@ -90,7 +90,7 @@ def check_shards(folder: Path, field: str, *, fix: str | None = None) -> Metadat
 
 
 def _pieces(folder: Path, index: Metadata) -> Iterator[bytes]:
-    """What is no tensor, as it stands in the files."""
+    """Yield the stored bytes of values that are not tensors."""
     plain = {name for name, kind in index.state_dict_metadata.items() if isinstance(kind, BytesStorageMetadata)}
     for where, stored in (index.storage_data or {}).items():
         file = folder / stored.relative_path
@@ -106,7 +106,7 @@ def _pieces(folder: Path, index: Metadata) -> Iterator[bytes]:
 
 class _Index(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str) -> Any:
-        """Only what an index is made of."""
+        """Return the class only if an index may contain it."""
         known = _METADATA.get(module_name, ())
         made = super().find_class(module_name, global_name) if known is None or global_name in known else None
         if made is None and module_name == "torch":
@@ -118,5 +118,5 @@ class _Index(pickle.Unpickler):
 
 
 def _is_record(made: object) -> bool:
-    """A class that was defined in that module: names that it only imports are not asked for."""
+    """True for a class defined in that module; names that it only imports are refused."""
     return isinstance(made, type) and made.__module__ == "torch.distributed.checkpoint.metadata"

@@ -1,4 +1,4 @@
-"""Where a run starts: from nothing, or from a checkpoint that still means the same."""
+"""Resolve ``--ckpt_path``, and check that a run continues from a checkpoint with the same meaning."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ __all__ = ["REWARD_MODEL", "Fingerprint", "Provenance", "Resumption", "plugin_fi
 log = logging.getLogger(__name__)
 
 REWARD_MODEL = "gspo_reward_model"
-"""Where a checkpoint says which reward model it holds; that of a policy has no such key."""
+"""Key under which a checkpoint names its reward model; a policy's checkpoint lacks it."""
 Provenance = dict[str, Any]
-"""``{"config", "versions", "data", "plugins"}``: what a checkpoint says about where it comes from."""
+"""Origin of a checkpoint: ``{"config", "versions", "data", "plugins"}``."""
 
 
 @dataclass
 class Resumption:
-    """What ``--ckpt_path`` means for this run."""
+    """Starting point of a run, as given by ``--ckpt_path``."""
 
     path: str | None = None
     """The checkpoint to load; None starts from the beginning."""
     run: Path | None = None
-    """The run folder to go on in; None makes a new one."""
+    """The run folder to continue in; None makes a new one."""
     first_step: int = 0
     """Scalars from this step on belong to this run, not to the one that was interrupted."""
     before: Provenance = field(default_factory=dict)
     now: Provenance = field(default_factory=dict)
     allowed: bool = False
-    """Whether the meaning of the run may change."""
+    """True if the meaning of the run may change."""
 
     @classmethod
     def of(cls, given: str | None, folder: Path, *, writer: Writer | None, reward_model: bool = False) -> Self:
@@ -50,11 +50,12 @@ class Resumption:
 
         Args:
             given: a path, ``last``, or None.
-            folder: of the runs of this config.
-            writer: of a run that goes on: nothing in its folder is believed before it is locked. With ``last``, a run
-                that has no checkpoint yet (or no run at all) starts from the beginning, in the same folder: the same
-                command can be repeated after an accident at any moment. None only reads, beside the run's own writer.
-            reward_model: whether the checkpoint must hold a reward model or a policy.
+            folder: folder with the runs of this config.
+            writer: the writer of a run that continues: its folder is locked before its content is trusted. With
+                ``last``, a run that has no checkpoint yet (or no run at all) starts from the beginning, in the same
+                folder: the same command can be repeated after an accident at any moment. None only reads, beside the
+                run's own writer.
+            reward_model: True if the checkpoint must hold a reward model, False for a policy.
 
         Raises:
             UserError: the checkpoint is missing, damaged, unreadable or of the other kind, or another process writes
@@ -82,7 +83,7 @@ class Resumption:
 
     @classmethod
     def _at(cls, path: Path, reward_model: bool) -> Self:
-        """What a path stands for, which may be the link to the newest."""
+        """Load the checkpoint at a path, which may be the link to the newest; retry if the link moves."""
         while True:
             whole = path.resolve()
             try:
@@ -93,7 +94,7 @@ class Resumption:
 
     @classmethod
     def _last(cls, run: Path, reward_model: bool) -> Self | None:
-        """The newest whole checkpoint. A run that is being trained removes old ones while they are looked at: again."""
+        """Load the newest intact checkpoint; retry if the running training removes old ones meanwhile."""
         while True:
             before = _names(run)
             try:
@@ -116,10 +117,10 @@ class Resumption:
         return cls(str(path), run_of(path), int(content["global_step"]) + 1, dict(content.get("gspo_run", {})))
 
     def check_config(self, config: Mapping[str, Any], versions: Mapping[str, str], plugins: Iterable[str]) -> None:
-        """Remember this run's config, say how it differs from the checkpoint's, and refuse another meaning.
+        """Store this run's config, log its differences from the checkpoint's, and refuse a changed meaning.
 
         Raises:
-            UserError: a setting that decides what is learnt changed, and nobody said that this is wanted.
+            UserError: a setting that decides what is learnt has changed, without permission.
         """
         plain = json.loads(json.dumps(dict(config), default=str))
         self.allowed = bool(plain.get("allow_changed_config"))
@@ -143,14 +144,14 @@ class Resumption:
             _say(f"changed since the checkpoint: version of {change} (the last digits of results may differ)")
 
     def check_prompts(self, prompts: Mapping[str, Mapping[str, Any]]) -> Provenance:
-        """The same for the prompts; returns what this run's checkpoints will carry.
+        """Check the prompts likewise; return what this run's checkpoints will carry.
 
         Args:
             prompts: ``{"train": Fingerprint.value(), "val": ...}``; under the name of a setting, demonstrations that
-                what the run starts from is made of once more.
+                are needed to make the start of the run again.
 
         Raises:
-            UserError: the training prompts or such demonstrations changed, and nobody said that this is wanted.
+            UserError: the training prompts or such demonstrations have changed, without permission.
         """
         self.now["data"] = {name: dict(value) for name, value in prompts.items()}
         before = self.before.get("data", {})
@@ -165,13 +166,13 @@ class Resumption:
 
     @property
     def optimizer_changed(self) -> bool:
-        """Whether the optimizer's settings are others than those the checkpoint will restore."""
+        """True if the optimizer's settings differ from those that the checkpoint will restore."""
         sections = [(side.get("config") or {}).get("model", {}).get("optimizer") for side in (self.before, self.now)]
         return bool(self.before) and sections[0] != sections[1]
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """The run folder that a checkpoint stands in, if it does."""
+    """Return the run folder of a checkpoint; None if it is in none."""
     folder = checkpoint.resolve().parent
     return folder.parent if folder.name == "checkpoints" else None
 
@@ -191,14 +192,14 @@ def _refused(path: str | None, differences: list[str]) -> UserError:
 
 
 class Fingerprint:
-    """Number and SHA-256 of prompts (:class:`gspo_lightning.types.Prompt`), columns included, one after another."""
+    """Number and SHA-256 of prompts (:class:`gspo_lightning.types.Prompt`), including columns, added one by one."""
 
     def __init__(self) -> None:
         self._digest, self._count = hashlib.sha256(), 0
         self._json = json.JSONEncoder(sort_keys=True, default=str)
 
     def add(self, prompt: Any) -> None:
-        """The next prompt."""
+        """Add the next prompt."""
         fields = [prompt.id, prompt.text, list(prompt.token_ids), dict(prompt.columns)]
         if prompt.media:
             fields.append([[picture.sha256, *picture.shape] for picture in prompt.media])
@@ -206,12 +207,12 @@ class Fingerprint:
         self._count += 1
 
     def value(self) -> dict[str, Any]:
-        """Of all that were added."""
+        """Return number and digest of all prompts added so far."""
         return {"prompts": self._count, "sha256": self._digest.hexdigest()}
 
 
 def plugin_fingerprints(paths: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of each plug-in file, by the path it was given under (a folder stands for its files)."""
+    """Return the SHA-256 of each plug-in file, by file name (a folder stands for its files)."""
     files = [f for p in map(Path, paths) for f in (sorted(p.glob("*.py")) if p.is_dir() else [p]) if f.is_file()]
     return {file.name: sha256(file) for file in files}
 

@@ -1,4 +1,4 @@
-"""Versions of what a run depends on: configs, checkpoints and summaries name them, and a resume compares them."""
+"""Versions of a run's dependencies: stored in configs, checkpoints and summaries, and compared on resume."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ PACKAGES = ("gspo_lightning", "torch", "lightning", "transformers", "torchmetric
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages whose numbers matter."""
+    """Return the versions of Python and of the packages that influence results."""
     return {"python": platform.python_version(), **{name: installed_version(name) for name in PACKAGES}}

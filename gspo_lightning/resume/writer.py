@@ -1,7 +1,6 @@
-"""One writer a folder: a lock of the operating system, which no killed process leaves behind.
+"""Lock a folder for one writer, with a lock of the operating system that no killed process leaves behind.
 
-``gspo fit`` takes it for a run folder, in the first of its ranks, and ``gspo evaluate`` for its output. Reading needs
-no lock.
+The first rank of ``gspo fit`` locks its run folder, and ``gspo evaluate`` its output. Reading needs no lock.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ __all__ = ["Writer", "claim_version", "is_held", "sole_writer"]
 log = logging.getLogger(__name__)
 
 LOCK, HOLDER = ".lock", ".lock.json"
-"""What is locked, and who has locked it: for messages only."""
+"""The lock file, and the file that names its holder, used in messages only."""
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
-"""What a file system says that has none."""
+"""Errors of a file system without locks."""
 ROOT_DIR = "trainer.default_root_dir"
 DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _RANKS = (
     "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK",
 )  # fmt: skip
-"""Where launchers say which of several processes this is, besides ``RANK``."""
+"""Environment variables with which launchers number processes, besides ``RANK``."""
 _HELD: set[Path] = set()
 
 
 class Writer:
     """The right of one job to write run folders, until it is closed.
 
-    The descriptor of the lock is closed in every child, so that no worker or server that outlives this process keeps
-    it. Where other ranks are there already, they have to be told of a refusal: it is kept until :meth:`settle`.
+    The lock's descriptor is closed in every child: a worker or server that outlives this process does not keep it. A
+    refusal must reach other ranks that are already running: it is kept until :meth:`settle`.
     """
 
     def __init__(self) -> None:
@@ -63,7 +62,7 @@ class Writer:
         self.close()
 
     def enter(self, folder: Path) -> None:
-        """Lock the folder of a run that is there, before anything in it is touched or believed.
+        """Lock the folder of an existing run, before its content is changed or trusted.
 
         Raises:
             UserError: another process writes it, or it cannot be written, and this job has no other ranks yet.
@@ -78,17 +77,17 @@ class Writer:
             self._refusal = refusal
 
     def settle(self, folder: Path) -> None:
-        """Lock the folder that is about to be written, unless that is done; only in the first rank.
+        """Lock the folder that is about to be written, unless it is locked already; only in the first rank.
 
         Raises:
-            UserError: as above, or another process was met by :meth:`enter`.
+            UserError: as in :meth:`enter`, including a refusal that it kept.
         """
         if self._refusal is not None:
             raise self._refusal
         self._take(folder)
 
     def close(self) -> None:
-        """Let the next one write."""
+        """Release the lock."""
         if self._lock is None or self._folder is None:
             return
         with contextlib.suppress(OSError):  # someone has deleted the folder
@@ -111,10 +110,10 @@ class Writer:
 
 @contextlib.contextmanager
 def sole_writer(folder: Path, field: str) -> Iterator[None]:
-    """Hold the lock of a folder that a command without ranks writes; the folder is made.
+    """Hold the lock of a folder that a command without ranks writes; make the folder if needed.
 
     Args:
-        folder: that is written.
+        folder: the folder to write.
         field: the option that names it.
 
     Raises:
@@ -143,7 +142,7 @@ def sole_writer(folder: Path, field: str) -> Iterator[None]:
 
 
 def _acquired(folder: Path, field: str, refused: Callable[[Path], UserError]) -> FileLock | None:
-    """The lock; None on a file system without locks."""
+    """Acquire the lock; return None on a file system without locks."""
     lock = FileLock(folder / LOCK)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,7 +161,7 @@ def _acquired(folder: Path, field: str, refused: Callable[[Path], UserError]) ->
 
 
 def _sign(folder: Path, field: str) -> None:
-    """Say who holds the lock."""
+    """Record the holder of the lock."""
     about = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S %Z")}
     try:
         write_text(folder / HOLDER, json.dumps(about) + "\n")
@@ -171,16 +170,16 @@ def _sign(folder: Path, field: str) -> None:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether this process is the one that may write a run folder."""
+    """True if this process holds the lock of a run folder."""
     return folder.resolve() in _HELD
 
 
 def claim_version(root: Path, next_version: Callable[[], int]) -> int:
-    """Make ``version_N`` that nobody else has made; returns N.
+    """Make a new folder ``version_N``; return N.
 
     Args:
-        root: of the versions.
-        next_version: one more than the highest that is there.
+        root: parent of the versions.
+        next_version: returns one more than the highest existing number.
 
     Raises:
         UserError: it may not be made there.
@@ -198,7 +197,7 @@ def claim_version(root: Path, next_version: Callable[[], int]) -> int:
 
 
 def _is_first() -> bool:
-    """Whether this process is the first rank, or the one that will start the others; before there is a group."""
+    """True if this process is the first rank, or will start the others; works before there is a process group."""
     if "RANK" in os.environ:
         return os.environ["RANK"] == "0"
     return all(os.environ.get(name, "0") == "0" for name in _RANKS)
@@ -226,7 +225,7 @@ def _refused(folder: Path) -> UserError:
 
 
 def _holder(folder: Path, patience_s: float = 1.0) -> dict[str, Any]:
-    """Who holds a lock; nothing if it does not say. It does so just after it has got it."""
+    """Return the holder of a lock, or an empty dict. It signs just after locking, so wait up to ``patience_s``."""
     until = time.monotonic() + patience_s
     while True:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

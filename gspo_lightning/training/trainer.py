@@ -192,9 +192,9 @@ class GSPOTrainer:
                 teacher alone.
 
         Returns:
-            Statistics under the tags of docs/metrics.md: ``reward/*`` and ``response/*`` of the step's P * G
-                responses; ``ratio/*``, ``clip/*``, ``kl/*`` and ``policy/entropy`` over all its updates; ``loss``,
-                ``optim/gradient_norm``, ``data/*`` and ``time/update_s`` are means over its updates.
+            Statistics under the tags of docs/metrics.md: ``reward/*`` and ``response/*`` of the step's P * G responses;
+            ``ratio/*``, ``clip/*``, ``kl/*`` and ``policy/entropy`` over all its updates; ``loss``,
+            ``optim/gradient_norm``, ``data/*`` and ``time/update_s`` are means over its updates.
 
         Raises:
             UserError: queries that are no list of texts, do not fit or cannot be cut into mini-batches; a reward

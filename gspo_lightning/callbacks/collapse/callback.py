@@ -167,7 +167,7 @@ class Collapse(Callback):
             self._due = self.alarms[-len(raised)]
 
     def _dump(self, module: GSPOModule, values: Mapping[str, float]) -> str:
-        """Dump the batch with the weights before the update; return its path, or "" if the weights are sharded."""
+        """Dump the batch and the weights before the update; return the path, or "" past the limit or if sharded."""
         if self._dumps >= self.max_dumps or is_sharded(module.policy):
             return ""
         self._dumps += 1

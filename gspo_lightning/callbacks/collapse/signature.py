@@ -91,7 +91,7 @@ class History:
 
 @dataclass
 class Signature(ABC):
-    """One way in which runs collapse. Fields are thresholds; docs/collapse.md says where they come from."""
+    """Base class of a collapse signature. Fields are thresholds; docs/collapse.md gives their origin."""
 
     name: ClassVar[str]
     advice: ClassVar[str]

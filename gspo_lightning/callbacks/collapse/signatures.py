@@ -1,4 +1,4 @@
-"""All collapse signatures, each a small class whose fields are its thresholds (docs/collapse.md).
+"""Collapse signatures, each a small class whose fields are its thresholds (docs/collapse.md).
 
 To add one, subclass :class:`~gspo_lightning.callbacks.collapse.signature.Signature` and list it in :data:`SIGNATURES`.
 """

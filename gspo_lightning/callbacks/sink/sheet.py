@@ -22,7 +22,7 @@ _INK, _GREY, _RULE = "#222222", "#6b6b6b", "#d9d9d9"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One row of a sheet.
+    """A row of a sheet.
 
     ``pictures`` are PNG files, ``count`` is the number of pictures in the prompt, ``texts`` are pairs of a name and a
     text. Prompt, completion and answer have lines of their own; all other texts share one line.

@@ -1,1 +1,1 @@
-"""Several objectives beside one another on the same rollouts."""
+"""Comparison of several objectives on the same rollouts."""

@@ -1,4 +1,4 @@
-"""What was measured of several objectives on the same mini-batches at the same weights."""
+"""Measurements of several objectives on the same mini-batches at the same weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["MEASURES", "Measure", "SideBySideData"]
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A tag of docs/metrics.md and how it is called here; ``log``: spread over decades."""
+    """A tag of docs/metrics.md with its name and unit here; ``log``: values spread over decades."""
 
     tag: str
     name: str
@@ -32,7 +32,7 @@ MEASURES = (
     Measure("clip/sequences", "Clipped sequences", "fraction of sequences"),
 )
 DECIMALS = 7
-"""In float32 the loss of advantages that cancel is about 1e-9."""
+"""Digits to round to: in float32 the loss of advantages that cancel is about 1e-9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class SideBySideData:
 
     @classmethod
     def read(cls, file: Path) -> SideBySideData:
-        """Whole iterations only.
+        """Read the complete iterations of a file.
 
         Raises:
-            UserError: no file, or not one iteration in it.
+            UserError: the file is missing, or holds no iteration.
         """
         lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
         by_iteration: dict[int, list[dict[str, Any]]] = {}
@@ -68,14 +68,14 @@ class SideBySideData:
         return len(self.rows[0])
 
     def values(self, name: str, tag: str) -> NDArray[np.float64]:
-        """[iterations, mini-batches] of an objective, without what is rounding; NaN where it has no such measure."""
+        """Return a metric of an objective [iterations, mini-batches], rounded; NaN if it was not measured."""
         found = [[row["objectives"][name].get(tag, np.nan) for row in rows] for rows in self.rows]
         return np.asarray(np.round(np.array(found, dtype=np.float64), DECIMALS), dtype=np.float64)
 
     def cosines(self) -> NDArray[np.float64]:
-        """[iterations, mini-batches, K, K] between gradients; NaN where one is 0."""
+        """Return the cosines between gradients [iterations, mini-batches, K, K]; NaN where one is 0."""
         return np.array([[row["cosines"] for row in rows] for rows in self.rows], dtype=np.float64)
 
     def gaps(self) -> list[float | None]:
-        """For each iteration, how far the weights here are from those that sampled it, in nats per token."""
+        """Return, per iteration, the log-probability gap to the weights that sampled it, in nats per token."""
         return [rows[0].get("sampler_logprob_gap") for rows in self.rows]

@@ -1,4 +1,4 @@
-"""Draws objectives on the same rollouts: what they measure along the mini-batches, and how their gradients point."""
+"""Draw objectives on the same rollouts: their metrics along the mini-batches, and the cosines of their gradients."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gspo_lightning.report.style import GREY, INK, MANY, label_ends, quiet, say_
 __all__ = ["draw"]
 
 LIGHT = 0.6
-"""Cosines below it are written in white on dark."""
+"""Cosines below this value are written in white on dark."""
 
 
 def draw(found: SideBySideData) -> Figure:
-    """The picture; touches no global state of matplotlib."""
+    """Draw the picture; touches no global state of matplotlib."""
     styles = {name: style(i) for i, name in enumerate(found.names)}
     figure = Figure(figsize=(15, 8.2), dpi=120, facecolor="white")
     FigureCanvasAgg(figure)
@@ -50,7 +50,7 @@ def draw(found: SideBySideData) -> Figure:
 def _draw_lines(
     axes: Any, panel: Measure, values: Mapping[str, NDArray[np.float64]], styles: Mapping[str, tuple[str, str]]
 ) -> None:
-    """Along the mini-batches: every iteration thin, their mean bold."""
+    """Draw values along the mini-batches: every iteration thin, their mean bold."""
     quiet(axes, panel.name, panel.unit)
     axes.set_xlabel("mini-batch of the iteration (1: ratios are 1)", color=GREY, fontsize=9)
     ends = []
@@ -86,7 +86,7 @@ def _mean(values: NDArray[np.float64]) -> float:
 
 
 def _draw_matrix(axes: Any, title: str, names: list[str], cosines: NDArray[np.float64]) -> None:
-    """Mean over iterations [I, K, K], as numbers on shades of grey from 0 (dark) to 1 (white); below 0 they are red."""
+    """Draw the mean over iterations [I, K, K] as numbers on grey, 0 (dark) to 1 (white); red below 0."""
     values = np.array([[_mean(cosines[:, i, j]) for j in range(len(names))] for i in range(len(names))])
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=7)
     axes.imshow(np.clip(values, 0, 1), cmap="gray", vmin=-0.15, vmax=1.0)

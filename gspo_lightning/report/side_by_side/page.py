@@ -1,4 +1,4 @@
-"""The table and the page of objectives on the same rollouts."""
+"""Table and Markdown page that compare objectives on the same rollouts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gspo_lightning.report.words import plain
 __all__ = ["page", "summary_table"]
 
 FAR = 1e-3
-"""Nats per token between the sampler's log-probabilities and those of the weights here: other weights sampled."""
+"""Gap between the sampler's log-probabilities and these weights', in nats per token, above which others sampled."""
 
 
 def page(found: SideBySideData, command: str, picture: str) -> str:
-    """Markdown: first mini-batch and later ones, every iteration, and what the numbers can bear."""
+    """Return the Markdown page: first mini-batch, later ones, every iteration, and the limits of the numbers."""
     names = found.names
     lines = [f"# {cell(' / '.join(names))} on the same rollouts", "", "Made by:", "", fenced(command, "bash"), ""]
     lines += [f"![side by side]({picture})", "", "| | objective |", "|---|---|"]
@@ -39,7 +39,7 @@ def page(found: SideBySideData, command: str, picture: str) -> str:
 
 
 def summary_table(found: SideBySideData) -> Table:
-    """For the terminal: means over iterations, one column an objective, first mini-batch and later ones."""
+    """Return the terminal table: means over iterations, one column per objective, first mini-batch and later ones."""
     table = Table(title=f"means over {len(found.iterations)} recorded iterations", title_justify="left")
     table.add_column("")
     table.add_column("mini-batch")
@@ -60,7 +60,7 @@ def _parts(found: SideBySideData) -> Iterator[tuple[str, slice]]:
 
 
 def _measures(found: SideBySideData) -> list[tuple[str, Callable[[str], NDArray[np.float64]]]]:
-    """(label, name -> [iterations, mini-batches])."""
+    """Return pairs of a label and a function: name -> values [iterations, mini-batches]."""
 
     def of(tag: str) -> Callable[[str], NDArray[np.float64]]:
         return lambda name: found.values(name, tag)
@@ -98,7 +98,7 @@ def _cosine(value: float) -> str:
 
 
 def _every_iteration(found: SideBySideData) -> list[str]:
-    """Where there is drift, nothing is averaged over iterations: each measure, a column an iteration."""
+    """Return each measure with one column per iteration: after drift, nothing is averaged over iterations."""
     if found.mini_batches < 2 or len(found.iterations) < 2:
         return []
     lines = [f"## Every iteration, mean of mini-batches 2 to {found.mini_batches}", ""]
