@@ -38,7 +38,7 @@ class AveragedWeights(Callback):
         return {"latest_update_step": self._step, "latest_update_epoch": self._iteration}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Restore the state of :meth:`state_dict`."""
         self._step, self._iteration = state_dict["latest_update_step"], state_dict["latest_update_epoch"]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -65,7 +65,7 @@ class AveragedWeights(Callback):
         module, average = learner(pl_module), learner(pl_module).average
         assert average is not None, "on_fit_start comes first"
         if module.critic_only:
-            return  # the weights that everybody starts with are no update of them
+            return  # the policy is still at its initial weights
         step, iteration = trainer.global_step, trainer.current_epoch
         if step > self._step and self.chosen.should_update(step_idx=step - 1):
             average.update()

@@ -70,7 +70,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             with swapping(target.parent), contextlib.ExitStack() as stack:
                 with atomic_file(target) as file:
                     _save(checkpoint, file)
-                    stack.enter_context(uninterrupted())  # a file that is swapped in gets its manifest
+                    stack.enter_context(uninterrupted())  # a swapped-in file must get its manifest
                 files, serial = {target.name: (file.bytes, file.sha256)}, next_serial(target.parent)
                 Manifest(files, int(checkpoint.get("global_step", 0)), serial, score).write(target)
         except OSError as error:
@@ -159,7 +159,7 @@ class LastCheckpoint(Checkpoint):
         if trainer.global_step == self._saved:
             return path
         with fail_together():
-            if self._there and trainer.is_global_zero and not self._folder.parent.is_dir():  # saving would make it anew
+            if self._there and trainer.is_global_zero and not self._folder.parent.is_dir():  # saving would remake it
                 raise InfrastructureError(
                     f"the run folder {self._folder.parent} is gone: it was deleted or moved during the run.\n"
                     f"  fix: restore it and resume with --ckpt_path last, or start again"
@@ -197,7 +197,7 @@ def link_last(path: Path) -> None:
         link.symlink_to(path.name)
         os.replace(link, last)
         sync_folder(path.parent)
-    except OSError as error:  # a file system without links: the search for the last checkpoint does not need it
+    except OSError as error:  # no links on this file system: the search for the last checkpoint needs none
         log.warning("%s cannot be made (%s); --ckpt_path last finds %s all the same", last, error.strerror, path.name)
 
 

@@ -30,5 +30,5 @@ def default_callbacks(*, progress_bar: bool = True, checkpoints: bool = True) ->
     """
     found: list[Callback] = [WatchRanks(), ColdStartCurve(), NoSignal(), Collapse(), Dashboard(), RunSummary()]
     found += [RunProgress()] if progress_bar else []
-    # interrupts after what counts updates, checkpoints last: they hold what the others have counted
+    # interrupts after callbacks that count updates, checkpoints last: they store the counts
     return [*found, Interrupts(), *([LastCheckpoint()] if checkpoints else [])]

@@ -103,7 +103,7 @@ class Interrupts(Callback):
         if not self._busy and (rank_and_world()[1] == 1 or self._agreed):
             try:
                 text += f"Saved: {keeper.save(trainer)}\n"
-            except KeyboardInterrupt:  # somebody is in a hurry
+            except KeyboardInterrupt:  # a second interrupt while saving
                 text += "Interrupted again before this was saved. "
         last = self._folder / "checkpoints" / "last.ckpt"
         if not any(last.parent.glob("*.ckpt")):
@@ -114,7 +114,7 @@ class Interrupts(Callback):
     def _listen(self) -> None:
         if threading.current_thread() is threading.main_thread() and not self._previous:
             numbers = [signal.SIGINT, signal.SIGTERM]
-            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup asks to go on without a terminal
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: continue without a terminal
                 numbers.append(signal.SIGHUP)
             for number in numbers:
                 self._previous[number] = signal.signal(number, self._on_signal)

@@ -38,7 +38,7 @@ class NoSignal(Callback):
 def _nothing(module: GSPOModule) -> bool:
     update = module.last_update
     if module.teacher is not None:
-        return False  # says at every token what is better
+        return False  # a teacher gives a signal at every token
     if update.get("reward/dead_groups", 0.0) < 1.0 or "reward/mean" not in update:
         return False
     first = module.evaluator.history[0][1] if module.evaluator.history else {}

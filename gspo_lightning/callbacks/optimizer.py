@@ -14,9 +14,9 @@ class NewOptimizerSettings(Callback):
         """Apply the settings once, after the checkpoint was loaded."""
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
-                group.update(optimizer.defaults)  # what this run's config says; loading does not change it
+                group.update(optimizer.defaults)  # from this run's config; loading leaves them
                 if "initial_lr" in group:
                     group["initial_lr"] = optimizer.defaults["lr"]
         for config in trainer.lr_scheduler_configs:
-            if hasattr(config.scheduler, "base_lrs"):  # ReduceLROnPlateau goes by the rate of now
+            if hasattr(config.scheduler, "base_lrs"):  # ReduceLROnPlateau uses the current rate
                 config.scheduler.base_lrs = [group["initial_lr"] for group in config.scheduler.optimizer.param_groups]

@@ -44,7 +44,7 @@ class RunLogger(TensorBoardLogger):
             folder = Path(self.log_dir)
             found = Scalars.read(folder)
             if self._first is not None:
-                if not len(found):  # older code began this run
+                if not len(found):  # the run was started by older code
                     read_events(run := Run(folder))
                     found.take(run.scalars, run.started or 0.0)
                 found.cut(self._first)
@@ -55,7 +55,7 @@ class RunLogger(TensorBoardLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log to the compact file, and to the event file unless thinned out; evaluations are always kept."""
         values = {tag: float(value) for tag, value in metrics.items() if _is_number(value)}
-        scalars = self.scalars  # before the event file of this process is there
+        scalars = self.scalars  # read before this process makes its event file
         if step is not None and values:
             scalars.add(step, values)
         iteration = values.get("data/iteration")

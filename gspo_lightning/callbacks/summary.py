@@ -51,7 +51,7 @@ class RunSummary(Callback):
         return {"before": self._before, "clipped": self._clipped, "seconds": time.monotonic() - self._start}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Restore the state of :meth:`state_dict`."""
         self._before, self._clipped = state_dict["before"], state_dict["clipped"]
         self._start = time.monotonic() - state_dict["seconds"]
 

@@ -50,7 +50,7 @@ class AnswersFile:
 
     def cut(self, first: int) -> None:
         """Drop evaluations from this update on; a resumed run repeats them."""
-        from gspo_lightning.resume.files import write_text  # torch comes with it, and who only reads needs none
+        from gspo_lightning.resume.files import write_text  # imports torch, which readers do not need
 
         if (self.folder / ANSWERS).exists():
             kept = [row for row in read_answers(self.folder) if row["update"] < first]

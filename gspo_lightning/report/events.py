@@ -65,5 +65,5 @@ def _event(file: Path, start: int, length: int) -> Event:
         stream.seek(start)
         try:
             return Event.FromString(stream.read(length))
-        except Exception:  # protobuf's own, a package that is there for tensorboard only
+        except Exception:  # protobuf's own class; only tensorboard depends on that package
             return Event()

@@ -35,7 +35,7 @@ def draw(runs: Sequence[Run]) -> Figure:
     figure = Figure(figsize=(15, 9.4 if rows == 3 else 12.2), dpi=120, facecolor="white")
     FigureCanvasAgg(figure)
     lines = lines_of(runs)
-    scale = 9.4 / float(figure.get_figheight())  # heads and feet are as high in inches on a higher picture
+    scale = 9.4 / float(figure.get_figheight())  # header and footer keep their height in inches
     top = 1 - scale * (0.125 + 0.024 * max(0, (len(runs) + 1) // 2 - 2))  # room for the legend, two runs to a row
     grid = figure.add_gridspec(
         rows, 4, left=LEFT, right=RIGHT, top=top, bottom=0.082 * scale, wspace=0.42, hspace=0.36 if rows == 3 else 0.42

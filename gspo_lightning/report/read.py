@@ -44,13 +44,13 @@ def read_run(folder: Path, scalars: Scalars | None = None) -> Run:
         run.problems.append(f"{kept.damaged} damaged lines of {kept.file.name} were left out")
     if times := kept.times():
         run.scalars, (run.started, run.last_event) = kept.series(), times
-        if scalars is None:  # what TensorBoard shows is less than this
+        if scalars is None:  # the event files may hold less
             files = sorted(folder.glob(f"{EVENTS}*"))
             run.problems += [problem for file in files if (problem := problem_of(file)) is not None]
     else:
         read_events(run)
     _read_config(run)
-    if not run.of_reward_model:  # which has results.json instead
+    if not run.of_reward_model:  # a reward model has results.json instead
         _read_json(run)
     _read_alarms(run)
     if run.updates > (number(run.summary.get("updates")) or math.inf):
@@ -99,7 +99,7 @@ def read_events(run: Run) -> None:
     with _without_warnings():
         try:
             accumulator.Reload()
-        except Exception as error:  # a damaged file: what was read before the damage is there
+        except Exception as error:  # a damaged file: everything before the damage was read
             run.problems.append(f"the event files could not be read to their end ({type(error).__name__}: {error})")
     times: list[float] = []
     for tag in accumulator.Tags()["scalars"]:
@@ -156,7 +156,7 @@ def _read_json(run: Run) -> None:
 def _read_alarms(run: Run) -> None:
     path = run.folder / ALARMS
     if not path.is_file():
-        return  # no alarm, or a run from before there were any
+        return  # no alarm, or a run of older code
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         run.alarms = [{**alarm, "since": int(alarm["since"]), "update": int(alarm["update"])} for alarm in content]

@@ -99,7 +99,7 @@ class Run:
         seconds = self.started if self.started is not None else self.folder.stat().st_mtime
         try:
             return f"{datetime.fromtimestamp(seconds):%Y-%m-%d}"
-        except (ValueError, OverflowError, OSError):  # of a clock that was wrong
+        except (ValueError, OverflowError, OSError):  # the clock was wrong
             return "unknown day"
 
     @property

@@ -27,7 +27,7 @@ def _show_plainly(figure: Figure) -> None:
     """Turn off formulas in texts: two dollars in a name would end the run. Ticks of numbers stay unchanged."""
     axes = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
     for axis in axes:
-        named = isinstance(axis.get_major_formatter(), FuncFormatter)  # what set_ticks makes of names
+        named = isinstance(axis.get_major_formatter(), FuncFormatter)  # set by set_ticks for names
         if not (named and isinstance(axis.get_major_locator(), FixedLocator)):
             continue
         axis.set_ticklabels([visible(label.get_text()) for label in axis.get_ticklabels()], parse_math=False)

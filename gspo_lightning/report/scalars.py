@@ -86,12 +86,12 @@ class Scalars:
         table.add(step, time.time(), values.values())
         text = (_head(table) if new else "") + _row(table, len(table.steps) - 1)
         try:
-            if new and len(self._tables) == 1:  # a folder that is gone later was deleted: it is not made anew
+            if new and len(self._tables) == 1:  # a folder that vanishes later was deleted: do not make it again
                 self.file.parent.mkdir(parents=True, exist_ok=True)
             with open(self.file, "a", encoding="ascii") as file:
                 file.write(text)
         except FileNotFoundError:
-            raise  # which says by its path that the folder is gone
+            raise  # its path shows that the folder is gone
         except OSError as error:
             raise _unwritable(self.file, error) from error
 
@@ -101,7 +101,7 @@ class Scalars:
         Raises:
             InfrastructureError: the file cannot be written.
         """
-        from gspo_lightning.resume.files import write_text  # torch comes with it, and who only reads needs none
+        from gspo_lightning.resume.files import write_text  # imports torch, which readers do not need
 
         before, self._tables, self.damaged = self._tables, {}, 0
         for tags, old in before.items():
@@ -158,7 +158,7 @@ def _head(table: _Table) -> str:
 def _row(table: _Table, place: int) -> str:
     width = len(table.tags)
     values = table.values[place * width : (place + 1) * width]
-    # nine digits tell any two numbers of float32 apart
+    # nine digits distinguish any two float32 numbers
     where = [table.number, table.steps[place], round(table.times[place], 2)]
     return json.dumps([*where, *(float(f"{value:.9g}") for value in values)], separators=(",", ":")) + "\n"
 

@@ -110,7 +110,7 @@ def draw_series(
     axes.plot(series.steps, mean, color=line.colour, lw=2.2, ls=line.dash, zorder=3, solid_capstyle="round")
     if len(series) == 1:
         axes.plot(series.steps, bold, "o", color=line.colour, ms=5, zorder=3)
-    if len(series) < whole:  # what follows is not finite
+    if len(series) < whole:  # later values are not finite
         axes.plot(series.steps[-1:], mean[-1:], "X", color=line.colour, mec="white", ms=9, zorder=6)
     return bold
 

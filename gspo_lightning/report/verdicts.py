@@ -72,7 +72,7 @@ def _learning(run: Run) -> Verdict | None:
         return _reward_only(run)
     change = after - before
     series = run.get(run.held_out_tag)
-    scale = 1.0 if run.shown_by == "accuracy" else max(abs(before), abs(after))  # a reward has units of its own
+    scale = 1.0 if run.shown_by == "accuracy" else max(abs(before), abs(after))  # a reward has its own unit
     word = "learned" if change > LEARNED * scale else "unlearned" if change < -LEARNED * scale else "no change"
     start = "" if series is None or series.steps[0] == 0 else f" (first evaluated after {series.steps[0]} updates)"
     sentence = f"held-out {run.shown_by} {two(before)} → {two(after)} in {count(run.updates, 'update')}{start}"

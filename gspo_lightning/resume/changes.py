@@ -12,7 +12,7 @@ BOOKKEEPING = ("config", "ckpt_path", "allow_changed_config", "weights_only")
 """Settings of the command itself; changes are not reported."""
 HARMLESS = (
     *BOOKKEEPING,
-    # how long, where to, how often, on how many devices: not what is learnt
+    # duration, output, frequency, devices: no effect on what is learnt
     "trainer.max_epochs", "trainer.max_steps", "trainer.min_epochs", "trainer.min_steps", "trainer.max_time",
     "trainer.default_root_dir", "trainer.logger", "trainer.callbacks", "trainer.plugins", "trainer.profiler",
     "trainer.enable_checkpointing", "trainer.enable_progress_bar", "trainer.enable_model_summary",

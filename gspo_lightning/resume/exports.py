@@ -43,7 +43,7 @@ def check_replaceable(target: Path, sources: Iterable[Path], field: str = "outpu
     if not target.is_dir():
         raise UserError(field, f"{target} is a file", fix=fix)
     for needed, why in [*((Path(one), str(one)) for one in sources), *_places()]:
-        places = (needed.resolve(), needed.parent.resolve() / needed.name)  # of a link both
+        places = (needed.resolve(), needed.parent.resolve() / needed.name)  # for a link, both places
         if needed.exists() and any(place.is_relative_to(target) for place in places):
             raise UserError(field, f"{target} is or holds {why}, and would be deleted", fix=fix)
     found = {str(p.relative_to(target)) for p in target.rglob("*")}
@@ -86,7 +86,7 @@ def exported_folder(target: Path, sources: Iterable[Path], field: str = "output"
 
 
 def _places() -> Iterator[tuple[Path, str]]:
-    with contextlib.suppress(OSError):  # it was deleted
+    with contextlib.suppress(OSError):  # the directory was deleted
         yield Path.cwd(), "the working directory"
     with contextlib.suppress(RuntimeError):
         yield Path.home(), "your home directory"

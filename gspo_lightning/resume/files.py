@@ -68,7 +68,7 @@ def swapping(folder: Path) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for children that were forked meanwhile
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for children forked meanwhile
         os.close(descriptor)
 
 
@@ -97,14 +97,14 @@ def atomic_file(target: Path, private: bool = False) -> Iterator[DigestWriter]:
     unfinished = beside(target)
     try:
         if private:
-            unfinished.unlink(missing_ok=True)  # of a run that was killed; it would keep the mode that it has
+            unfinished.unlink(missing_ok=True)  # left by a killed run; it would keep its mode
         with open(unfinished, "wb", opener=_private if private else None) as file:
             yield DigestWriter(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, target)
     except BaseException:
-        with contextlib.suppress(OSError):  # what went wrong is on its way up already
+        with contextlib.suppress(OSError):  # the original error is already propagating
             unfinished.unlink(missing_ok=True)
         raise
     sync_folder(target.parent)

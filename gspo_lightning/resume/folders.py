@@ -75,7 +75,7 @@ def _said(target: Path) -> Iterator[None]:
     except OSError as error:
         raise unwritable(target, error) from error
     except CheckpointException as failed:
-        for cause, _ in failed.failures.values():  # torch catches whatever is raised
+        for cause, _ in failed.failures.values():  # torch catches every exception
             if not isinstance(cause, Exception):
                 raise cause from None
             if isinstance(cause, OSError):

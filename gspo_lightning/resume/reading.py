@@ -46,7 +46,7 @@ def read_tensors(path: Path, field: str, *, fix: str | None = None, mmap: bool =
     """
     try:
         return torch.load(path, weights_only=True, map_location="cpu", mmap=mmap)
-    except Exception as error:  # whatever a torn or foreign file makes torch raise
+    except Exception as error:  # a torn or foreign file can make torch raise anything
         raise UserError(field, f"{path} cannot be read: {fault_of(error)}", fix=fix) from error
 
 

@@ -64,7 +64,7 @@ def build_policy(
         return policy
 
     policy = made_by_first_rank(make) if on_first_rank else make()
-    if policy.silenced.held:  # on purpose (gspo_lightning.policy.silence); Lightning would wonder
+    if policy.silenced.held:  # on purpose (gspo_lightning.policy.silence); Lightning would warn
         warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")
     return policy
 

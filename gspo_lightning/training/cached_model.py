@@ -43,7 +43,7 @@ def found_or_made(target: Path, make: Callable[[Path], None], *, what: str, step
     with _one_at_a_time(target) as alone:
         why = _damage(target) if target.exists() else "missing"
         if why is None:
-            return  # made by another process, meanwhile
+            return  # made by another process meanwhile
         if target.exists():
             aside = _move_aside(target)
             log.warning("%s: %s is damaged (%s); moved to %s, and recomputed", what, target, why, aside)
@@ -75,7 +75,7 @@ def _swap_in(unfinished: Path, target: Path, steps: int) -> None:
         if not file.is_dir()
     }
     sync_folder(unfinished)
-    if target.exists():  # without locks: another process was quicker, and made the same
+    if target.exists():  # without locks: another process finished the same model first
         remove(unfinished)
         return
     Manifest(written, steps, serial=1).write(target)

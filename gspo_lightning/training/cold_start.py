@@ -80,7 +80,7 @@ class ColdStart:
         Raises:
             UserError: the demonstrations cannot be read or learnt from.
         """
-        adapted, settings = settings, dataclasses.replace(settings, lora=None)  # adapters come on top of it
+        adapted, settings = settings, dataclasses.replace(settings, lora=None)  # adapters are added to the result
         target = root.resolve() / "cold_start" / self.key(settings, longest, asking)
         make = partial(self._make, settings, longest, asking)
         found_or_made(target, make, what="cold start", steps=self.steps)
@@ -96,7 +96,7 @@ class ColdStart:
         teach(pairs[:_TRIED], tokenizer, None, dataclasses.replace(asking, **_UNLIMITED), where, FIELD)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Number and SHA-256 of the demonstrations, for checkpoints."""
+        """Return number and SHA-256 of the demonstrations, for checkpoints."""
         pairs = self._read()[0]
         return {"prompts": len(pairs), "sha256": hashlib.sha256(_json(list(pairs)).encode()).hexdigest()}
 

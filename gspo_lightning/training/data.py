@@ -206,7 +206,7 @@ class PromptDataModule(LightningDataModule):
         self.iteration: Iteration | None = None
         """Produces the next rollout batch, after :meth:`bind`."""
         self._prefetcher = RolloutPrefetcher[Sampled](max_staleness) if max_staleness else None
-        self._asking = threading.Lock()  # a source answers one question at a time
+        self._asking = threading.Lock()  # a source answers one request at a time
         self._runner: RewardRunner | None = None
         kwargs = chat_template_kwargs or {}
         self.sets = PromptSets(given, columns or {}, max_prompt_tokens, system_prompt, kwargs, pictures)
@@ -320,12 +320,12 @@ class PromptDataModule(LightningDataModule):
         if self._order is not None:
             self._order.load_state_dict(state_dict)
         if self._deal is None:
-            self._deal_as(state_dict.get("deal", "groups"))  # older code wrote none
+            self._deal_as(state_dict.get("deal", "groups"))  # missing in checkpoints of older code
         self.loader.go_to(mine)
         if self.partial is not None and "partial" in mine:
             self.partial.load_state_dict(mine["partial"], self.sets.read["train"].by_id)
 
-    # what the module and the callbacks use -----------------------------------------------------------------------
+    # used by the module and the callbacks ------------------------------------------------------------------------
 
     @property
     def runner(self) -> RewardRunner:

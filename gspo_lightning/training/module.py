@@ -166,7 +166,7 @@ class GSPOModule(PolicyModule):
         self.restored: dict[str, Any] | None = None
         """A checkpoint with averaged weights, until a callback has taken them."""
 
-    # what others ask it ------------------------------------------------------------------------------------------
+    # queries ---------------------------------------------------------------------------------------------------
 
     @property
     def iterations(self) -> int | None:
@@ -257,7 +257,7 @@ class GSPOModule(PolicyModule):
 
     def on_fit_start(self) -> None:
         """Load the teacher and check ratios and sampling, with the device, precision and strategy of training."""
-        self.restored = None  # callbacks have had it
+        self.restored = None  # callbacks have used it
         if self.teacher is None:
             with self.forward_context():
                 dtype = autocast_dtype(self.device)
@@ -293,7 +293,7 @@ class GSPOModule(PolicyModule):
         if self.trainer.state.fn == "fit" and holds_average(checkpoint):
             self.restored = dict(checkpoint)
             checkpoint["state_dict"] = training_weights(checkpoint)
-        state = checkpoint.get("state_dict", {})  # of sharded ones, the strategy has loaded the weights
+        state = checkpoint.get("state_dict", {})  # if sharded, the strategy has loaded the weights
         snapshot = [name for name in state if name.startswith("old_policy.")]
         if snapshot and isinstance(self.old_policy, ResidentSnapshot):
             self.configure_model()
@@ -357,7 +357,7 @@ class GSPOModule(PolicyModule):
         suspects = self._update.suspects
         if (scaler := scaler_of(self.trainer)) is not None:
             values["optim/loss_scale"] = scaler.get_scale()
-            if overflows(scaler, suspects):  # the scaler leaves this update out
+            if overflows(scaler, suspects):  # the scaler skips this update
                 values["optim/gradient_norm"] = suspects["gradient norm"] = norm = 0.0
         skipped = self.guard.skips(suspects, self.global_step + 1, self.device, lambda: self.dump_update(suspects))
         if skipped or self.critic_only:

@@ -52,7 +52,7 @@ class PolicyModule(LightningModule):
         """True if a checkpoint will be loaded: it would overwrite a cold start."""
         self.loaded_step = 0
         """Optimizer steps that made the weights of a loaded checkpoint."""
-        self.strict_loading = settings.lora is None  # a checkpoint of adapters lacks what is frozen
+        self.strict_loading = settings.lora is None  # a checkpoint of adapters lacks the frozen weights
         self.base_norm = 0.0
         """Norm of the frozen weights under adapters."""
         self._tokenizer: PreTrainedTokenizerBase | None = None
@@ -124,7 +124,7 @@ class PolicyModule(LightningModule):
     def verify_sources(self) -> None:
         """Verify that the sources in this process, for training and evaluation, sample from the trained weights."""
         sources = (self.data.rollouts, self.data.rollouts.for_evaluation())
-        if any(source.local() is not None for source in sources):  # or whole weights would be gathered for nothing
+        if any(source.local() is not None for source in sources):  # else whole weights would be gathered for nothing
             with gathered(self.policy) as plain:
                 for source in sources:
                     self.verify(plain, source)
@@ -184,7 +184,7 @@ class PolicyModule(LightningModule):
     def _measure_suites(self) -> dict[str, float]:
         if not self.data.suites.names:
             return {}
-        with self.data.respond_held_out.lock:  # the source answers one question at a time
+        with self.data.respond_held_out.lock:  # the source answers one request at a time
             return self.data.suites.measure(
                 self.evaluator.policy,
                 self.data.rollouts.for_evaluation(),

@@ -211,7 +211,7 @@ class GSPOTrainer:
         caller = self._scorer(queries, records, reward_function)
         config, iteration = self.config, self._iteration(self._read(records), caller)
         loader = ExperienceLoader(iteration.run, config.minibatches, config.epochs, config.seed)
-        loader.iteration = self.iteration - 1  # the one it rolls out next is this step's
+        loader.iteration = self.iteration - 1  # the next rollout is this step's
         trained: list[MiniBatch] = []
         sums, norm, seconds = MetricSums(), 0.0, 0.0
         with modes_kept(self.policy):
@@ -271,7 +271,7 @@ class GSPOTrainer:
         temperature: float = 0.0,
         samples: int = 1,
     ) -> dict[str, float]:
-        """Answer queries without training on them; no draw of training changes.
+        """Answer queries without training on them; the random draws of training do not change.
 
         Args:
             queries: as for :meth:`train_step`, any number of them.
@@ -280,8 +280,8 @@ class GSPOTrainer:
             samples: responses to each query; more than one needs a temperature above 0.
 
         Returns:
-            ``val/reward``, ``val/accuracy`` (responses with a reward of at least 1), ``val/response_length`` and
-            ``val/terminated``. ``examples`` holds the first response to each query then.
+            ``val/reward``, ``val/accuracy`` (fraction of responses with a reward of at least 1),
+            ``val/response_length`` and ``val/terminated``. ``examples`` then holds the first response to each query.
 
         Raises:
             UserError: as :meth:`train_step`.
@@ -404,6 +404,6 @@ class GSPOTrainer:
             )
         if self.critic is None or not self.critic.warming:
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)  # between steps the memory is the caller's
+        self.optimizer.zero_grad(set_to_none=True)  # free the memory for the caller between steps
         self.version += 1
         return norm

@@ -125,14 +125,14 @@ def check_trainer(data: PromptDataModule, level: Level, trainer: Trainer) -> Non
     """
     check_accumulation(trainer)
     _check_evaluations(trainer)
-    if not trainer.fast_dev_run:  # a handful of batches is what it is for
+    if not trainer.fast_dev_run:  # fast_dev_run runs a handful of batches on purpose
         _check_limits(data, trainer)
     for callback in trainer.callbacks:
         _check_callback(callback, data, level)
 
 
 def _check_evaluations(trainer: Trainer) -> None:
-    within = getattr(trainer, "_val_check_time_interval", None)  # Lightning then has no val_check_interval at all
+    within = getattr(trainer, "_val_check_time_interval", None)  # Lightning then has no val_check_interval
     interval = f"{within:g} s" if within is not None else getattr(trainer, "val_check_interval", None)
     if interval is not None and not (isinstance(interval, float) and interval == 1.0):
         raise UserError(

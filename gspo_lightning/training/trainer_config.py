@@ -43,7 +43,7 @@ class GSPOConfig:
     group_size: int = 4
     """Responses per query, at least 2, since each is compared with its group. A larger group reduces noise."""
     max_response_tokens: int = 256
-    """Longer responses are cut and rewarded like the others."""
+    """Largest length of a response; longer ones are cut and rewarded like the others."""
     max_prompt_tokens: int | None = None
     """Largest length of a query, chat template included; longer ones are refused, never cut. None: the rest of the
     model's context."""

@@ -71,7 +71,7 @@ class Collapse(Callback):
         self._skipped, self._dumps = 0, 0
         self._folder = Path()
 
-    # what Lightning calls --------------------------------------------------------------------------------------------
+    # Lightning hooks ------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Register the check before every update.
@@ -87,7 +87,7 @@ class Collapse(Callback):
         if self.action == "rollback":
             if last_checkpoint(trainer) is None:
                 raise UserError("Collapse.action", "is 'rollback', but this run keeps no checkpoints", fix="use 'stop'")
-            module.guard.choice = "skip"  # the weights will be put back: a NaN must not stop the run before that
+            module.guard.choice = "skip"  # the weights will be restored: a NaN must not stop the run first
             module.guard.max_skips += module.data.settings.updates_per_iteration * (self.max_rollbacks + 1)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -139,19 +139,19 @@ class Collapse(Callback):
         }  # fmt: skip
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Restore the state of :meth:`state_dict`."""
         self.watch.load_state_dict(state_dict["watch"])
         self.alarms = [Alarm(**alarm) for alarm in state_dict["alarms"]]
         self.rollbacks, self._quiet = int(state_dict["rollbacks"]), list(state_dict["quiet"])
         self._skipped, self._dumps = int(state_dict["skipped"]), int(state_dict["dumps"])
 
-    # what it does ----------------------------------------------------------------------------------------------------
+    # actions ---------------------------------------------------------------------------------------------------------
 
     def _look(self, trainer: Trainer, module: GSPOModule, values: dict[str, float]) -> None:
         """Check the metrics before the optimizer steps, while the weights are still those that were measured."""
         update, loader = trainer.global_step + 1, module.data.loader
         look: Mapping[str, float] = values
-        if module.guard.skipped > self._skipped:  # also where loss and gradient are finite, but log-probabilities not
+        if module.guard.skipped > self._skipped:  # also if only log-probabilities are not finite
             self._skipped, look = module.guard.skipped, {**values, "log-probabilities": float("nan")}
         raised = self.watch.see(look, update, last=loader.trained + 1 >= len(loader))
         values["collapse/alarms"] = float(len(self.watch.present))

@@ -36,7 +36,7 @@ class History:
     """The lowest reward of a response (of an iteration's mean if single rewards were not measured)."""
     highest_reward: float | None = None
     best: float | None = None
-    """The highest median of three iterations' mean rewards in a row."""
+    """The highest median over three successive iterations' mean rewards."""
 
     def usual(self, tag: str) -> float | None:
         """Return the median over the last iterations; None if there are fewer than :data:`START`."""
@@ -84,7 +84,7 @@ class History:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> History:
-        """The inverse of :meth:`state_dict`."""
+        """Build a history from :meth:`state_dict`."""
         recent, first = ({tag: list(v) for tag, v in state[name].items()} for name in ("recent", "first"))
         return cls(recent, first, *state["rewards"])
 

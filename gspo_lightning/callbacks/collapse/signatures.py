@@ -70,7 +70,7 @@ class NonFinite(Signature):
 
 @dataclass
 class RatioExplosion(Signature):
-    """Ratios to the old policy spread far beyond anything that clipping is meant for."""
+    """Ratios to the old policy spread far beyond the range that clipping is meant for."""
 
     name: ClassVar[str] = "ratio_explosion"
     advice: ClassVar[str] = "lower the learning rate or minibatches_per_rollout; look at optim/gradient_norm before it"
@@ -78,9 +78,9 @@ class RatioExplosion(Signature):
     hits: ClassVar[int] = 2
     window: ClassVar[int] = 8
     spread: float = 0.25
-    """Standard deviation of log s_i over sequences, nats per token."""
+    """Threshold of the standard deviation of log s_i over sequences, in nats per token."""
     effective: float = 0.5
-    """Effective sample size, as a fraction of the samples."""
+    """Threshold of the effective sample size, as a fraction of the samples."""
 
     def suspicious(self, look: Look, history: History) -> str | None:
         """See the class."""
@@ -131,7 +131,7 @@ class DeadGroupFlood(Signature):
     hits: ClassVar[int] = 3
     window: ClassVar[int] = 3
     dead: float = 0.9
-    """Fraction of groups."""
+    """Fraction of groups with equal rewards."""
     solved: float = 0.7
     """Share of the reward's range from which on equal rewards count as success."""
 
@@ -176,7 +176,7 @@ class EntropyCollapse(Signature):
 
 @dataclass
 class EntropyExplosion(Signature):
-    """Entropy climbs while the reward does not: the policy forgets how to write."""
+    """Entropy rises while the reward does not: the policy forgets how to write."""
 
     name: ClassVar[str] = "entropy_explosion"
     advice: ClassVar[str] = "lower the learning rate or entropy_coef, take fewer updates per rollout, or add a KL term"
@@ -245,7 +245,7 @@ class Repetition(Signature):
     name: ClassVar[str] = "repetition"
     advice: ClassVar[str] = "read samples: the reward pays for length or format, or the end token is no longer written"
     level: float = 0.3
-    """Fraction of 4-grams ..."""
+    """Fraction of repeated 4-grams ..."""
     more: float = 0.2
     """... if it is higher by this much than before."""
 

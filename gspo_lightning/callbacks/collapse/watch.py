@@ -58,7 +58,7 @@ class Watch:
 
     @property
     def present(self) -> list[str]:
-        """Signatures that were recognised and have not gone away."""
+        """Names of signatures that were recognised and have not gone away."""
         return [name for name, trail in self._trails.items() if trail.raised]
 
     @property

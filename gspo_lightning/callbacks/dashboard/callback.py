@@ -63,7 +63,7 @@ class Dashboard(Callback):
         if histograms_due(step, step, module.histogram_every):
             for tag, counts in module.meter.histograms.items():
                 sink.counts(tag, np.asarray(counts), RATIO_BINS, step)
-        if loader.trained != 1:  # the rest is of the iteration, and written with its first update
+        if loader.trained != 1:  # the rest is per iteration, and written with its first update
             return
         last = step + module.data.settings.updates_per_iteration - 1
         for tag, name in DISTRIBUTIONS.items() if histograms_due(step, last, module.histogram_every) else ():

@@ -97,7 +97,7 @@ def _wrapped(text: str, font: Any, width: int) -> list[str]:
     lines: list[str] = []
     while text and len(lines) < LINES:
         low, high = 1, len(text)
-        while low < high:  # the longest beginning that fits; wider with every character
+        while low < high:  # the longest prefix that fits; width grows with every character
             middle = (low + high + 1) // 2
             low, high = (middle, high) if font.getlength(text[:middle]) <= width else (low, middle - 1)
         lines.append(text[:low])

@@ -61,7 +61,7 @@ def _draw_lines(
         colour, dash = styles[name]
         x = np.arange(1, raw.shape[1] + 1)
         axes.plot(x, shown.T, color=colour, lw=0.9, alpha=0.4, zorder=2)
-        mean = np.array([_mean(column) for column in raw.T])  # zeros count, where a log axis cannot show them
+        mean = np.array([_mean(column) for column in raw.T])  # zeros count, though a log axis hides them
         mean = np.where(mean > 0, mean, np.nan) if panel.log else mean
         axes.plot(x, mean, color=colour, lw=2.4, ls=dash, marker="os^Dv"[number % 5], ms=5, zorder=3)
         if np.isfinite(mean[-1]):
