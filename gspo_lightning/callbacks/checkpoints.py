@@ -135,7 +135,7 @@ class LastCheckpoint(Checkpoint):
         self._there = self._folder.parent.is_dir()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        """Save at the end of an iteration, unless an evaluation may follow (after the last one, too)."""
+        """Save at the end of an iteration, unless an evaluation comes first (or may come, after the last one)."""
         final = trainer.max_epochs == trainer.current_epoch + 1 and evaluation_follows(trainer, at_the_end=True)
         if self._due(trainer, learner(pl_module)) and not evaluation_follows(trainer) and not final:
             self.save(trainer)

@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 class NoSignal(Callback):
     """Warns once, after the first update, if no group of the first iteration had two different rewards.
 
-    The warning is skipped if a held-out answer was already correct.
+    There is no warning with a teacher, if a held-out answer was correct, or, without an evaluation, if the mean reward
+    is above 0.
     """
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:

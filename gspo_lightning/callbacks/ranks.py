@@ -19,7 +19,7 @@ __all__ = ["WatchRanks"]
 class WatchRanks(Callback):
     """Waits for the ranks that this process started; if one is killed, all end, with exit code 1.
 
-    Ranks started from outside (torchrun, SLURM) are watched there; the others notice a closed connection.
+    Ranks started from outside (torchrun, SLURM) are watched there, and see a closed connection.
     """
 
     def __init__(self) -> None:

@@ -122,7 +122,7 @@ class PolicyModule(LightningModule):
         return self._started
 
     def verify_sources(self) -> None:
-        """Verify that the sources in this process, for training and evaluation, sample from the trained weights."""
+        """Verify that all sources in this process, evaluation included, compute the policy's log-probabilities."""
         sources = (self.data.rollouts, self.data.rollouts.for_evaluation())
         if any(source.local() is not None for source in sources):  # else whole weights would be gathered for nothing
             with gathered(self.policy) as plain:
@@ -130,7 +130,7 @@ class PolicyModule(LightningModule):
                     self.verify(plain, source)
 
     def verify(self, policy: Policy, source: RolloutSource) -> None:
-        """Verify that a source samples from the trained weights; see :mod:`gspo_lightning.rollouts.verify`."""
+        """Verify that a source computes the policy's log-probabilities; see :mod:`gspo_lightning.rollouts.verify`."""
         temperature, longest = self.data.settings.temperature, self.data.longest
         verify_decoding(policy, source, temperature=temperature, longest=longest, context=self.forward_context)
 

@@ -214,7 +214,10 @@ class LengthCollapse(Signature):
 
 @dataclass
 class LengthRunaway(Signature):
-    """Responses grow, or are truncated, while the reward does not rise. Growth with the reward is learned thinking."""
+    """Responses grow, or are truncated, while the reward does not rise.
+
+    Growth along with the reward is how thinking is learned.
+    """
 
     name: ClassVar[str] = "length_runaway"
     advice: ClassVar[str] = "look at samples for rambling; use truncated_responses: mask or penalise"
