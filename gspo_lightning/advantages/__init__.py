@@ -1,4 +1,4 @@
-"""Advantages: what a reward is worth beside the others of its group, or beside what a critic expected."""
+"""Advantages: a reward relative to the others of its group, or to a critic's value."""
 
 from __future__ import annotations
 

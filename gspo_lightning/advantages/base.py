@@ -1,4 +1,4 @@
-"""What an advantage is: the base class, the groups it looks into, and what is checked of both."""
+"""Advantages: the base class, groups of samples, and checks of both."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["Advantages", "dead_groups", "learns_from_dead_groups", "try_advantag
 
 
 class Advantages(ABC):
-    """Base: subclass it and implement :meth:`compute` on the samples that are present."""
+    """Base of advantages: subclass it and implement :meth:`compute` on the samples that are present."""
 
     min_group_size: int = 1
     """Samples per group that the statistic needs."""
     per_token: ClassVar[bool] = False
-    """Whether each token has an advantage of its own, from a critic's values (``GAE``)."""
+    """True if each token has its own advantage, from a critic's values (``GAE``)."""
 
     def __call__(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
-        """[N] advantages in the dtype of ``rewards``; computed in float64.
+        """Return advantages [N] in the dtype of ``rewards``; computed in float64.
 
         Args:
             rewards: [N] float, NaN = missing.
@@ -44,17 +44,17 @@ class Advantages(ABC):
 
     @abstractmethod
     def compute(self, rewards: Tensor, groups: Groups) -> Tensor:
-        """[M] float64 advantages of the M samples that are present.
+        """Return float64 advantages [M] of the M samples that are present.
 
         Args:
             rewards: [M] float64, finite.
-            groups: which sample belongs where.
+            groups: the group of each sample.
         """
 
 
 @dataclass(slots=True)
 class Groups:
-    """``index`` [M] the group number of each sample, ``sizes`` [P] float64."""
+    """Groups of samples: ``index`` [M] is the group number of each sample, ``sizes`` [P] float64 the group sizes."""
 
     index: Tensor
     sizes: Tensor
@@ -65,22 +65,22 @@ class Groups:
         return cls(index, sizes.double())
 
     def mean(self, values: Tensor) -> Tensor:
-        """[P]."""
+        """Return the mean of each group, [P]."""
         return torch.zeros_like(self.sizes).index_add(0, self.index, values) / self.sizes
 
     def dead(self, values: Tensor) -> Tensor:
-        """[P] bool: all values of the group are equal (one value is always dead)."""
+        """Return whether all values of a group are equal, [P] bool (one value is always dead)."""
         low = torch.full_like(self.sizes, math.inf).scatter_reduce(0, self.index, values, "amin")
         high = torch.full_like(self.sizes, -math.inf).scatter_reduce(0, self.index, values, "amax")
         return low == high
 
     def alive(self, rewards: Tensor, advantages: Tensor) -> Tensor:
-        """``advantages`` [M] with exact zeros in dead groups, where a statistic may divide by zero."""
+        """Return ``advantages`` [M] with exact zeros in dead groups, where a statistic may divide by zero."""
         return torch.where(self.dead(rewards)[self.index], 0.0, advantages)
 
 
 def dead_groups(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """Which groups teach a group-relative method nothing: [P] bool, in ascending order of the group ids.
+    """Return which groups give a group-relative method no signal: [P] bool, in ascending order of the group ids.
 
     A group is dead if fewer than two of its samples are present or all that are present have equal rewards.
 
@@ -101,10 +101,10 @@ def dead_groups(rewards: Tensor, group_ids: Tensor) -> Tensor:
 
 
 def try_advantages(advantages: Advantages, group_size: int) -> None:
-    """Call it on two groups, of which the second is dead, before a run depends on it.
+    """Call the advantages on two groups, the second one dead, before a run depends on them.
 
     Raises:
-        UserError: what it returns cannot be trained with.
+        UserError: the result cannot be trained with.
     """
     if advantages.per_token:
         return  # they need values
@@ -112,7 +112,7 @@ def try_advantages(advantages: Advantages, group_size: int) -> None:
 
 
 def learns_from_dead_groups(advantages: Advantages, group_size: int) -> bool:
-    """Whether a group whose rewards are all equal has advantages all the same: it is compared with other groups.
+    """True if a group with equal rewards can have non-zero advantages, because it is compared with other groups.
 
     >>> from gspo_lightning.advantages import BatchNormalised, GroupNormalised
     >>> learns_from_dead_groups(GroupNormalised(), 4), learns_from_dead_groups(BatchNormalised(), 4)
@@ -124,7 +124,7 @@ def learns_from_dead_groups(advantages: Advantages, group_size: int) -> bool:
 
 
 def _living_and_dead(group_size: int) -> tuple[Tensor, Tensor]:
-    """Rewards and group ids of two groups; those of the second are equal."""
+    """Return rewards and group ids of two groups; all rewards of the second are equal."""
     rewards = torch.cat([torch.arange(group_size) % 2, torch.ones(group_size)]).double()
     return rewards, torch.arange(2).repeat_interleave(group_size)
 
@@ -143,7 +143,7 @@ def _check_result(advantages: Advantages, found: object, count: int) -> None:
 
 
 def _check(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """[N] bool, where a reward is present."""
+    """Check both arguments, and return where a reward is present, [N] bool."""
     if not rewards.is_floating_point() or rewards.ndim != 1:
         raise UserError(
             "rewards", f"has shape {tuple(rewards.shape)} and dtype {rewards.dtype}, but must be floating-point [N]"

@@ -1,7 +1,7 @@
 """Generalised advantage estimation: one advantage per token, from rewards and the values of a critic.
 
-The steps of an episode are the tokens that the policy chose. What is between them (answers of tools, other turns) is
-no step: neither discount nor trace counts it, and the next value is that of the next token that the policy chose.
+The steps of an episode are the tokens that the policy chose. Tokens between them (tool results, other turns) are no
+steps: neither discount nor trace counts them, and the next value is that of the next token that the policy chose.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from gspo_lightning.errors import UserError, check_number
 __all__ = ["GAE", "Estimates", "length_adaptive_lambda", "token_advantages"]
 
 LAMBDA = 0.95
-"""VC-PPO's and the usual choice."""
+"""Default of VC-PPO, and the usual choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """What a rollout batch of N rows and T tokens is worth, in reward units, float64; 0 where the policy chose nothing.
+    """GAE estimates of N rows and T tokens, in reward units, float64; 0 at tokens that the policy did not choose.
 
-    ``advantages`` [N, T] for the policy, not whitened; ``returns`` [N, T], what the critic should have said;
-    ``floored`` [N] bool: rows whose length-adaptive lambda is 0.
+    ``advantages`` [N, T] for the policy, not whitened; ``returns`` [N, T], the critic's targets; ``floored`` [N] bool:
+    rows whose length-adaptive lambda is 0.
     """
 
     advantages: Tensor
@@ -37,23 +37,22 @@ class GAE(Advantages):
     """Generalised advantage estimation over tokens (arXiv 1506.02438, Eq. 16): needs ``model.critic``.
 
     ``A_t = delta_t + gamma lam A_t+1`` with ``delta_t = r_t + gamma V_t+1 - V_t``, where t counts the tokens that the
-    policy chose and V is 0 after the last of them. The reward is paid at the last token (what a step was scored
-    with, at its end; what turns earned, at theirs, with ``data.turn_credit: turn``), a KL penalty
+    policy chose and V is 0 after the last of them. The reward is paid at the last token, a step's score at the end of
+    the step, a turn's reward at the end of the turn (with ``data.turn_credit: turn``), and a KL penalty
     (``data.kl_in_reward``) at every token.
 
     Args:
-        gamma: discount per token, in [0, 1]. Below 1 long responses are worth less.
+        gamma: discount per token, in [0, 1]. Below 1, long responses are worth less.
         lam: trace decay of the policy's advantages, in [0, 1]; None: 0.95, or the length-adaptive one of ``alpha``.
-        lam_value: trace decay of the critic's targets, in [0, 1]. 1 makes them the sums of rewards that were
-            earned: without it a reward at the end hardly reaches the first tokens of a long response (VC-PPO, arXiv
-            2503.01491).
+        lam_value: trace decay of the critic's targets, in [0, 1]. 1 makes them the sums of earned rewards: below 1,
+            a reward at the end hardly reaches the first tokens of a long response (VC-PPO, arXiv 2503.01491).
         alpha: above 0, lam is max(0, 1 - 1 / (alpha * tokens of the response)) (VAPO, arXiv 2504.05118; its value is
             0.05, which makes lam 0 up to 20 tokens). None: lam is the same for all.
         whiten: subtract the mean and divide by the standard deviation over all tokens of the rollout batch, on all
             ranks.
-        bootstrap_truncated: a response that was cut at a limit goes on in the critic's eyes: what follows is worth the
-            value of the state before its last token, the last one that is known. Otherwise, like any other
-            response, it ends there and nothing follows.
+        bootstrap_truncated: bootstrap a response that was cut at a limit: what follows is worth the value of the state
+            before its last token, the last known value. Otherwise the response ends there, like any other, and nothing
+            follows.
     """
 
     per_token = True
@@ -78,10 +77,10 @@ class GAE(Advantages):
         self.gamma, self.lam, self.lam_value, self.alpha = gamma, lam, lam_value, alpha
         self.whiten, self.bootstrap_truncated = whiten, bootstrap_truncated
         self.warned = False
-        """That most responses are too short for ``alpha``."""
+        """True after warning that most responses are too short for ``alpha``."""
 
     def compute(self, rewards: Tensor, groups: Groups) -> Tensor:
-        """Refused: a reward alone says nothing about tokens.
+        """Refuse: a reward alone says nothing about tokens.
 
         Raises:
             UserError: always.
@@ -89,7 +88,7 @@ class GAE(Advantages):
         raise UserError("GAE", "has one advantage per token and needs values, not rewards of groups", fix="estimate()")
 
     def estimate(self, rewards: Tensor, values: Tensor, mask: Tensor, truncated: Tensor) -> Estimates:
-        """Advantages and returns of N responses of up to T tokens.
+        """Return advantages and returns of N responses of up to T tokens.
 
         Args:
             rewards: [N, T] float, earned by each token; read where ``mask`` is True.
@@ -119,7 +118,7 @@ class GAE(Advantages):
 
 
 def token_advantages(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: Tensor, after: Tensor) -> Tensor:
-    """[N, T] float64 advantages, 0 outside the mask.
+    """Return float64 advantages [N, T], 0 outside the mask.
 
     Args:
         rewards: [N, T] float64.
@@ -148,7 +147,7 @@ def token_advantages(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float
 
 
 def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
-    """[N] float64 max(0, 1 - 1 / (alpha l)): VAPO, arXiv 2504.05118.
+    """Return max(0, 1 - 1 / (alpha l)), [N] float64: VAPO, arXiv 2504.05118.
 
     The floor is ours: below 1 / alpha tokens the formula is negative.
 
@@ -159,6 +158,6 @@ def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
 
 
 def _last(mask: Tensor) -> Tensor:
-    """[N] int64, the last True of each row; 0 where there is none."""
+    """Return the index of the last True of each row, [N] int64; 0 for a row without one."""
     places = torch.arange(mask.shape[1], device=mask.device)
     return torch.where(mask, places, 0).amax(-1)

@@ -1,4 +1,4 @@
-"""From scores and values to an advantage for each token, over the whole rollout batch of all ranks."""
+"""Per-token advantages from scores and values, over the whole rollout batch of all ranks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def assign_token_advantages(
 ) -> dict[str, float]:
     """Fill ``token_advantages``, ``returns`` and ``advantage`` (the mean over tokens) of each rollout in place.
 
-    Statistics are those of all ranks: nothing depends on who holds which row.
+    Statistics are over all ranks: the result does not depend on which rank holds which row.
 
     Args:
-        groups: of this rank, with ``values``.
+        groups: groups of this rank, with ``values``.
         gae: the estimator.
         shaping: how scores are read.
         device: for the collectives.
@@ -55,10 +55,10 @@ def assign_token_advantages(
 
 
 def token_rewards(rollout: Rollout, shaping: Shaping) -> Tensor:
-    """[T] float64: what each token earned. The score, less what truncation costs, is paid at the last token.
+    """Return what each token earned, [T] float64. The score less the truncation penalty is paid at the last token.
 
-    What steps were scored with is paid at their last tokens instead, and so is what turns earned with
-    ``shaping.turn_reward``; a KL penalty wherever it arises.
+    Scores of steps are paid at the last tokens of the steps instead, and rewards of turns at those of the turns with
+    ``shaping.turn_reward``; a KL penalty at every token that has one.
     """
     found = torch.zeros(len(rollout.token_ids), dtype=torch.float64)
     own = torch.nonzero(rollout.response_mask).squeeze(-1)
@@ -77,10 +77,10 @@ def token_rewards(rollout: Rollout, shaping: Shaping) -> Tensor:
 
 
 def _paid_early(rollout: Rollout, shaping: Shaping) -> Iterator[tuple[int, float]]:
-    """(end, what was earned by then) of turns and steps, in units of the reward.
+    """Yield (end, reward earned by then) of turns and steps, in units of the reward.
 
-    A response is worth the mean of its steps' scores, so each of K steps earns the K-th part of its own: how many
-    there are makes no response better.
+    A response's reward is the mean of its steps' scores, so each of K steps earns 1/K of its own score: more steps do
+    not make a response better.
     """
     if shaping.turn_reward is not None:
         for end, earned in zip(rollout.turn_ends, rollout.turn_rewards, strict=False):
@@ -91,7 +91,7 @@ def _paid_early(rollout: Rollout, shaping: Shaping) -> Iterator[tuple[int, float
 
 
 def whitened(values: Tensor, mask: Tensor, device: torch.device) -> Tensor:
-    """[N, T] float64 with mean 0 and standard deviation 1 over the masked tokens of all ranks, and 0 elsewhere."""
+    """Whiten values [N, T] to mean 0 and standard deviation 1 over the masked tokens of all ranks; 0 elsewhere."""
     known = values[mask]
     count, total = all_sum(
         torch.tensor([known.numel(), float(known.sum())], dtype=torch.float64, device=device)
@@ -103,18 +103,18 @@ def whitened(values: Tensor, mask: Tensor, device: torch.device) -> Tensor:
 
 
 def padded(rows: Sequence[Tensor]) -> Tensor:
-    """[N, T] float64 of N rows of different lengths, zeros after their ends."""
+    """Pad N rows of different lengths with zeros to [N, T] float64."""
     return torch.nn.utils.rnn.pad_sequence([row.double() for row in rows], batch_first=True)
 
 
 def _taking_part(rollout: Rollout) -> Tensor:
-    """[T] bool: what counts in the statistics is what counts in the loss."""
+    """Return the tokens that count in the statistics, [T] bool: the same that count in the loss."""
     absent = rollout.reward is None or rollout.masked
     return torch.zeros_like(rollout.response_mask) if absent else rollout.response_mask
 
 
 def _warn_of_floor(gae: GAE, floored: Tensor, mask: Tensor, device: torch.device) -> None:
-    """Say so where the length-adaptive lambda is 0 for most responses: only the next token's value is looked at."""
+    """Warn if the length-adaptive lambda is 0 for most responses: their advantages then look one token ahead only."""
     here = torch.stack([floored.sum(), mask.any(-1).sum()]).double().to(device)
     at_floor, responses = all_sum(here).tolist()
     if gae.alpha is not None and at_floor > responses / 2 and not gae.warned and rank_and_world()[0] == 0:

@@ -1,8 +1,8 @@
-"""From scores to advantages: truncated responses, missing scores, several rewards, dead groups.
+"""Reward shaping: from scores to advantages, with truncated responses, missing scores, several rewards and dead groups.
 
-The raw reward of a rollout is never overwritten. What takes part in a statistic takes part in the loss and its
-denominator too, and the other way round: one mask for all three. A group is dead, and its advantages are exactly 0, if
-its rewards (less what truncation costs) are equal, whatever its KL to the reference.
+The raw reward of a rollout is never overwritten. One mask serves the statistics, the loss and its denominator: a sample
+takes part in all three or in none. A group is dead, and its advantages are exactly 0, if its rewards (less the
+truncation penalty) are equal, whatever its KL to the reference.
 """
 
 from __future__ import annotations
@@ -33,37 +33,43 @@ __all__ = [
 ]
 
 TruncatedResponses = Literal["keep", "mask", "penalise"]
-"""``keep``: judged like any other. ``mask``: no part in statistics, loss or denominator (DAPO's overlong filtering,
-arXiv 2503.14476). ``penalise``: a fixed penalty is subtracted from the reward."""
+"""``keep``: treated like any other response.
+
+``mask``: no part in statistics, loss or denominator (DAPO's overlong filtering, arXiv 2503.14476). ``penalise``: a
+fixed penalty is subtracted from the reward.
+"""
 CombineRewards = Literal["weighted_sum", "normalised_separately"]
-"""``weighted_sum``: rewards are added, then compared within the group. ``normalised_separately``: each becomes an
-advantage within its group, these are added with their weights and standardised over the batch (GDPO, arXiv 2601.05242):
-a reward with a large spread cannot drown the others. Penalties for truncation and KL come later, in reward units."""
+"""``weighted_sum``: rewards are added, then compared within the group.
+
+``normalised_separately``: each becomes an advantage within its group; these are added with their weights and
+standardised over the batch (GDPO, arXiv 2601.05242):
+a reward with a large spread cannot drown the others. Penalties for truncation and KL come later, in reward units.
+"""
 TurnCredit = Literal["conversation", "turn"]
-"""``conversation``: all turns share one advantage. ``turn``: each is judged by what was earned from it on."""
+"""``conversation``: all turns share one advantage. ``turn``: a turn's advantage comes from the reward from it on."""
 
 
 @dataclass(frozen=True)
 class Shaping:
-    """How scores are read before advantages are computed."""
+    """Settings of how scores are read before advantages are computed."""
 
     truncated: TruncatedResponses = "keep"
     truncation_penalty: float = 0.5
     combine: CombineRewards = "weighted_sum"
     weights: Mapping[str, float] = field(default_factory=dict)
     turn_reward: str | None = None
-    """Name of the reward that environments pay turn by turn, where every turn gets an advantage of its own."""
+    """Name of the reward that environments pay turn by turn, if every turn gets its own advantage."""
     rewards: tuple[str, ...] = ()
-    """Names of all rewards; empty takes those that the rollouts of any rank have."""
+    """Names of all rewards; if empty, the names that the rollouts of any rank have."""
 
     def __post_init__(self) -> None:
         if self.truncation_penalty < 0:
             raise UserError("data.truncation_penalty", f"is {self.truncation_penalty}; it must be 0 or above")
 
     def columns(self, rollouts: Sequence[Rollout], names: Sequence[str]) -> Tensor:
-        """[K + 2, N] float64: rewards by name (K = 1: their weighted sum), then what truncation and KL take off.
+        """Return [K + 2, N] float64: rewards by name (K = 1: their weighted sum), then the truncation and KL penalties.
 
-        NaN where a sample takes no part; in one row alone where that reward does not apply.
+        NaN if a sample takes no part; in one row alone if that reward does not apply.
         """
         if self.combine == "weighted_sum":
             rows: list[list[float | None]] = [[self._of_whole(r) for r in rollouts]]
@@ -76,16 +82,16 @@ class Shaping:
         return torch.tensor(values, dtype=torch.float64)
 
     def _of_whole(self, rollout: Rollout) -> float | None:
-        """The weighted sum of what judges the whole response: rewards that score its steps are compared apart."""
+        """Return the weighted sum of the rewards of the whole response, without those that score its steps."""
         if not rollout.steps or rollout.reward is None:
             return rollout.reward
         parts = {name: part for name, part in rollout.reward_parts.items() if name not in rollout.steps}
         return self.share(rollout) * sum(self.weight(name) * part for name, part in parts.items() if part is not None)
 
     def later_columns(self, rollouts: Sequence[Rollout], names: Sequence[str], turn: int) -> Tensor:
-        """:meth:`columns` as they look at the beginning of a turn (counted from 0): without what was earned before.
+        """Return :meth:`columns` as seen from the beginning of a turn (counted from 0): without what was earned before.
 
-        NaN also where a conversation has no such turn.
+        NaN also if a conversation has no such turn.
         """
         assert self.turn_reward is not None
         columns = self.columns(rollouts, names)
@@ -99,39 +105,40 @@ class Shaping:
         return torch.where(reached, columns, float("nan"))
 
     def judged(self, columns: Tensor) -> Tensor:
-        """The rows of :meth:`columns` of which one must differ within a group that teaches anything.
+        """Return the rows of :meth:`columns` that decide whether a group is dead: one of them must differ within it.
 
-        KL is none of them: it differs by rounding alone where the policy is the reference, and a spread of rounding
-        must not be taken for one of rewards.
+        KL is not among them: if the policy is the reference, it differs by rounding alone, and a spread of rounding
+        must not
+        count as a spread of rewards.
         """
         return columns[:1] - columns[1] if self.combine == "weighted_sum" else columns[:-1]
 
     def compared(self, rollouts: Sequence[Rollout]) -> list[str]:
-        """Names of the rewards that are compared one by one, of the configuration or else of some rollouts."""
+        """Return the rewards that are compared one by one: those configured, or else those of the rollouts."""
         known = self.rewards or {name for r in rollouts for name in r.reward_parts}
         return sorted(name for name in known if self.weight(name) != 0)
 
     def weight(self, name: str) -> float:
-        """Of a reward, 1 where none was given."""
+        """Return the weight of a reward, by default 1."""
         return self.weights.get(name, 1.0)
 
     def weight_for(self, rollout: Rollout, name: str) -> float:
-        """Of a reward in the weighted sum of a response: more than :meth:`weight` where other rewards do not apply."""
+        """Return a reward's weight in a response's sum: more than :meth:`weight` if other rewards do not apply."""
         return self.share(rollout) * self.weight(name)
 
     def share(self, rollout: Rollout) -> float:
-        """What the weights of the rewards that apply to a response are multiplied by."""
+        """Return the factor on the weights of the rewards that apply to a response."""
         return applying_weight(self.weights, {name: rollout.applies(name) for name in rollout.reward_parts})
 
 
 def mask_truncated(rollouts: Sequence[Rollout], shaping: Shaping) -> None:
-    """Take truncated responses out in place, where they are to be masked."""
+    """Mark truncated responses as masked in place, if they are to be masked."""
     for rollout in rollouts:
         rollout.masked = shaping.truncated == "mask" and rollout.truncated
 
 
 def is_dead(group: Sequence[Rollout], shaping: Shaping) -> bool:
-    """Whether a group teaches nothing: its rewards, less what truncation costs, are constant over what takes part."""
+    """True if a group gives no signal: rewards, less the truncation penalty, are equal over its present samples."""
     rows = (row[~row.isnan()] for row in shaping.judged(shaping.columns(group, shaping.compared(group))))
     return all(bool((present == present[:1]).all()) for present in rows) and equal_steps(group)
 
@@ -139,7 +146,7 @@ def is_dead(group: Sequence[Rollout], shaping: Shaping) -> bool:
 def assign_advantages(
     groups: Sequence[Sequence[Rollout]], advantages: Advantages, shaping: Shaping, device: torch.device
 ) -> float:
-    """Fill ``advantage`` of each rollout in place, with statistics over all ranks; returns the dead-group fraction.
+    """Fill ``advantage`` of each rollout in place, with statistics over all ranks; return the dead-group fraction.
 
     Args:
         groups: P groups of G rollouts on this rank; every rank must hold as many.
@@ -181,10 +188,10 @@ def _compare(
     shaping: Shaping,
     device: torch.device,
 ) -> tuple[list[float], float]:
-    """Advantages of this rank's rollouts from their columns [K + 2, N], and the dead-group fraction over all ranks.
+    """Return this rank's advantages from their columns [K + 2, N], and the dead-group fraction over all ranks.
 
-    Penalties are in units of the reward. In a weighted sum they are a part of it; beside rewards that are normalised
-    they are subtracted afterwards, each less its mean over the group, so that a coefficient keeps its size.
+    Penalties are in units of the reward. In a weighted sum they are part of it; with separately normalised rewards they
+    are subtracted afterwards, each less its mean over the group, so a coefficient keeps its size.
     """
     rank, world = rank_and_world()
     columns = gather_rows(mine.to(device)).cpu().transpose(0, 1).reshape(mine.shape[0], -1)  # [K + 2, world * N]
@@ -209,7 +216,7 @@ def _compare(
 
 
 def _shares(weights: Mapping[str, float], columns: Sequence[Tensor]) -> Tensor:
-    """[N] what the weights of the rewards that apply, those with a number, are multiplied by."""
+    """Return the factor on the weights of the rewards that apply (those with a number), [N]."""
     applies = [
         dict(zip(weights, row, strict=True)) for row in zip(*((~c.isnan()).tolist() for c in columns), strict=True)
     ]
@@ -223,10 +230,11 @@ def _assign_turns(
     shaping: Shaping,
     device: torch.device,
 ) -> None:
-    """Fill ``token_advantages``: what is earned from a turn on, compared with the same turn of the group's others.
+    """Fill ``token_advantages``: the reward from a turn on, compared with the same turn of the others in the group.
 
-    The first turn has the advantage of the whole conversation. A turn that only one of a group has reached cannot be
-    compared and teaches nothing.
+    The first turn has the advantage of the whole conversation. A turn that only one response of a group has reached
+    cannot
+    be compared and gives no signal.
     """
     rollouts = [r for g in groups for r in g]
     for rollout in rollouts:
@@ -241,7 +249,7 @@ def _assign_turns(
 
 
 def _standardised(values: Tensor, present: Tensor) -> Tensor:
-    """Mean 0 and standard deviation 1 over the samples that take part; the others stay 0."""
+    """Return values with mean 0 and standard deviation 1 over the samples that take part; the others stay 0."""
     known = values[present]
     if known.numel() < 2 or bool((known == known[0]).all()):
         return torch.zeros_like(values)

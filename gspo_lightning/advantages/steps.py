@@ -1,8 +1,8 @@
-"""From scores of steps to advantages: one for each step of a response.
+"""Step advantages: from the scores of steps to one advantage per step of a response.
 
-As DeepSeekMath's process supervision (arXiv 2402.03300, section 4.1.3): the scores of all steps of a group are compared
-with each other, and a step's advantage is the sum of the compared scores from it on to the end of the response. What
-other rewards say of the whole response is compared as ever and added to all of its steps.
+As in DeepSeekMath's process supervision (arXiv 2402.03300, section 4.1.3): the scores of all steps of a group are
+compared with each other, and a step's advantage is the sum of the compared scores from it to the end of the response.
+Other rewards of the whole response are compared as usual and added to all of its steps.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["add_steps", "equal_steps", "step_rewards"]
 
 
 def step_rewards(rollouts: Sequence[Rollout]) -> list[str]:
-    """Names of the rewards that have scored steps of any response, on any rank, sorted."""
+    """Return the sorted names of the rewards that have scored steps of any response, on any rank."""
     return all_names({name for rollout in rollouts for name in rollout.steps})
 
 
 def equal_steps(group: Sequence[Rollout]) -> bool:
-    """Whether no reward tells one step of a group from another."""
+    """True if all steps of a group have the same score, for every reward."""
     names = {name for rollout in group for name in rollout.steps}
     return all(len({score for r in _present(group) for _, score in r.steps.get(name, ())}) < 2 for name in names)
 
@@ -38,12 +38,12 @@ def add_steps(
     advantages: Advantages,
     device: torch.device,
 ) -> None:
-    """Fill ``token_advantages``: ``advantage``, and what the steps add to it.
+    """Fill ``token_advantages``: ``advantage`` plus the advantages of the steps.
 
     Args:
         groups: P groups of G rollouts on this rank, with ``advantage``.
-        names: of the rewards that score steps, the same on every rank.
-        weight: of a reward, by name, for a response.
+        names: names of the rewards that score steps, the same on every rank.
+        weight: returns the weight of a reward, by name, for a response.
         advantages: the comparison within a group; its samples are the steps.
         device: for the collective.
     """
@@ -69,7 +69,7 @@ def add_steps(
 def _compared(
     groups: Sequence[Sequence[Rollout]], name: str, advantages: Advantages, device: torch.device
 ) -> list[float]:
-    """The compared scores of this rank's steps, response by response; statistics are over all ranks."""
+    """Return the compared scores of this rank's steps, response by response; statistics are over all ranks."""
     rank, world = rank_and_world()
     scores, owners = [], []
     for number, group in enumerate(groups):

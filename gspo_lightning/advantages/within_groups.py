@@ -1,7 +1,7 @@
-"""Rewards become advantages: how much better a response is than its group (or batch) did on average.
+"""Group-relative advantages: how much better a response is than the mean of its group (or batch).
 
-``rewards`` [N] is NaN where a sample is *missing*: such a sample takes no part in any statistic and gets advantage 0.
-``group_ids`` [N] int64 says which samples answer the same prompt; groups may have different sizes and any order.
+``rewards`` [N] is NaN for a *missing* sample, which takes no part in any statistic and gets advantage 0.
+``group_ids`` [N] int64 is equal for samples of the same prompt; groups may have different sizes and any order.
 Dead groups (all rewards equal) are found by equality, never by a floating-point spread, and get exactly 0.
 """
 
@@ -22,7 +22,7 @@ class GroupNormalised(Advantages):
     """(r - mean) / (std + eps) within the group: GRPO and GSPO (arXiv 2507.18071, Eq. 6).
 
     The standard deviation is the unbiased one (divisor K - 1, ``torch.std``), as in TRL and verl; the papers do not
-    say. With two samples every advantage is +-0.707 whatever the gap, so that the size of the reward is lost.
+    say. With two samples every advantage is +-0.707 whatever the gap, so the size of the reward is lost.
 
     Args:
         eps: added to the standard deviation, >= 0, in units of the reward; 1e-6 as in verl (TRL: 1e-4).
@@ -85,7 +85,7 @@ class LeaveOneOut(Advantages):
 class BatchNormalised(Advantages):
     """(r - mean) / (std + eps) over all samples of the call, whatever their group: for PPO without a critic.
 
-    In a run these are all samples of a rollout batch, on all ranks. The standard deviation is the unbiased one.
+    In a run, these are all samples of a rollout batch, on all ranks. The standard deviation is the unbiased one.
 
     Args:
         eps: added to the standard deviation, >= 0, in units of the reward.

@@ -5,13 +5,13 @@ Imports nothing but torch and this package's types, so that an objective can be 
     out = GSPO(clip_low=3e-4, clip_high=4e-4)(logprobs, old_logprobs, advantages, response_mask)
     out.loss.backward()
 
-A new objective is a dataclass that subclasses :class:`Objective` (or :class:`RatioClip`, where only the ratio is new)
+A new objective is a dataclass that subclasses :class:`Objective` (or :class:`RatioClip`, if only the ratio is new)
 and implements ``term``. Defining it registers it; KL, entropy, off-policy masks, importance weights, denominators and
 metrics come with it.
 
-BNPO is left out on purpose. It divides by the response tokens of the local micro-batch, so that its gradient changes
-with the token budget and the number of ranks: two runs that differ only in how a mini-batch is cut would train
-different models. Every denominator here is that of the whole mini-batch (``count``). DAPO is BNPO with that repaired.
+BNPO is left out on purpose. It divides by the response tokens of the local micro-batch, so its gradient changes with
+the token budget and the number of ranks: two runs that differ only in how a mini-batch is split would train different
+models. Every denominator here counts the whole mini-batch (``count``). DAPO is BNPO without this defect.
 """
 
 from gspo_lightning.objectives.aggregate import Aggregation

@@ -1,7 +1,7 @@
-"""How per-token (or per-sequence) losses become one number, and what divides it.
+"""Loss aggregation: weights of per-token (or per-sequence) losses, and the denominator.
 
 Every aggregation is ``sum_i sum_t w_it L_it / denominator``: weights that depend on one row only, and a denominator
-that adds up over rows. That is what makes the gradient independent of how a mini-batch is cut.
+that adds up over rows. This makes the gradient independent of how a mini-batch is split into micro-batches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Aggregation", "aggregate", "count_positive", "count_rows", "count_to
 
 
 class Aggregation(StrEnum):
-    """The weights of the tokens of a row and what the denominator counts."""
+    """Weights of a row's tokens, and the denominator."""
 
     SEQUENCE_MEAN = "sequence_mean"
     """``w_it = 1 / n_i``, divided by the number of non-empty rows: GSPO (Eq. 5), GRPO."""
@@ -26,22 +26,22 @@ class Aggregation(StrEnum):
 
 
 def count_rows(response_mask: Tensor) -> Tensor:
-    """Rows with one response token or more, a float64 scalar."""
+    """Count rows with at least one response token, as a float64 scalar."""
     return response_mask.any(dim=-1).sum().to(torch.float64)
 
 
 def count_tokens(response_mask: Tensor) -> Tensor:
-    """Response tokens, a float64 scalar."""
+    """Count response tokens, as a float64 scalar."""
     return response_mask.sum().to(torch.float64)
 
 
 def count_positive(response_mask: Tensor, positive: Tensor) -> Tensor:
-    """Response tokens of the rows where ``positive`` [N] is set, a float64 scalar."""
+    """Count response tokens of the rows where ``positive`` [N] is set, as a float64 scalar."""
     return count_tokens(response_mask & positive.unsqueeze(-1))
 
 
 def aggregate(values: Tensor, mask: Tensor, lengths: Tensor, how: Aggregation) -> Tensor:
-    """The weighted sum of ``values``, not yet divided by the denominator.
+    """Return the weighted sum of ``values``, not yet divided by the denominator.
 
     Args:
         values: [N, T] one loss per token, or [N] one loss per sequence that all its tokens share. Finite everywhere.

@@ -1,7 +1,7 @@
-"""The objective interface: log-probabilities and advantages in, one loss and its measurements out.
+"""Objective interface: log-probabilities and advantages in, one loss and its measurements out.
 
-No module with an objective postpones its annotations: a dataclass inherits them, and as strings they could not be
-resolved in the module of a subclass, so that the command line would accept any value for them.
+Modules with an objective do not postpone annotations: a subclass inherits its dataclass fields, and annotations as
+strings could not be resolved in the subclass's module. The command line would then accept any value for them.
 """
 
 from abc import ABC, abstractmethod
@@ -34,7 +34,7 @@ Level = Literal["sequence", "token"]
 
 
 class Surface(ABC):  # noqa: B024 - the abstract method is in its only subclass
-    """What start-up checks read; not dataclass fields, so that an objective without clipping needs no such option."""
+    """Attributes that start-up checks read; no dataclass fields: an objective without clipping needs no such option."""
 
     level: Level = "token"
     clip_low: float | None = None
@@ -53,12 +53,12 @@ class Objective(Surface):
         entropy_coef: weight of an entropy bonus, >= 0, per nat.
         distill_coef: weight of on-policy distillation, >= 0, per nat: a reverse KL(policy || teacher) loss term at
             every token that the policy sampled (``distillation``). 0 needs no teacher; above 0 needs ``model.teacher``.
-        distill_exact: the KL over the whole vocabulary instead of the sampled token's estimate: less noise, but only
-            a teacher in this process has it.
-        positive_nll_coef: weight of the likelihood of correct responses, >= 0, per nat: minus the mean log-probability
-            of all their tokens in the mini-batch is added to the loss (VAPO, arXiv 2504.05118, which takes 0.1). A
+        distill_exact: use the KL over the whole vocabulary instead of the sampled token's estimate: less noise, but it
+            needs a teacher in this process.
+        positive_nll_coef: weight of the negative log-likelihood of correct responses, >= 0, per nat, averaged over all
+            their tokens in the mini-batch (VAPO, arXiv 2504.05118, which uses 0.1). A
             response is correct as in ``val/accuracy``: its accuracy reward is at least 1.
-        opsm_delta: off-policy sequence mask: rows with mean(old - new) above this many nats per token are dropped where
+        opsm_delta: off-policy sequence mask: rows with mean(old - new) above this many nats per token are dropped if
             the advantage is negative (DeepSeek-V3.2). None turns it off.
         correction: importance weights old / behaviour for samples that another policy drew (an inference engine, a
             stale snapshot): none, per token, or per sequence (geometric mean).
@@ -78,9 +78,9 @@ class Objective(Surface):
     correction_mode: CorrectionMode = field(default="truncate", kw_only=True)
 
     per_token_advantages: ClassVar[bool] = True
-    """Whether advantages [N, T] are allowed besides [N]."""
+    """True if advantages [N, T] are allowed besides [N]."""
     token_correction: ClassVar[bool] = True
-    """Whether importance weights may differ within a sequence (not where the loss is one number per sequence)."""
+    """True if importance weights may differ within a sequence (False if the loss is one number per sequence)."""
 
     def __post_init__(self) -> None:
         check_number("kl_coef", self.kl_coef, low=0.0)
@@ -102,13 +102,13 @@ class Objective(Surface):
 
     @abstractmethod
     def term(self, rows: Rows) -> Term:
-        """The loss per sequence or token, the ratio before clipping and where clipping took the gradient away.
+        """Return the loss per sequence or token, the ratio before clipping, and where clipping removed the gradient.
 
-        Shapes ([N] or [N, T]) are checked: what is a mean already, or transposed, would be broadcast into another loss.
+        Shapes ([N] or [N, T]) are checked: a mean, or a transposed tensor, would be broadcast into another loss.
         """
 
     def count(self, response_mask: Tensor) -> Tensor:
-        """The contribution of these rows to the denominator: a float64 scalar that sums over rows.
+        """Return the contribution of these rows to the denominator: a float64 scalar that sums over rows.
 
         Args:
             response_mask: [N, T] bool.
@@ -116,7 +116,7 @@ class Objective(Surface):
         return (count_tokens if self.aggregation is Aggregation.TOKEN_MEAN else count_rows)(response_mask)
 
     def unusual_clip(self) -> str | None:
-        """A sentence that explains why the clip range has the wrong scale for this objective, or None."""
+        """Explain in one sentence why the clip range has the wrong scale for this objective, or return None."""
         return None
 
     def __call__(
@@ -136,12 +136,12 @@ class Objective(Surface):
         denominator: Tensor | float | None = None,
         positive_tokens: Tensor | float | None = None,
     ) -> ObjectiveOutput:
-        """The loss of these rows, to be minimised, with its measurements.
+        """Return the loss of these rows, to be minimised, with its measurements.
 
         Args:
-            logprobs: [N, T] of the policy, nats, with gradient.
-            old_logprobs: [N, T] of the old policy that the ratio divides by.
-            advantages: [N], or [N, T] where the objective allows it.
+            logprobs: [N, T] log-probabilities of the policy, nats, with gradient.
+            old_logprobs: [N, T] log-probabilities of the old policy, by which the ratio divides.
+            advantages: [N], or [N, T] if the objective allows it.
             response_mask: [N, T] bool, True on tokens that the policy chose. Values elsewhere are never read.
             ref_logprobs: [N, T] of the reference policy; needed with ``kl_coef``.
             behaviour_logprobs: [N, T] of the policy that drew the samples; needed with ``correction``.
@@ -149,12 +149,12 @@ class Objective(Surface):
             segments: [N, T] int64 in [0, T), for objectives over segments.
             teacher_logprobs: [N, T] of the teacher; needed with ``distill_coef``.
             teacher_kl: [N, T] nats with gradient, KL(policy || teacher) over the vocabulary at each token; needed with
-                ``distill_coef`` where ``distill_exact`` is set, instead of ``teacher_logprobs``.
+                ``distill_coef`` if ``distill_exact`` is set, instead of ``teacher_logprobs``.
             positive: [N] bool, True for correct responses; needed with ``positive_nll_coef``.
-            denominator: :meth:`count` summed over all micro-batches and ranks of the mini-batch; None when this call
+            denominator: :meth:`count` summed over all micro-batches and ranks of the mini-batch; None if this call
                 is the whole mini-batch.
-            positive_tokens: the response tokens of correct responses, counted over the same; with
-                ``positive_nll_coef`` it is given exactly where ``denominator`` is.
+            positive_tokens: response tokens of correct responses, counted over the same mini-batch; with
+                ``positive_nll_coef``, give it if and only if ``denominator`` is given.
 
         Raises:
             UserError: an argument has the wrong shape or dtype, is missing, or selects nothing; :meth:`term` returned
@@ -180,7 +180,7 @@ class Objective(Surface):
     def _output(
         self, rows: Rows, denominator: Tensor | float | None, positive_tokens: Tensor | float | None
     ) -> ObjectiveOutput:
-        """The terms of the loss, each over its own denominator, and what is measured of them."""
+        """Return the sum of the loss terms, each over its own denominator, with their measurements."""
         term = self.term(rows)
         check_term(self, term, rows)
         weights, extra = self._weights(rows, term.loss)
@@ -221,7 +221,7 @@ class Objective(Surface):
                 raise UserError(argument, f"is None, but {option}={getattr(self, option)!r} needs it, shape {shape}")
 
     def _weights(self, rows: Rows, loss: Tensor) -> tuple[Tensor | None, Sums]:
-        """Constant weights on ``loss``, at its level, and the sums that report them."""
+        """Return constant weights on ``loss``, at its level, and the sums that report them."""
         weights: Tensor | None = None
         sums: Sums = {}
         if self.correction != "none":
@@ -240,7 +240,7 @@ class Objective(Surface):
         return weights, sums
 
     def _penalty(self, rows: Rows, taught: Tensor | None) -> Tensor | None:
-        """[N, T] KL term and distillation minus entropy bonus."""
+        """Return the KL and distillation terms minus the entropy bonus, [N, T]."""
         penalty = None if taught is None or self.distill_coef == 0 else self.distill_coef * taught
         if self.kl_coef > 0 and rows.ref_logprobs is not None:
             kl = self.kl_coef * kl_estimate(rows.logprobs, rows.ref_logprobs, self.kl_estimator)
@@ -268,7 +268,7 @@ class Objective(Surface):
 
 
 def _divisor(name: str, count: Tensor | float, rows: Rows) -> Tensor:
-    """A count, in the dtype of the loss; 1 where nothing was counted, so that a loss is 0 / 1 and not 0 / 0."""
+    """Return a count in the dtype of the loss; 1 if nothing was counted, so a loss is 0 / 1 and not 0 / 0."""
     if isinstance(count, Tensor):
         value = count.detach()
     else:

@@ -1,4 +1,4 @@
-"""CISPO: the weight is clipped, the gradient is not."""
+"""CISPO: clip the importance weight, keep the gradient."""
 
 from dataclasses import dataclass
 
@@ -19,15 +19,16 @@ class CISPO(Band, Objective):
     """Clipped token ratio as a constant weight on the log-probability; no token loses its gradient.
 
     ``J = sum_it sg[clip(r_it, 1 - low, 1 + high)] A_i log pi(y_it) / sum_i n_i``: MiniMax-M1, arXiv 2506.13585, Eq. 4
-    and 5. The value of the loss means nothing, only its gradient does; ``clipped`` is False everywhere,
-    ``outside_band`` tells how many weights were clipped.
+    and 5. Only the gradient of the loss has a meaning, not its value; ``clipped`` is False everywhere, ``outside_band``
+    counts the clipped weights.
 
-    We differ in: some name the cap itself ``epsilon_high``; here the cap is 1 + clip_high, as everywhere else.
+    We differ in: other implementations name the cap itself ``epsilon_high``; here the cap is 1 + clip_high, as
+    everywhere else.
 
     Args:
         clip_low: the weight is at least 1 - clip_low, [0, 1]; 1 means no lower bound, as in the paper.
-        clip_high: the weight is at most 1 + clip_high, >= 0; 4 gives the cap of 5 of ScaleRL (arXiv 2510.13786), since
-            the paper does not print its own.
+        clip_high: the weight is at most 1 + clip_high, >= 0; 4 gives ScaleRL's cap of 5 (arXiv 2510.13786), because the
+            paper does not state its own.
     """
 
     clip_low: float = 1.0
@@ -53,7 +54,7 @@ class CISPO(Band, Objective):
         )
 
     def unusual_clip(self) -> str | None:
-        """An upper bound on the scale of a sequence ratio; any lower bound is usual."""
+        """Warn of an upper bound on the scale of a sequence ratio; any lower bound is usual."""
         if self.clip_high >= 1e-3:
             return None
         return (

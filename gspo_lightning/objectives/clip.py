@@ -1,4 +1,4 @@
-"""Ratio, clip: the shared part of every objective of the form ``min(r A, clip(r, 1 - low, 1 + high) A)``."""
+"""Ratio clipping: the shared part of every objective of the form ``min(r A, clip(r, 1 - low, 1 + high) A)``."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ from gspo_lightning.objectives.shapes import check_level
 __all__ = ["RatioClip"]
 
 SEQUENCE_SCALE, TOKEN_SCALE = 1e-2, 1e-3
-"""Above the first a clip range is unusual at sequence level, below the second at token level."""
+"""Above the first, a clip range is unusual at sequence level; below the second, at token level."""
 
 
 class Band(Surface):
-    """A clip range that is set. Not fields, so that every objective declares its own defaults in its own order."""
+    """A required clip range. Not dataclass fields, so every objective declares its own defaults in its own order."""
 
     clip_low: float
     clip_high: float
@@ -28,19 +28,19 @@ class Band(Surface):
 
 @dataclass(repr=False)
 class RatioClip(Band, Objective):
-    """Shared base: a subclass says what the log-ratio is and how losses are aggregated.
+    """Base of clipped objectives: a subclass defines the log-ratio and how losses are aggregated.
 
     Args:
-        clip_low: the ratio is clipped below 1 - clip_low where the advantage is negative, in [0, 1).
-        clip_high: the ratio is clipped above 1 + clip_high where the advantage is positive, >= 0.
-        dual_clip: where the advantage is negative the loss is at most dual_clip * abs(advantage): a bound on ratios
+        clip_low: the ratio is clipped below 1 - clip_low if the advantage is negative, in [0, 1).
+        clip_high: the ratio is clipped above 1 + clip_high if the advantage is positive, >= 0.
+        dual_clip: if the advantage is negative, the loss is at most dual_clip * abs(advantage): a bound on ratios
             that grow without limit, > 1; 3 in its paper (arXiv 1912.09729, Eq. 5). None switches it off.
     """
 
     dual_clip: float | None = field(default=None, kw_only=True)
 
     usual_clip: ClassVar[str] = ""
-    """What to use instead, with its source; the end of the sentence of :meth:`unusual_clip`."""
+    """Recommended range with its source; the end of the sentence of :meth:`unusual_clip`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,10 +51,10 @@ class RatioClip(Band, Objective):
 
     @abstractmethod
     def log_ratio(self, rows: Rows) -> Tensor:
-        """[N] or [N, T] logarithm of the ratio, with its gradient; values at masked positions do not matter."""
+        """Return the log-ratio with its gradient, [N] or [N, T]; values at masked positions do not matter."""
 
     def term(self, rows: Rows) -> Term:
-        """``-min(r A, clip(r) A)`` with the gradient exactly zero where the clipped branch is the smaller one."""
+        """Return ``-min(r A, clip(r) A)``, with exactly zero gradient where the clipped branch is the smaller one."""
         log_ratio = self.log_ratio(rows)
         check_level(self, "log_ratio", "log-ratio", log_ratio, rows)
         log_ratio = torch.where(rows.valid(log_ratio), log_ratio, 0.0)
@@ -92,7 +92,7 @@ class RatioClip(Band, Objective):
 
 
 def token_scale_note(objective: Band, usual: str) -> str | None:
-    """The sentence of :meth:`Objective.unusual_clip` for a token-level range on the scale of a sequence ratio."""
+    """Explain that a token-level range has the scale of a sequence ratio, for :meth:`Objective.unusual_clip`."""
     if min(objective.clip_low, objective.clip_high) >= TOKEN_SCALE:
         return None
     return (

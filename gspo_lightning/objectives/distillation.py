@@ -1,19 +1,19 @@
 """On-policy distillation: the reverse KL(policy || teacher) at the tokens that the policy sampled.
 
-The gradient of the KL at one token is that of a score function, because the token is drawn from the policy itself:
+The token is drawn from the policy itself, so the gradient of the KL at one token is a score-function gradient:
 
     d/dtheta KL(pi || q) = E_{y ~ pi} [(log pi(y) - log q(y)) * d/dtheta log pi(y)]
 
 Differentiating the sampled log pi(y) - log q(y) itself (k1) would give E[d/dtheta log pi(y)] = 0: no gradient at all.
-Half its square (k2) has the right one, exactly, and is a loss that any objective can add, whatever its level: so that
-is the term here. On fresh samples its gradient is that of Thinking Machines' On-Policy Distillation (2025), where
+Half its square (k2) has exactly the right gradient, and is a loss that any objective can add at any level, so it is the
+term here. On fresh samples its gradient is that of Thinking Machines' On-Policy Distillation (2025), where
 log q - log pi is the advantage of a token and nothing is carried back to earlier tokens (discount 0). MiniLLM
-(arXiv 2306.08543) also carries it back, with more variance; GKD (arXiv 2306.13649) does not. That k2 as a loss and k1
-as a reward have the same gradient on fresh samples: arXiv 2510.01555.
+(arXiv 2306.08543) also carries it back, with more variance; GKD (arXiv 2306.13649) does not. arXiv 2510.01555 shows
+that k2 as a loss and k1 as a reward have the same gradient on fresh samples.
 
-After the first update of an iteration the samples are those of the old policy; each token is then weighted by the
+After the first update of an iteration, the samples come from the old policy; each token is then weighted by the
 truncated importance weight pi / pi_old, a constant. ``teacher_kl`` is the KL over the whole vocabulary, differentiated
-as it is (GKD's generalised form at the reverse KL): it needs no weight, since nothing of it was sampled but the prefix.
+directly (GKD's generalised form at the reverse KL). It needs no weight, because only its prefix was sampled.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ __all__ = ["Distillation", "distillation"]
 
 @dataclass(frozen=True, slots=True)
 class Distillation:
-    """``loss`` [N, T] to minimise, None without a teacher; ``sums`` that report it."""
+    """Distillation term: ``loss`` [N, T] to minimise, None without a teacher; ``sums`` that report it."""
 
     loss: Tensor | None = None
     sums: Sums = field(default_factory=dict)
 
 
 def distillation(rows: Rows, correction: Correction, cap: float, mode: CorrectionMode) -> Distillation:
-    """The distillation term of each token, nats.
+    """Return the distillation term of each token, in nats.
 
     With ``x = log pi - log q``, sampled: ``w * x**2 / 2``, where ``w`` is min(pi / pi_old, cap), a constant, times the
-    weight old / behaviour if the objective corrects for it. Its gradient is ``w * x * d log pi``; beyond 20 nats ``x``
-    counts as 20 (the square goes on as a straight line), so that one token which the teacher rules out cannot decide
-    an update alone.
+    weight old / behaviour if the objective corrects for it. Its gradient is ``w * x * d log pi``. Beyond 20 nats ``x``
+    counts as 20 (the square continues as a straight line), so one token that the teacher rules out cannot dominate an
+    update.
 
     Args:
         rows: with ``teacher_kl`` or ``teacher_logprobs``; with neither there is no term.
-        correction: for samples of another policy than the old one, and at which level.
+        correction: level of the correction for samples of a policy other than the old one.
         cap: largest importance weight.
-        mode: what happens to larger weights old / behaviour.
+        mode: treatment of larger weights old / behaviour.
     """
     if rows.teacher_kl is not None:
         measured = rows.teacher_kl.detach().double()
@@ -74,7 +74,7 @@ def _half_square(x: Tensor) -> Tensor:
 
 
 def _sums(rows: Rows, x: Tensor) -> Sums:
-    """Estimates of the KL: k1, of either sign, and k3, never negative."""
+    """Return estimates of the KL: k1, of either sign, and k3, never negative."""
     count = rows.mask.sum().double()
     k3 = torch.expm1(clamp_log_ratio(-x)) + x  # 0 at masked positions, as x is
     return {"kl_new_teacher": (x.sum(), count), "kl_new_teacher_k3": (k3.sum(), count)}

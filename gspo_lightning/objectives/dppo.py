@@ -1,4 +1,4 @@
-"""DPPO: a token is dropped when its probability, not its ratio, has moved too far."""
+"""DPPO: drop a token if its probability, not its ratio, has moved too far."""
 
 from dataclasses import dataclass
 
@@ -20,13 +20,13 @@ class DPPOTV(Band, Objective):
 
     ``J = sum_it M_it r_it A_i / sum_i n_i``, ``M = 0`` where A > 0 and ``p_new - p_old > high``, or A < 0 and
     ``p_new - p_old < -low``: the binary total-variation form of arXiv 2602.04879. A rare token may multiply its
-    probability, a frequent one may not move far: the other way round than with a ratio clip.
+    probability, a frequent one may not move far: the opposite of a ratio clip.
 
     We differ in: dropped tokens stay in the denominator.
 
     Args:
-        clip_low: largest fall of a token's probability where the advantage is negative, [0, 1]; 0.2.
-        clip_high: largest rise of a token's probability where the advantage is positive, [0, 1]; 0.2.
+        clip_low: largest fall of a token's probability if the advantage is negative, [0, 1]; 0.2.
+        clip_high: largest rise of a token's probability if the advantage is positive, [0, 1]; 0.2.
     """
 
     clip_low: float = 0.2

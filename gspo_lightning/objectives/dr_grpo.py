@@ -21,10 +21,10 @@ class DrGRPO(RatioClip):
     ``J = sum_it min(r_it A_i, clip(r_it, 1 - low, 1 + high) A_i) / (N L)``: arXiv 2503.20783, section 3. Pair it with
     ``GroupMean`` advantages (not divided by the standard deviation).
 
-    We differ in: N counts the rows that are not empty, so that masked rows do not shrink the step.
+    We differ in: N counts only non-empty rows, so masked rows do not shrink the step.
 
     Args:
-        max_response_tokens: L, tokens, >= 1; the response limit of the run, so there is no sensible default.
+        max_response_tokens: L, tokens, >= 1; the response limit of the run, so it has no default.
         clip_low: lower clip of the token ratio, [0, 1); 0.2 as in PPO.
         clip_high: upper clip of the token ratio, >= 0; 0.2 as in PPO.
     """
@@ -41,9 +41,9 @@ class DrGRPO(RatioClip):
         check_number("max_response_tokens", self.max_response_tokens, low=1)
 
     def log_ratio(self, rows: Rows) -> Tensor:
-        """[N, T] each token's own log-ratio."""
+        """Return each token's own log-ratio, [N, T]."""
         return rows.log_ratio
 
     def count(self, response_mask: Tensor) -> Tensor:
-        """Non-empty rows times ``max_response_tokens``."""
+        """Return non-empty rows times ``max_response_tokens``."""
         return super().count(response_mask) * self.max_response_tokens

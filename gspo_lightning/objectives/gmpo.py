@@ -1,4 +1,4 @@
-"""GMPO: a geometric mean of token ratios that are clipped one by one."""
+"""GMPO: a geometric mean of token ratios, each clipped before the mean."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -21,7 +21,7 @@ class GMPO(Band, Objective):
     ``J = mean_i exp(mean_t d'_it) A_i`` with ``d' = min(d, clip(d, -low, high))`` for A > 0 and the maximum for A < 0,
     d the token's log-ratio: arXiv 2507.20673, Eq. 4 and its pseudo-code.
 
-    We differ in: nothing. ``ratio`` and ``clipped`` are per token, since that is what is clipped.
+    We differ in: nothing. ``ratio`` and ``clipped`` are per token, because tokens are clipped.
 
     Args:
         clip_low: lower clip of the token's log-ratio, nats, >= 0; 0.4 in the paper (ratios from exp(-0.4)).

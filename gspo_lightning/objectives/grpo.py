@@ -32,5 +32,5 @@ class GRPO(RatioClip):
     usual_clip: ClassVar[str] = TOKEN_RANGE
 
     def log_ratio(self, rows: Rows) -> Tensor:
-        """[N, T] each token's own log-ratio."""
+        """Return each token's own log-ratio, [N, T]."""
         return rows.log_ratio

@@ -1,4 +1,4 @@
-"""GSPO and GSPO-token: the ratio of a whole sequence, clipped as one."""
+"""GSPO and GSPO-token: one ratio per sequence, clipped per sequence."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -28,13 +28,14 @@ class GSPO(RatioClip):
     Args:
         clip_low: lower clip of the sequence ratio, [0, 1); 3e-4 in the paper.
         clip_high: upper clip of the sequence ratio, >= 0; 4e-4 in the paper.
-        length_norm: what the summed log-ratio is divided by. ``mean``: n, the paper. ``sum``: 1, the plain likelihood
-            ratio. ``sqrt``: sqrt(n), so that noise of independent tokens has one scale for every length. A number p:
+        length_norm: divisor of the summed log-ratio. ``mean``: n, the paper. ``sum``: 1, the plain likelihood
+            ratio. ``sqrt``: sqrt(n), which gives noise of independent tokens the same scale at every length. A number
+            p:
             n**p. ``adaptive``: sqrt(n * adaptive_length), which is ``sqrt`` on the scale of ``mean``: short and long
             responses leave the same clip range equally often, and the paper's range keeps its meaning. All but mean
             are research options.
         adaptive_length: response tokens at which ``adaptive`` equals ``mean``, > 0; take a typical response length. A
-            constant and not a batch statistic, because the loss must not depend on how a batch is cut.
+            constant and not a batch statistic, because the loss must not depend on how a batch is split.
     """
 
     clip_low: float = 3e-4
@@ -57,24 +58,24 @@ class GSPO(RatioClip):
 
     @property
     def power(self) -> float:
-        """p of the divisor n**p."""
+        """Exponent p of the divisor n**p."""
         return _POWERS[self.length_norm] if isinstance(self.length_norm, str) else float(self.length_norm)
 
     def log_ratio(self, rows: Rows) -> Tensor:
-        """[N] ``sum_t log_ratio / n**p``."""
+        """Return ``sum_t log_ratio / n**p``, [N]."""
         divisor = rows.lengths.clamp(min=1) ** self.power
         if self.length_norm == "adaptive":
             divisor = divisor * self.adaptive_length**0.5
         return rows.log_ratio.sum(dim=-1) / divisor
 
     def unusual_clip(self) -> str | None:
-        """As the family; without a rule where the log-ratio is not on the scale of a mean."""
+        """Apply the base's rule only if the log-ratio is on the scale of a mean."""
         return super().unusual_clip() if self.length_norm == "adaptive" or self.power == 1 else None
 
 
 @dataclass(repr=False)
 class GSPOToken(RatioClip):
-    """GSPO's ratio with one advantage per token allowed (multi-turn credit).
+    """GSPO's ratio with optional per-token advantages (multi-turn credit).
 
     ``s_it = sg[s_i] pi(y_it) / sg[pi(y_it)]``, mean over tokens, then over sequences: arXiv 2507.18071, Eq. 13 and 14.
     With one advantage per sequence its loss, clipping and gradient are GSPO's.
@@ -93,5 +94,5 @@ class GSPOToken(RatioClip):
     usual_clip: ClassVar[str] = _PAPER
 
     def log_ratio(self, rows: Rows) -> Tensor:
-        """[N, T] the value of the sequence's mean log-ratio with the gradient of each token's own log-probability."""
+        """Return the sequence's mean log-ratio with the gradient of each token's own log-probability, [N, T]."""
         return rows.with_own_gradient(rows.mean(rows.log_ratio).unsqueeze(-1))

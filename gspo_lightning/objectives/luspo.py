@@ -1,4 +1,4 @@
-"""LUSPO: GSPO whose loss is multiplied by the length."""
+"""LUSPO: GSPO with the loss multiplied by the response length."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,7 +19,8 @@ class LUSPO(RatioClip):
     ``J = mean_i n_i min(s_i A_i, clip(s_i, 1 - low, 1 + high) A_i)`` with GSPO's ``s_i``: arXiv 2602.05261. The
     gradient weighs all tokens of the mini-batch alike, whatever the length of their sequence.
 
-    We differ in: nothing. Gradients are longer than GSPO's by the mean response length; the optimizer sees that.
+    We differ in: nothing. Gradients are larger than GSPO's by a factor of the mean response length; the optimizer sees
+    that.
 
     Args:
         clip_low: lower clip of the sequence ratio, [0, 1); 2e-3 in the paper.
@@ -36,5 +37,5 @@ class LUSPO(RatioClip):
     usual_clip: ClassVar[str] = "the paper uses clip_low=2e-3, clip_high=2.5e-3 (arXiv 2602.05261)"
 
     def log_ratio(self, rows: Rows) -> Tensor:
-        """[N] mean log-ratio over the tokens."""
+        """Return the mean log-ratio over the tokens, [N]."""
         return rows.mean(rows.log_ratio)

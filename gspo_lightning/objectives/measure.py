@@ -1,6 +1,6 @@
-"""What every objective reports, as (sum, count) pairs that add up over micro-batches and ranks.
+"""Measurements of every objective, as (sum, count) pairs that add up over micro-batches and ranks.
 
-Nothing here reads a value back (no GPU synchronisation). A mean is ``sum / count`` after all pairs were added; the
+No value is copied to the host (no GPU synchronisation). A mean is ``sum / count`` after all pairs were added; the
 effective sample size of a mini-batch is ``ratio.sum ** 2 / ratio_squared.sum``.
 """
 
@@ -20,12 +20,12 @@ Sums = dict[str, tuple[Tensor, Tensor]]
 
 @dataclass(slots=True)
 class Term:
-    """The result of an objective, before options and aggregation. Level: [N] or [N, T].
+    """Result of an objective before options and aggregation, at level [N] or [N, T].
 
     ``loss`` to minimise (finite everywhere), at its own level. ``ratio`` detached, before clipping. ``low``, ``high``
     and ``dual`` mark, at the level of ``ratio``, where that bound removed the gradient; None if there is no such
-    bound. ``outside`` marks ratios outside the band whatever the advantage; ``clamped`` log-ratios that were limited
-    for numerical safety, ``flat`` those among them that lost their gradient.
+    bound. ``outside`` marks ratios outside the band whatever the advantage; ``clamped`` marks log-ratios that were
+    limited for numerical safety, ``flat`` those among them that lost their gradient.
     """
 
     loss: Tensor
@@ -39,7 +39,7 @@ class Term:
 
     @property
     def clipped(self) -> Tensor:
-        """Where clipping took the gradient away, at the level of ``ratio``."""
+        """Mask of removed gradients: True where clipping took the gradient away, at the level of ``ratio``."""
         clipped = torch.zeros_like(self.ratio, dtype=torch.bool)
         for part in (self.low, self.high, self.dual):
             clipped = clipped if part is None else clipped | part
@@ -47,12 +47,12 @@ class Term:
 
 
 def measure(rows: Rows, term: Term, *, level: str, dropped: Tensor | None = None) -> Sums:
-    """The sums of one call.
+    """Return the sums of one call.
 
     Args:
         rows: the inputs.
-        term: what the objective computed.
-        level: what the ratio is about, "sequence" or "token"; metrics of the ratio count these.
+        term: the result of the objective.
+        level: level of the ratio, "sequence" or "token"; metrics of the ratio count these.
         dropped: [N, 1] or [N, T] bool, tokens whose weight an option set to zero.
     """
     sums: Sums = {}
@@ -109,12 +109,12 @@ def _measure_drift(sums: Sums, rows: Rows) -> None:
 
 
 def _tokens(values: Tensor) -> Tensor:
-    """[N] as [N, 1]; [N, T] as it is."""
+    """Return [N] as [N, 1]; leave [N, T] unchanged."""
     return values.unsqueeze(-1) if values.ndim == 1 else values
 
 
 def _rows(values: Tensor, rows: Rows) -> Tensor:
-    """[N], or [N, T] averaged over the tokens of a row, as [N]."""
+    """Return [N] unchanged; average [N, T] over the tokens of a row."""
     return values if values.ndim == 1 else rows.mean(torch.where(rows.mask, values.double(), 0.0))
 
 

@@ -1,4 +1,4 @@
-"""MultiScale: between GSPO and GRPO."""
+"""MultiScale: an interpolation between GSPO and GRPO."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,7 +18,7 @@ class MultiScale(RatioClip):
 
     ``log r_it = alpha mean_t d_it + (1 - alpha) d_it``, d the log-ratio; every token carries its own gradient, as in
     GSPO-token; mean over tokens, then over sequences. ``alpha = 1`` is GSPO, ``alpha = 0`` is
-    GRPO. There is no paper: GSPO's (arXiv 2507.18071) leaves it open.
+    GRPO. There is no paper: GSPO's (arXiv 2507.18071) leaves this open.
 
     Args:
         alpha: weight of the sequence's log-ratio, [0, 1]. At 0.5 half of the token's own deviation remains.
@@ -38,6 +38,6 @@ class MultiScale(RatioClip):
         self.level = "sequence" if self.alpha == 1 else "token"
 
     def log_ratio(self, rows: Rows) -> Tensor:
-        """[N, T] the mix."""
+        """Return the mixed log-ratio, [N, T]."""
         mix = self.alpha * rows.mean(rows.log_ratio).unsqueeze(-1) + (1 - self.alpha) * rows.log_ratio
         return rows.with_own_gradient(mix)

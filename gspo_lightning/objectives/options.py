@@ -1,4 +1,4 @@
-"""What composes with every objective: a KL term, corrections for stale or foreign samples, checks of numbers."""
+"""Options of every objective: a KL term, and corrections for stale samples or samples of another policy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CorrectionMode = Literal["truncate", "mask"]
 
 
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
-    """Per-token estimate of KL(policy || reference) from samples of the policy, with ``x = logprobs - ref_logprobs``.
+    """Estimate KL(policy || reference) per token from samples of the policy, with ``x = logprobs - ref_logprobs``.
 
     ``k1 = x`` (unbiased, but its gradient as a loss term is zero in expectation), ``k2 = x^2 / 2`` (the right
     gradient on-policy), ``k3 = exp(-x) - 1 + x`` (unbiased, never negative, GRPO's choice; arXiv 2402.03300, Eq. 4).
@@ -35,10 +35,11 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimator) 
 
 
 def correction_weights(rows: Rows, level: Correction, cap: float, mode: CorrectionMode) -> Tensor:
-    """Importance weights old / behaviour, [N, 1] or [N, T], for samples that came from another policy than ``old``.
+    """Return importance weights old / behaviour, [N, 1] or [N, T], for samples of a policy other than ``old``.
 
-    At sequence level the geometric mean over tokens: the product collapses (0.06 where tokens say 0.9999). Above
-    ``cap`` a weight is cut to ``cap`` (truncated importance sampling) or set to zero (masked).
+    At sequence level the weight is the geometric mean over tokens: the product collapses (0.06 where tokens say
+    0.9999).
+    Above ``cap`` a weight is cut to ``cap`` (truncated importance sampling) or set to zero (masked).
     """
     assert rows.behaviour_logprobs is not None
     log_weight = rows.old_logprobs - rows.behaviour_logprobs
@@ -49,7 +50,7 @@ def correction_weights(rows: Rows, level: Correction, cap: float, mode: Correcti
 
 
 def off_policy_rows(rows: Rows, delta: float) -> Tensor:
-    """[N] bool: mean(old - new) > delta nats per token; such rows are dropped where the advantage is negative.
+    """Mark rows with mean(old - new) > delta nats per token, [N] bool: dropped if the advantage is negative.
 
     Off-policy sequence masking (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
     """

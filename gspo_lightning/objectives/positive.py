@@ -1,8 +1,8 @@
-"""The likelihood of correct responses: VAPO's positive-example language-model loss.
+"""Negative log-likelihood of correct responses: VAPO's positive-example language-model loss.
 
 ``L_NLL = - sum_{i in T} sum_t log pi(y_it) / sum_{i in T} n_i`` over the set T of correct responses: arXiv 2504.05118.
-It has no ratio, no clip range and no advantage: in every update it is the supervised loss of the policy's own correct
-responses, token by token.
+The loss has no ratio, no clip range and no advantage: in every update it is the supervised loss of the policy's own
+correct responses, token by token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["PositiveNLL", "positive_nll"]
 
 @dataclass(frozen=True, slots=True)
 class PositiveNLL:
-    """``total`` nats, a scalar with gradient; the ``tokens`` it is over, a float64 scalar; ``sums`` that report it."""
+    """``total`` nats, a scalar with gradient; its number of ``tokens``, a float64 scalar; ``sums`` that report it."""
 
     total: Tensor
     tokens: Tensor
@@ -29,7 +29,7 @@ class PositiveNLL:
 
 
 def positive_nll(rows: Rows) -> PositiveNLL:
-    """Minus the log-probabilities of all response tokens of correct responses, summed and not yet divided.
+    """Return the summed negative log-probabilities of all response tokens of correct responses, not yet divided.
 
     Args:
         rows: with ``positive``.

@@ -15,7 +15,7 @@ class PPO(GRPO):
     ``J = sum_it min(r_it A_it, clip(r_it, 1 - low, 1 + high) A_it) / sum_i n_i``: arXiv 1707.06347, Eq. 7.
 
     We differ in: there is no critic and no GAE. Pair it with ``BatchNormalised`` advantages, or your own advantages per
-    token [N, T]; they are not standardised again here, since that would depend on the micro-batch.
+    token [N, T]; they are not standardised again here, because the result would depend on the micro-batch.
 
     Args:
         clip_low: lower clip of the token ratio, [0, 1); 0.2 in the paper.

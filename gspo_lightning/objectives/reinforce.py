@@ -20,10 +20,10 @@ Reduction = Literal["sequence_sum", "sequence_mean", "token_mean"]
 class REINFORCE(Objective):
     """Plain policy gradient: advantage times log-probability, no ratio, no clip.
 
-    ``J = mean_i A_i sum_t log pi(y_it)``: Williams 1992; for language models arXiv 2402.14740, whose RLOO
-    this is with ``LeaveOneOut`` advantages. The value of the loss
-    means nothing, only its gradient does. The old policy enters the metrics only, so that with several mini-batches per
-    rollout the gradient is biased and nothing bounds the update: use one, or ``correction``.
+    ``J = mean_i A_i sum_t log pi(y_it)``: Williams 1992; for language models arXiv 2402.14740, whose RLOO this is with
+    ``LeaveOneOut`` advantages. Only the gradient of the loss has a meaning, not its value. The old policy enters the
+    metrics only: with several mini-batches per rollout the gradient is biased and nothing bounds the update. Use one
+    mini-batch, or ``correction``.
 
     We differ in: nothing with the defaults.
 

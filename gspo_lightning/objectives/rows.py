@@ -1,7 +1,7 @@
-"""The checked and cleaned inputs of an objective.
+"""Rows: the checked and cleaned inputs of an objective.
 
-Everything at masked positions is replaced before any arithmetic: a ``where`` after an ``exp`` gives NaN gradients with
-a finite loss, so no value there may ever enter a computation.
+Every value at a masked position is replaced before any arithmetic, so none of them enters a computation: a ``where``
+after an ``exp`` gives NaN gradients with a finite loss.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gspo_lightning.errors import UserError
 __all__ = ["LOG_RATIO_LIMIT", "Rows", "clamp_log_ratio"]
 
 LOG_RATIO_LIMIT = 20.0
-"""Nats. Log-ratios are clamped to +-20 before ``exp`` (a factor of 4.9e8 either way); how often is reported."""
+"""Nats. Log-ratios are clamped to +-20 before ``exp`` (a factor of 4.9e8 either way); a metric counts how often."""
 
 
 def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
-    """``log_ratio`` within +-:data:`LOG_RATIO_LIMIT`; the gradient is zero where that changes it."""
+    """Clamp ``log_ratio`` to +-:data:`LOG_RATIO_LIMIT`; the gradient is zero where that changes the value."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
@@ -29,8 +29,8 @@ class Rows:
     """N responses of up to T tokens, ready for arithmetic: float32 or wider, zero at masked positions.
 
     ``logprobs`` [N, T] carries the gradient; everything else is detached except ``entropy`` and ``teacher_kl``.
-    ``advantages`` is [N] or [N, T]. ``lengths`` [N] counts response tokens (same dtype), ``nonempty`` [N] says where
-    there are any.
+    ``advantages`` is [N] or [N, T]. ``lengths`` [N] counts response tokens (same dtype), ``nonempty`` [N] is True for
+    rows with at least one.
     ``log_ratio`` [N, T] is new minus old. ``segments`` [N, T] int64 in [0, T). ``positive`` [N] bool marks correct
     responses.
     """
@@ -110,29 +110,29 @@ class Rows:
         )
 
     def mean(self, values: Tensor) -> Tensor:
-        """[N] mean of ``values`` [N, T] (zero at masked positions) over the response tokens; 0 for an empty row."""
+        """Average ``values`` [N, T] (zero at masked positions) over the response tokens: [N], 0 for an empty row."""
         return values.sum(dim=-1) / self.lengths.clamp(min=1)
 
     def with_own_gradient(self, log_ratio: Tensor) -> Tensor:
-        """[N, T] the value of ``log_ratio`` with the gradient of each token's own log-probability (GSPO-token, Eq. 14).
+        """Return ``log_ratio`` with the gradient of each token's own log-probability, [N, T] (GSPO-token, Eq. 14).
 
-        A token that is clipped then has no gradient at all, also where its neighbours' advantages have another sign.
+        A clipped token then has no gradient at all, even if its neighbours' advantages have another sign.
         """
         return log_ratio.detach() + (self.logprobs - self.logprobs.detach())  # the bracket is exactly 0
 
     def valid(self, like: Tensor) -> Tensor:
-        """The mask for a tensor of this level: ``nonempty`` [N] or ``mask`` [N, T]."""
+        """Return the mask for a tensor of this level: ``nonempty`` [N] or ``mask`` [N, T]."""
         return self.nonempty if like.ndim == 1 else self.mask
 
     def advantages_like(self, values: Tensor) -> Tensor:
-        """The advantages at the level of ``values``: [N], or [N, T] with zeros at masked positions."""
+        """Return the advantages at the level of ``values``: [N], or [N, T] with zeros at masked positions."""
         if values.ndim == self.advantages.ndim:
             return self.advantages
         return self.token_advantages
 
     @property
     def token_advantages(self) -> Tensor:
-        """[N, T] advantages, zero at masked positions."""
+        """Advantages [N, T], zero at masked positions."""
         if self.advantages.ndim == 2:
             return self.advantages
         return torch.where(self.mask, self.advantages.unsqueeze(-1), 0.0)

@@ -17,13 +17,13 @@ class SAPO(Objective):
     """Token-level ratio through a sigmoid gate instead of a clip; mean over tokens, then over sequences.
 
     ``J = mean_i (1 / n_i) sum_t (4 / tau) sigmoid(tau (r_it - 1)) A_i``: arXiv 2511.20347, Eq. 5 and 6. At r = 1 the
-    gradient is GRPO's; away from it it fades, faster for negative advantages. On-policy the loss is ``-2 A / tau``.
+    gradient is GRPO's; away from 1 it fades, faster for negative advantages. On-policy the loss is ``-2 A / tau``.
 
     We differ in: nothing.
 
     Args:
-        tau_pos: steepness of the gate where the advantage is positive, > 0; 1.0 in the paper.
-        tau_neg: steepness of the gate where the advantage is not positive, > 0; 1.05 in the paper.
+        tau_pos: steepness of the gate if the advantage is positive, > 0; 1.0 in the paper.
+        tau_neg: steepness of the gate if the advantage is not positive, > 0; 1.05 in the paper.
     """
 
     tau_pos: float = 1.0

@@ -1,4 +1,4 @@
-"""Segment: GSPO over parts of a response, and three ways to cut one."""
+"""Segment: GSPO over segments of a response, and three ways to split a response."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +21,8 @@ class Segment(RatioClip):
     """Research: GSPO's ratio per segment of a response (fixed length, turn, or as given), clipped per segment.
 
     ``s_ik = exp(mean of the log-ratio over segment k)``; every token carries the ratio of its segment and its own
-    gradient, as in GSPO-token; mean over tokens, then over sequences, so that a segment weighs as much as it has
-    tokens. One segment is GSPO, one token per segment is GRPO. There is no paper: GSPO's (arXiv 2507.18071)
-    leaves it open.
+    gradient, as in GSPO-token; mean over tokens, then over sequences, so a segment's weight is its number of tokens.
+    One segment is GSPO, one token per segment is GRPO. There is no paper: GSPO's (arXiv 2507.18071) leaves this open.
 
     Args:
         clip_low: lower clip of the segment ratio, [0, 1); between GSPO's and GRPO's, for about 64 tokens.
@@ -48,7 +47,7 @@ class Segment(RatioClip):
         self.level = "token" if self.by == "length" and self.segment_length == 1 else "sequence"
 
     def log_ratio(self, rows: Rows) -> Tensor:
-        """[N, T] the mean log-ratio of each token's segment."""
+        """Return the mean log-ratio of each token's segment, [N, T]."""
         index = self._segments(rows)
         sums = torch.zeros_like(rows.log_ratio).scatter_add(1, index, rows.log_ratio)
         sizes = torch.zeros_like(rows.log_ratio).scatter_add(1, index, rows.mask.to(rows.log_ratio.dtype))
@@ -65,13 +64,13 @@ class Segment(RatioClip):
         return rows.segments
 
     def unusual_clip(self) -> str | None:
-        """As the family; ten times wider ranges are usual for segments than for sequences."""
+        """Apply the base's rule with a range ten times wider than for sequences."""
         wide = max(self.clip_low, self.clip_high) > 10 * SEQUENCE_SCALE
         return super().unusual_clip() if wide or self.level == "token" else None
 
 
 def segments_by_length(mask: Tensor, length: int) -> Tensor:
-    """[N, T] int64: which stretch of ``length`` response tokens a token is in, counting only tokens of the mask.
+    """Number segments of ``length`` response tokens, counting only tokens of the mask: [N, T] int64.
 
     >>> segments_by_length(torch.tensor([[False, True, True, True]]), 2)
     tensor([[0, 0, 0, 1]])
@@ -80,7 +79,7 @@ def segments_by_length(mask: Tensor, length: int) -> Tensor:
 
 
 def segments_by_turn(mask: Tensor) -> Tensor:
-    """[N, T] int64: which unbroken stretch of the mask a token is in.
+    """Number the unbroken stretches of the mask: [N, T] int64.
 
     >>> segments_by_turn(torch.tensor([[True, True, False, True, False]]))
     tensor([[0, 0, 0, 1, 1]])
@@ -91,7 +90,7 @@ def segments_by_turn(mask: Tensor) -> Tensor:
 
 
 def segments_by_delimiter(token_ids: Tensor, mask: Tensor, delimiters: Sequence[int]) -> Tensor:
-    """[N, T] int64: which part of a response a token is in, a delimiter being the last token of its part.
+    """Number the parts of a response, each ending with a delimiter: [N, T] int64.
 
     Args:
         token_ids: [N, T] int64.

@@ -1,7 +1,7 @@
-"""What an objective returns has the shape that it must have: broadcasting turns a mistake into another loss.
+"""Check the shapes that an objective returns: broadcasting turns a mistake into another loss.
 
-Shapes are read on the host, so that every call can be checked. Where N equals T a transposed tensor cannot be told, so
-an objective is also tried before a run on an example where they differ (:mod:`gspo_lightning.objectives.trial`).
+Shapes are known on the host, so every call can be checked. If N equals T, a transposed tensor cannot be detected, so an
+objective is also tried before a run on an example where they differ (:mod:`gspo_lightning.objectives.trial`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["check_count", "check_level", "check_term"]
 
 
 def check_term(objective: object, term: object, rows: Rows) -> None:
-    """What ``term`` returned fits the rows.
+    """Check that the result of ``term`` fits the rows.
 
     Raises:
         UserError: no :class:`Term`, a tensor of a wrong shape or dtype, or a loss without a gradient.
@@ -45,18 +45,18 @@ def check_term(objective: object, term: object, rows: Rows) -> None:
 def check_level(
     objective: object, method: str, name: str, value: object, rows: Rows, dtype: torch.dtype | None = None
 ) -> None:
-    """One value per response or one per token.
+    """Check that a value has one entry per response or one per token.
 
     Args:
-        objective: whose ``method`` returned ``value``.
-        method: its name.
-        name: of the value.
-        value: what was returned.
+        objective: the objective whose ``method`` returned ``value``.
+        method: name of the method.
+        name: name of the value.
+        value: the returned value.
         rows: N responses of up to T tokens.
-        dtype: that it must have; None is any floating one.
+        dtype: the required dtype; None allows any floating-point one.
 
     Raises:
-        UserError: it is something else.
+        UserError: the value is something else.
     """
     count, width = rows.mask.shape
     right = isinstance(value, Tensor) and (value.is_floating_point() if dtype is None else value.dtype == dtype)
@@ -72,10 +72,10 @@ def check_level(
 
 
 def check_count(objective: object, count: object) -> Tensor:
-    """What ``count`` returned, if it is one number.
+    """Return the result of ``count``, if it is one number.
 
     Raises:
-        UserError: it is something else.
+        UserError: the result is something else.
     """
     if isinstance(count, Tensor) and count.ndim == 0:
         return count

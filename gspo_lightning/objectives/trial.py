@@ -1,4 +1,4 @@
-"""An objective of a plug-in is tried before a run depends on it."""
+"""Try a plug-in's objective before a run depends on it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["try_objective"]
 
 
 def try_objective(objective: Objective) -> None:
-    """Have an objective judge two responses, of three tokens and of one, with everything it may ask for.
+    """Call an objective on two responses, of three tokens and of one, with every input that it may need.
 
     Raises:
-        UserError: what it returns cannot be trained with.
+        UserError: its result cannot be trained with.
     """
     mask = torch.tensor([[True, True, True], [True, False, False]])
     old = torch.tensor([[-1.0, -2.0, -0.5], [-1.5, 0.0, 0.0]])

@@ -1,4 +1,4 @@
-"""VESPO: the plain sequence likelihood ratio, reshaped smoothly."""
+"""VESPO: the plain sequence likelihood ratio, with a smooth weight."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,15 +20,15 @@ class VESPO(Objective):
 
     ``J = sum_it sg[phi(w_i)] A_i log pi(y_it) / sum_i n_i`` with ``w_i = exp(sum_t d_it)`` and
     ``phi(w) = w^k exp(lambda (1 - w))``, d the log-ratio: arXiv 2602.10693. ``phi(1) = 1``; far from 1 it vanishes, so
-    that nothing is clipped. The value of the loss means nothing, only its gradient does.
+    nothing is clipped. Only the gradient of the loss has a meaning, not its value.
 
-    We differ in: the log-ratio is clamped to +-20 nats, like everywhere in this package.
+    We differ in: the log-ratio is clamped to +-20 nats, as everywhere in this package.
 
     Args:
-        k_pos: power of the weight where the advantage is not negative, >= 0; 2 in the paper.
-        lambda_pos: decay of the weight where the advantage is not negative, >= 0; 3 in the paper.
-        k_neg: power of the weight where the advantage is negative, >= 0; 3 in the paper.
-        lambda_neg: decay of the weight where the advantage is negative, >= 0; 2 in the paper.
+        k_pos: power of the weight if the advantage is not negative, >= 0; 2 in the paper.
+        lambda_pos: decay of the weight if the advantage is not negative, >= 0; 3 in the paper.
+        k_neg: power of the weight if the advantage is negative, >= 0; 3 in the paper.
+        lambda_neg: decay of the weight if the advantage is negative, >= 0; 2 in the paper.
     """
 
     k_pos: float = 2.0

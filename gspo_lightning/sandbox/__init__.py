@@ -1,4 +1,4 @@
-"""The sandbox: model-written programs run here and nowhere else (docs/sandbox.md)."""
+"""Sandbox: the only place where model-written programs run (docs/sandbox.md)."""
 
 from __future__ import annotations
 

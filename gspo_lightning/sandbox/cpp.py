@@ -1,4 +1,4 @@
-"""C++: a program becomes a shared library in a sandbox of its own, and its tests run in one without a compiler."""
+"""C++ programs: compile one to a shared library in a sandbox, then run its tests in one without a compiler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gspo_lightning.sandbox.process import Sandbox
 __all__ = ["COMPILING", "compiled", "forget", "missing"]
 
 COMPILING = Limits(cpu_s=20, memory_mb=1024, tasks=16, disk_mb=128, files=64, file_mb=32)
-"""For the compiler. All of ``bits/stdc++.h`` takes it some 1.5 s of CPU and 250 MiB."""
+"""Limits of the compiler. All of ``bits/stdc++.h`` takes about 1.5 s of CPU and 250 MiB."""
 _LARGEST_LIBRARY = 8 << 20
 _KEPT = 32
 _FLAGS = (
@@ -32,7 +32,7 @@ _INSTALL = "install g++ (make sandbox, or apt-get install g++)"
 
 @dataclass(frozen=True, slots=True)
 class _Toolchain:
-    """A compiler, and what it needs to see and to execute."""
+    """A compiler with the paths that it reads and executes."""
 
     executable: str
     paths: tuple[str, ...]
@@ -44,7 +44,7 @@ _results: OrderedDict[bytes, bytes | Outcome] = OrderedDict()
 
 @functools.cache
 def missing(isolation: Isolation) -> str:
-    """Why C++ programs cannot be run here; nothing if one was compiled and ran. Found out once per process."""
+    """Return why C++ programs cannot run here, or "" if one compiled and ran. Cached per process."""
     if _toolchain() is None:
         return f"there is no C++ compiler: {_INSTALL}"
     try:
@@ -61,9 +61,9 @@ def missing(isolation: Isolation) -> str:
 
 
 def compiled(isolation: Isolation, program: str) -> bytes | Outcome:
-    """The library of a program, or how compiling it failed, which is the program's fault.
+    """Return the compiled library of a program, or the outcome of a compilation that failed (the program's fault).
 
-    The last of them are kept: a model often gives the same program several times for one prompt.
+    The last 32 results are cached: a model often writes the same program several times for one prompt.
 
     Raises:
         InfrastructureError: the sandbox failed, or the machine had no time for it.
@@ -79,7 +79,7 @@ def compiled(isolation: Isolation, program: str) -> bytes | Outcome:
 
 
 def forget() -> None:
-    """Compile everything anew."""
+    """Clear the cache of compiled programs."""
     _results.clear()
 
 
@@ -103,7 +103,7 @@ def _compile(isolation: Isolation, program: str) -> bytes | Outcome:
 
 @functools.cache
 def _toolchain() -> _Toolchain | None:
-    """The system's own g++ with its parts, or None."""
+    """Return the system's g++ with its parts, or None."""
     found = {name: shutil.which(name, path="/usr/bin:/bin:/usr/local/bin") for name in ("g++", "as", "ld")}
     compiler = found["g++"]
     if compiler is None or not all(found.values()):

@@ -1,4 +1,4 @@
-"""A test that is a script: two sandboxes that talk, one with the program and one with the script."""
+"""Tests that are scripts: the program and the script run in two sandboxes that talk to each other."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _END = marshal.dumps(("end", None, False, (), {}))
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Code that must run to its end; ``names`` are those of the program that it uses (its name -> the program's).
+    """Test code that must run to its end.
 
-    ``classes`` are the names that it makes objects of, which are what it tests.
+    ``names`` maps each name that the script uses to its name in the program. ``classes`` are the names that the script
+    instantiates: these are under test.
     """
 
     text: str
@@ -32,9 +33,9 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``passed`` or not; ``broken`` says why the script itself is at fault, which no program can mend.
+    """Result of a script: ``passed`` or not; ``broken`` is the reason if the script itself is at fault.
 
-    ``outcome`` is the program's: how it ended, if it did before the script; ``cpu_s`` is the script's own CPU time.
+    ``outcome`` is how the program ended, if it ended before the script; ``cpu_s`` is the script's own CPU time.
     """
 
     passed: bool
@@ -44,7 +45,7 @@ class Verdict:
 
 
 def examine(isolation: Isolation, program: str, script: Script, limits: Limits) -> Verdict:
-    """Run a script whose calls a program answers; the program sees their arguments and nothing else of the script.
+    """Run a script whose calls a program answers; the program sees the arguments of the calls and nothing else.
 
     Raises:
         InfrastructureError: a sandbox failed, or the machine had no time for it.
@@ -82,12 +83,12 @@ def examine(isolation: Isolation, program: str, script: Script, limits: Limits) 
 
 
 def _early(outcome: Outcome) -> Outcome:
-    """A program that ends before it is told to has failed, with whatever exit code."""
+    """Count a program that ends before it is told to as failed, whatever its exit code."""
     return replace(outcome, end=End.RUNTIME_ERROR) if outcome.end is End.FINISHED else outcome
 
 
 def _read(found: Outcome) -> tuple[str, str]:
-    """What the script's side says; where that was ended, values of the program were too much for it."""
+    """Return the script's verdict and reason; "failed" if its process was ended: the program's values were too much."""
     if found.end is End.FINISHED and isinstance(found.value, list) and len(found.value) == 2:
         return str(found.value[0]), str(found.value[1])
     return "failed", found.detail

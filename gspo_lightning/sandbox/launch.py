@@ -1,4 +1,4 @@
-"""How a sandbox is started: the command line of each kind of isolation."""
+"""Start a sandbox: the command line of each kind of isolation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import IO, Any
 __all__ = ["INSIDE", "NOBODY", "Interpreter", "Kind", "program_user", "start"]
 
 NOBODY = 65534
-"""The user and group that programs run as where this process is root, and the one they see in a namespace."""
+"""User and group of programs if this process is root; also the user that programs see in a namespace."""
 INSIDE = Path(__file__).parent / "inside"
 _NAME = "gspo_lightning.sandbox.inside"
 _LAUNCH = f"""
@@ -35,21 +35,22 @@ _DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 
 
 class Kind(StrEnum):
-    """How programs are kept from the machine."""
+    """Isolation between programs and the machine."""
 
     BUBBLEWRAP = "bubblewrap"
-    """Namespaces (files, network, processes), a system-call filter, limits. The best."""
+    """Namespaces (files, network, processes), a system-call filter, and limits. The best isolation."""
     LANDLOCK = "landlock"
-    """Landlock for files, a system-call filter that forbids other processes, limits."""
+    """Landlock for files, a system-call filter that forbids other processes, and limits."""
     UNSAFE = "unsafe"
     """Limits only: the program can read and write whatever this user can. For trusted programs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """A Python to run programs with: its executable, the folder that holds its library, and packages for programs.
+    """A Python interpreter for programs: its executable, the folder of its library, and packages for programs.
 
-    ``packages`` are (name, what it needs to see): the package's own folder first; ``tools`` is what a compiler needs.
+    ``packages`` are pairs of a name and the paths that the package needs, its own folder first; ``tools`` are the
+    paths that a compiler needs.
     """
 
     executable: str
@@ -59,12 +60,12 @@ class Interpreter:
 
     @classmethod
     def own(cls) -> Interpreter:
-        """The one that runs this process, without its virtual environment."""
+        """Return the interpreter of this process, without its virtual environment."""
         return cls(os.path.realpath(sys.executable), os.path.realpath(sys.base_prefix))
 
     @property
     def readable(self) -> list[str]:
-        """What it needs to see of the machine."""
+        """Paths of the machine that the interpreter needs to read."""
         found = [self.prefix, *(p for p in _LIBRARIES if os.path.exists(p) and not _below(p, self.prefix))]
         found += [path for _, paths in self.packages for path in paths if not _below(path, self.prefix)]
         found = [p for p in found if not os.path.islink(p)]
@@ -75,24 +76,24 @@ class Interpreter:
 
     @property
     def command(self) -> list[str]:
-        """Isolated from the user's settings and packages."""
+        """Command of the interpreter, isolated from the user's settings and packages."""
         return [self.executable, "-I", "-S", "-B", "-X", "utf8", "-c", _LAUNCH]
 
 
 def start(
     kind: Kind, python: Interpreter, layers: Collection[str], errors: IO[bytes], channel: int = -1
 ) -> subprocess.Popen[bytes]:
-    """A driver with pipes on its stdin and stdout; it ends with the thread that calls this.
+    """Start a driver with pipes on its stdin and stdout; it ends with the thread that calls this.
 
     Args:
         kind: the isolation.
         python: the interpreter.
-        layers: those that are put on.
-        errors: for its stderr.
-        channel: a descriptor that it keeps, or -1.
+        layers: the layers to apply.
+        errors: receives its stderr.
+        channel: a file descriptor to pass on, or -1.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the driver cannot be started.
     """
     drop = program_user(kind, layers) is not None
     clean: dict[str, str] | None = {} if "environment" in layers else None
@@ -107,12 +108,12 @@ def start(
 
 
 def program_user(kind: Kind, layers: Collection[str]) -> int | None:
-    """The user that a program must become, or None where this process is no root that could drop anything."""
+    """Return the user that a program must switch to, or None if this process is not root and cannot switch."""
     return NOBODY if os.geteuid() == 0 and "uid" in layers and kind is not Kind.UNSAFE else None
 
 
 def _popen(command: list[str], errors: IO[bytes], env: dict[str, str] | None, **more: Any) -> subprocess.Popen[bytes]:
-    """In the process group of this process: who ends a worker by its group ends a sandbox that is starting, too."""
+    """Start a process in this process group: ending a worker by its group also ends a sandbox that is starting."""
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, bufsize=0, cwd="/", env=env, **more)
 
@@ -120,10 +121,10 @@ def _popen(command: list[str], errors: IO[bytes], env: dict[str, str] | None, **
 def _start_as_root(
     python: Interpreter, layers: Collection[str], errors: IO[bytes], env: dict[str, str] | None, channel: int
 ) -> subprocess.Popen[bytes]:
-    """A user namespace with two users: root for the driver, who can read the interpreter, and nobody for programs.
+    """Start in a user namespace with two users: root for the driver (it reads the interpreter), nobody for programs.
 
-    With one user alone the program would still be root to the machine's files, and not be held to a number of
-    processes. Bubblewrap waits until this process has written who is who.
+    With only one user, the program would still be root to the machine's files, and its number of processes would not be
+    limited. Bubblewrap waits until this process has written the user map.
     """
     go_read, go_write = os.pipe()
     info_read, info_write = os.pipe()
@@ -157,7 +158,7 @@ def _start_as_root(
 
 
 def _bubblewrap(python: Interpreter, layers: Collection[str], *users: str) -> list[str]:
-    """An empty root with the interpreter, nothing else to see, and nobody else to talk to.
+    """Return the bubblewrap command: an empty root with only the interpreter, and no other process to talk to.
 
     The driver keeps the capability to make namespaces for each test, inside its own user namespace only; the test's
     process has none.

@@ -1,4 +1,4 @@
-"""What a test may use, and how it ended."""
+"""Limits of a test, and its outcome."""
 
 from __future__ import annotations
 
@@ -15,71 +15,71 @@ LAYERS = frozenset(
         "cpu", "memory", "tasks", "output", "descriptors", "disk", "core", "queues", "locked",
     )
 )  # fmt: skip
-"""Everything that stands between a program and the machine. Only a test leaves one out, to see the others hold."""
+"""All layers between a program and the machine. Only tests leave one out, to check that the others hold."""
 
 
 class End(StrEnum):
-    """How a test ended. All but the first are the program's own failure."""
+    """How a test ended. Every value but the first is the program's own failure."""
 
     FINISHED = "finished"
-    """It ran to its end; whether what it printed or returned is right is another question."""
+    """The program ran to its end; whether its output is right is checked elsewhere."""
     SYNTAX_ERROR = "syntax_error"
-    """It is no program of its language: Python or the compiler says so."""
+    """Not a program of its language, according to Python or the compiler."""
     RUNTIME_ERROR = "runtime_error"
-    """It raised, crashed, or ended with another exit code than 0."""
+    """The program raised, crashed, or ended with a non-zero exit code."""
     TIMEOUT = "timeout"
-    """It used up its CPU time, or slept for longer than it may."""
+    """The program used up its CPU time, or slept longer than allowed."""
     MEMORY = "memory"
-    """It asked for more memory than it may have."""
+    """The program asked for more memory than allowed."""
     OUTPUT_LIMIT = "output_limit"
-    """It printed, returned or wrote more than it may."""
+    """The program printed, returned or wrote more than allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """For one test. Memory is per process, and for all of its processes together as seen every 20 ms."""
+    """Limits of one test. Memory is per process, and for all of its processes together as sampled every 20 ms."""
 
     cpu_s: float = 6.0
-    """Seconds of CPU time, of all its processes together."""
+    """CPU time in seconds, of all its processes together."""
     memory_mb: int = 1024
     """MiB beyond the interpreter itself."""
     tasks: int = 32
-    """Processes and threads; without namespaces there is one process, and the memory bounds its threads."""
+    """Processes and threads. Without namespaces there is one process, and the memory limit bounds its threads."""
     disk_mb: int = 64
-    """MiB in its working directory, which ends with it."""
+    """MiB in its working directory, which is removed with the test."""
     files: int = 512
     """Files in its working directory."""
     file_mb: int = 8
-    """MiB of one file, of what it prints, or of what it returns."""
+    """MiB of one file, of the printed output, or of the return value."""
     descriptors: int = 64
     """Open files."""
 
     @property
     def wall_s(self) -> float:
-        """Seconds after which a test that sleeps is ended."""
+        """Wall-clock seconds after which a sleeping test is ended."""
         return 2 * self.cpu_s + 1
 
     @property
     def patience_s(self) -> float:
-        """Seconds after which a test that gets too little of the CPU is given up: nobody's fault."""
+        """Wall-clock seconds after which a test that gets too little CPU is given up; no program is at fault."""
         return 20 * self.wall_s
 
     def frame(self) -> dict[str, Any]:
-        """As the driver takes them."""
+        """Return the limits as the driver takes them."""
         return dataclasses.asdict(self) | {"wall_s": self.wall_s, "patience_s": self.patience_s}
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a test left: what it printed, what its function returned, and how it ended."""
+    """Result of a test: its output, the return value of its function, and how it ended."""
 
     end: End
     stdout: str = ""
     value: Any = None
-    """What the function returned, as plain data; None where :attr:`returned` is False."""
+    """Return value of the function, as plain data; None if :attr:`returned` is False."""
     returned: bool = False
     detail: str = ""
-    """For people; text of the program may be in it."""
+    """Message for people; it may contain text of the program."""
     cpu_s: float = 0.0
     asleep: bool = False
-    """A timeout without CPU use: worth a second try before it is held against the program."""
+    """True for a timeout without CPU use: worth a second try before the program is blamed."""

@@ -1,4 +1,4 @@
-"""Which isolation works here, found out by running it: a program tries what it must not be able to do."""
+"""Find the isolation that works here: run a program that tries what it must not be able to do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SYSTEM_PYTHON = "/usr/bin/python3"
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One thing that a program must not be able to do, and what happened when it tried."""
+    """One thing that a program must not be able to do, and the result of trying it."""
 
     name: str
     held: bool
@@ -44,7 +44,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One kind of isolation with one interpreter: it works if every probe held."""
+    """One kind of isolation with one interpreter; it works if every probe held."""
 
     kind: Kind
     python: Interpreter
@@ -52,18 +52,18 @@ class Trial:
 
     @property
     def works(self) -> bool:
-        """Whether programs may be run with it."""
+        """True if programs may run with this isolation."""
         return all(probe.held for probe in self.probes)
 
     @property
     def reason(self) -> str:
-        """Why it does not work."""
+        """Why this isolation does not work."""
         return "; ".join(f"{p.name}: {p.detail}" for p in self.probes if not p.held)
 
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """What was chosen, and why; what was tried before it and did not work is part of that."""
+    """The chosen isolation and the reason, including the kinds that were tried before and did not work."""
 
     kind: Kind
     python: Interpreter
@@ -72,13 +72,13 @@ class Isolation:
 
 @functools.cache
 def choose(wanted: str = AUTO) -> Isolation:
-    """The best isolation that works here: bubblewrap, else Landlock, else none. Found out once per process.
+    """Return the best isolation that works here: bubblewrap, else Landlock. Cached per process.
 
     Args:
         wanted: ``auto``, or the only kind to try; ``unsafe`` must be asked for by name.
 
     Raises:
-        UserError: nothing works, naming the probes that failed and what to install; or ``unsafe`` as root.
+        UserError: nothing works (the message names the probes that failed and what to install); or ``unsafe`` as root.
     """
     known = [AUTO, *(kind.value for kind in Kind)]
     if wanted not in known:
@@ -104,13 +104,13 @@ def choose(wanted: str = AUTO) -> Isolation:
 
 
 def with_packages(isolation: Isolation, names: tuple[str, ...]) -> Isolation:
-    """The same isolation, with packages that programs may import; a program that imports them all is run once.
+    """Return the isolation with packages that programs may import, after running a program that imports all of them.
 
     A package comes from the interpreter that runs programs, else from this environment if both interpreters load the
     same extension modules.
 
     Raises:
-        UserError: one of them is installed for neither, or cannot be imported inside the sandbox.
+        UserError: a package is installed for neither interpreter, or cannot be imported inside the sandbox.
     """
     python = isolation.python
     found = tuple((name, _package(python, name)) for name in names)
@@ -126,7 +126,7 @@ def with_packages(isolation: Isolation, names: tuple[str, ...]) -> Isolation:
 
 @functools.cache
 def _import_error(kind: Kind, python: Interpreter) -> str:
-    """Why a program that imports all packages of the interpreter fails; empty if it works."""
+    """Return why a program that imports all packages of the interpreter fails; "" if it works."""
     names = ", ".join(name for name, _ in python.packages)
     body = f"    try:\n        import {names}\n    except BaseException as e:\n        return repr(e)\n"
     try:
@@ -151,7 +151,7 @@ def _how_to_install(python: Interpreter, names: tuple[str, ...]) -> str:
 
 @functools.cache
 def _package(python: Interpreter, name: str) -> tuple[str, ...]:
-    """The folder of a package, and the one with its libraries."""
+    """Return the folder of a package, and the folder of its libraries if there is one."""
     if not name.isidentifier():
         raise UserError("CodeExecutor.packages", f"{name!r} is not a name of a package")
     place = None
@@ -181,7 +181,7 @@ def _package(python: Interpreter, name: str) -> tuple[str, ...]:
 
 
 def trials(wanted: str = AUTO) -> Iterator[Trial]:
-    """Every candidate, tried when it is asked for, the best first."""
+    """Try every candidate lazily, the best first."""
     for kind in (Kind.BUBBLEWRAP, Kind.LANDLOCK):
         if wanted in (AUTO, kind):
             for python in _interpreters():
@@ -190,7 +190,7 @@ def trials(wanted: str = AUTO) -> Iterator[Trial]:
 
 @functools.cache
 def _interpreters() -> tuple[Interpreter, ...]:
-    """Our own, and the system's for where a user without rights cannot read our own (``/root/...``)."""
+    """Return this interpreter, and the system's for users who cannot read this one (``/root/...``)."""
     own = Interpreter.own()
     if not os.access(_SYSTEM_PYTHON, os.X_OK) or os.path.realpath(_SYSTEM_PYTHON) == own.executable:
         return (own,)
@@ -219,7 +219,7 @@ def _try(kind: Kind, python: Interpreter) -> Trial:
 
 
 def _probes(tries: Outcome, memory: Outcome, *, written: bool) -> Iterator[Probe]:
-    """What the tries came to: a try holds if it raised the right kind of error."""
+    """Yield the result of each try: a try held if it raised the right kind of error."""
     if tries.end is not End.FINISHED or not isinstance(tries.value, dict):
         yield Probe("start", False, f"the probing program ended with {tries.end}: {tries.detail}")
         return

@@ -1,4 +1,4 @@
-"""A sandbox as the reward sees it: a driver for one program, a confined fork of it for each test."""
+"""Sandbox as the reward sees it: a driver for one program, and a confined fork of the driver for each test."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _GRACE_S = 30.0
 
 
 class Sandbox:
-    """Runs tests of one program; none can influence another, the machine, or what it is compared with.
+    """Run tests of one program; no test can influence another, the machine, or the expected values.
 
     Args:
         kind: the isolation, which must have passed its probe.
-        python: the interpreter to run programs with.
+        python: the interpreter that runs programs.
         program: source code, from a model.
-        limits: for each test.
-        without: layers that are left out, for tests of the layers.
-        preamble: programs are run after :data:`PREAMBLE`.
-        channel: a descriptor to the other side of a test that is a script (:func:`examine`), or -1.
-        role: which side this is, ``serve`` or ``examine``; ``compiler`` for a sandbox that only compiles.
-        library: a compiled program, which is run in place of the source code.
+        limits: limits of each test.
+        without: layers to leave out, for tests of the layers.
+        preamble: run programs after :data:`PREAMBLE`.
+        channel: a file descriptor to the other side of a test that is a script (:func:`examine`), or -1.
+        role: the side of such a test, ``serve`` or ``examine``; ``compiler`` for a sandbox that only compiles.
+        library: a compiled program, which runs in place of the source code.
 
     Raises:
         InfrastructureError: the sandbox does not start, here or at the first test.
@@ -103,7 +103,7 @@ class Sandbox:
         return self.outcome()
 
     def compile(self, frame: dict[str, Any]) -> Outcome:
-        """Compile the program: the library is the outcome's value.
+        """Compile the program; the outcome's value is the library.
 
         Raises:
             InfrastructureError: as :meth:`run`.
@@ -122,7 +122,7 @@ class Sandbox:
         self._send(test | {"preamble": True} if self._preamble else test)
 
     def outcome(self) -> Outcome:
-        """How the test ended that was begun, when it has.
+        """Wait for the test that was begun, and return how it ended.
 
         Raises:
             InfrastructureError: as :meth:`run`.
@@ -130,17 +130,17 @@ class Sandbox:
         return _outcome(self._receive(self._limits.patience_s + _GRACE_S))
 
     def fileno(self) -> int:
-        """What becomes readable when a test ends."""
+        """Return a file descriptor that becomes readable when a test ends."""
         assert self._driver.process.stdout is not None
         return self._driver.process.stdout.fileno()
 
     def abandon(self) -> None:
-        """End it now, in the middle of a test."""
+        """Kill the sandbox, even in the middle of a test."""
         self._clean = False
         self._driver.process.kill()
 
     def close(self) -> None:
-        """End the program; nothing of it is left. The process waits for another if all of its tests ended well."""
+        """End the program and remove all it left; keep the process for another program if all tests ended well."""
         if self._closed:
             return
         self._closed = True
@@ -174,7 +174,7 @@ def _layers(kind: Kind) -> set[str]:
 
 
 def _outcome(frame: dict[str, Any]) -> Outcome:
-    """What the driver saw, in terms of what it says about the program.
+    """Convert the driver's report to an outcome of the program.
 
     Raises:
         InfrastructureError: the test was not confined, so it was not run; or it was starved.
@@ -209,7 +209,7 @@ def _outcome(frame: dict[str, Any]) -> Outcome:
 
 
 def _report(data: bytes) -> dict[str, Any]:
-    """The program's own account of its end, which it may have forged: anything but an object says nothing."""
+    """Parse the program's own report of its end, which it may have forged: anything but an object says nothing."""
     try:
         found = json.loads(data or b"{}")
     except (ValueError, RecursionError):

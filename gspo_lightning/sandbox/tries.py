@@ -1,4 +1,4 @@
-"""The probing program: what it tries must fail. It runs inside, so it imports nothing of the package."""
+"""The probing program: everything it tries must fail. It runs inside, so it imports nothing of the package."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 
 def tries(folder: str, outside: int) -> dict[str, tuple[bool, str]]:
-    """Name of a try -> whether it was prevented, and how.
+    """Return for each try its name, whether it was prevented, and how.
 
     Args:
-        folder: of the process outside; it holds a file ``secret``, readable and writable for everybody.
+        folder: a folder of the process outside, with a file ``secret`` that everybody may read and write.
         outside: the id of that process.
     """
     return {
@@ -32,7 +32,7 @@ def tries(folder: str, outside: int) -> dict[str, tuple[bool, str]]:
 
 
 def hog(megabytes: int) -> int:
-    """Ask for memory."""
+    """Allocate memory."""
     return len(bytearray(megabytes << 20))
 
 

@@ -1,4 +1,4 @@
-"""What a program returned, as plain data again."""
+"""Decode the return value of a program to plain data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Opaque", "decode", "encode"]
 
 @dataclass(frozen=True, eq=False)
 class Opaque:
-    """A value that is no plain data; it equals nothing, not even itself.
+    """A value that is not plain data; it equals nothing, not even itself.
 
     >>> Opaque("Foo") == Opaque("Foo")
     False
@@ -28,7 +28,7 @@ class Opaque:
 
 
 def decode(data: Any) -> Any:
-    """The value that :func:`encode` described.
+    """Return the value that :func:`encode` described.
 
     >>> import json
     >>> value = [1, (2.5, float("inf")), {1: {"a"}}, 1 << 70]

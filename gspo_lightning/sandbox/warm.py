@@ -1,8 +1,8 @@
-"""The process behind a sandbox, and those that wait for their next program.
+"""The process behind a sandbox, and the pool of idle processes.
 
-Starting one takes most of what a program with one test costs, so it is kept for the next program of this thread. Its
-first process has never read a byte of any program: it forks a driver for each, which ends with it
-(``inside/driver.py``).
+Starting a process is most of the cost of a program with one test, so a process is kept for the next program of this
+thread. Its first process has never read a byte of any program: it forks a driver for each program, and the driver ends
+with the program (``inside/driver.py``).
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _MOST_WAITING = 4
 
 
 class Driver:
-    """A running sandbox without a program, or with one.
+    """A running sandbox, with or without a program.
 
     Args:
         kind: the isolation.
         python: the interpreter.
-        layers: those that are put on.
-        channel: a descriptor that it keeps, or -1.
+        layers: the layers to apply.
+        channel: a file descriptor to pass on, or -1.
 
     Raises:
-        InfrastructureError: it does not start.
+        InfrastructureError: the sandbox does not start.
     """
 
     def __init__(self, kind: Kind, python: Interpreter, layers: Collection[str], channel: int = -1) -> None:
@@ -63,7 +63,7 @@ class Driver:
         """Write a frame; None ends the program.
 
         Raises:
-            InfrastructureError: it has ended.
+            InfrastructureError: the sandbox has ended.
         """
         assert self.process.stdin is not None
         body = b"" if message is None else marshal.dumps(message, 4)  # what goes in is trusted; what comes out is JSON
@@ -75,10 +75,10 @@ class Driver:
             raise self._gone() from error
 
     def receive(self, seconds: float) -> dict[str, Any]:
-        """The next frame.
+        """Return the next frame.
 
         Raises:
-            InfrastructureError: there is none in so many seconds, or it has ended.
+            InfrastructureError: no frame came within ``seconds``, or the sandbox has ended.
         """
         until = time.monotonic() + seconds
         length = int.from_bytes(self._read(4, until), "big")
@@ -88,7 +88,7 @@ class Driver:
         return found
 
     def close(self) -> None:
-        """End it; nothing is left."""
+        """End the sandbox and remove all it left."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -130,7 +130,7 @@ class Driver:
 
 
 class _Waiting:
-    """Those of one thread, with which they end: a sandbox ends with the thread that started it."""
+    """Idle sandboxes of one thread; a sandbox ends with the thread that started it."""
 
     def __init__(self) -> None:
         self.drivers: list[Driver] = []
@@ -140,7 +140,7 @@ class _Waiting:
         self.close()
 
     def close(self) -> None:
-        """End them; what a forked process has inherited is not its own."""
+        """End the idle sandboxes of this process; those that a fork inherited belong to its parent."""
         while self.drivers:
             driver = self.drivers.pop()
             if self.owner == os.getpid():
@@ -158,7 +158,7 @@ def _waiting() -> _Waiting:
 
 
 def borrow(kind: Kind, python: Interpreter) -> Driver | None:
-    """One of this thread's that waits and still runs, if there is any."""
+    """Take an idle sandbox of this thread that still runs, or None."""
     waiting = _waiting().drivers
     for driver in [d for d in reversed(waiting) if d.key == (kind, python)]:
         waiting.remove(driver)
@@ -169,7 +169,7 @@ def borrow(kind: Kind, python: Interpreter) -> Driver | None:
 
 
 def give_back(driver: Driver) -> None:
-    """Keep one for the next program, unless it has served long enough; the one that waits longest makes room."""
+    """Keep a sandbox for the next program, unless it has served 500; above 4 idle ones, close the oldest."""
     waiting = _waiting().drivers
     driver.programs += 1
     waiting.append(driver)
@@ -185,7 +185,7 @@ def give_back(driver: Driver) -> None:
 
 
 def close_waiting() -> None:
-    """End those of this thread that wait."""
+    """End the idle sandboxes of this thread."""
     _waiting().close()
 
 
@@ -206,7 +206,7 @@ def _sweep_once() -> None:
 
 
 def sweep() -> None:
-    """Remove the folders of processes that are gone: killed ones, and workers, whose waiting sandboxes go with them."""
+    """Remove the folders of processes that are gone: killed ones, and workers whose idle sandboxes ended with them."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
         owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdigit() and not alive(int(owner)):

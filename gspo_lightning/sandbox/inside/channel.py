@@ -7,15 +7,15 @@ import os
 __all__ = ["CHANNEL", "receive", "send"]
 
 CHANNEL = 5
-"""The descriptor of the channel in both processes."""
+"""File descriptor of the channel in both processes."""
 _LARGEST = 1 << 26
 
 
 def receive() -> bytes | None:
-    """The next frame, or None at the end.
+    """Return the next frame, or None at the end.
 
     Raises:
-        ValueError: it is larger than anything may be.
+        ValueError: the frame is larger than 64 MiB.
     """
     header = _read(4)
     if header is None:

@@ -1,6 +1,6 @@
-"""A C++ program is compiled here, in a confined process as a test's: the compiler reads what may be hostile.
+"""Compile a C++ program in a confined process, like that of a test: the source may be hostile.
 
-It is made a shared library and not an executable, so that a test needs no system call to execute it.
+The result is a shared library instead of an executable, so a test needs no system call to execute it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ _PIECE = 1 << 20
 
 
 def run(test: Mapping[str, Any], source: str) -> int:
-    """Compile, hand the library over as the report, and return an exit code: 0 unless the compiler failed.
+    """Compile, return the library as the report, and return an exit code: 0 unless the compiler failed.
 
     Args:
-        test: ``compile`` is the command, which reads ``program.cpp`` and writes ``program.so``; ``env`` is for it.
+        test: ``compile`` is the command, which reads ``program.cpp`` and writes ``program.so``; ``env`` is its
+            environment.
         source: the program.
     """
     with open("program.cpp", "w", encoding="utf-8", errors="surrogatepass") as file:

@@ -1,4 +1,4 @@
-"""What a test's process does to itself before it runs a line of the program. Each layer can be left out by a test."""
+"""Confine a test's process before it runs a line of the program. Tests can leave out each layer."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _SIGKILL = 1, 4, 9
 
 
 def confine(setup: Mapping[str, Any], directory: str) -> None:
-    """Private namespaces where there are any, limits, no privileges, no files, no system calls beyond plain work.
+    """Apply the layers: private namespaces if there are any, limits, no privileges, no files, only plain system calls.
 
     Args:
         setup: the first frame to the driver.
         directory: the working directory, empty.
 
     Raises:
-        OSError: a layer could not be put on; the program must not be run then.
+        OSError: a layer could not be applied; the program must not run then.
     """
     layers: Collection[str] = setup["layers"]
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
@@ -54,9 +54,9 @@ def confine(setup: Mapping[str, Any], directory: str) -> None:
 
 
 def _private_mounts(limits: Mapping[str, Any], layers: Collection[str]) -> None:
-    """A working directory of bounded size that ends with this process, and a /proc that shows this process only.
+    """Mount a working directory of bounded size that ends with this process, and a /proc that shows this process only.
 
-    That /proc is read-only: in it a process could take back that it is the first to end when memory is short.
+    That /proc is read-only: otherwise a process could undo that it is the first to end when memory is short.
     """
     system.unshare(system.CLONE_NEWNS | system.CLONE_NEWIPC)
     safe = system.MS_NOSUID | system.MS_NODEV
@@ -68,7 +68,7 @@ def _private_mounts(limits: Mapping[str, Any], layers: Collection[str]) -> None:
 
 
 def limit(limits: Mapping[str, Any], layers: Collection[str]) -> None:
-    """The kernel's own limits; memory counts from what the interpreter has mapped already."""
+    """Set the kernel's limits; memory counts from what the interpreter has mapped already."""
     values = {
         "cpu": (resource.RLIMIT_CPU, int(limits["cpu_s"]) + 2),
         "memory": (resource.RLIMIT_AS, limits["memory_mb"] * _MEBIBYTE + _address_space()),
@@ -90,6 +90,6 @@ def limit(limits: Mapping[str, Any], layers: Collection[str]) -> None:
 
 
 def _address_space() -> int:
-    """Bytes mapped."""
+    """Return the mapped bytes."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[0]) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""What :func:`encode` wrote, as values again: trusted types only, whatever the text says."""
+"""Decode the output of :func:`encode` to values of trusted types only, whatever the text says."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Named", "decode"]
 
 
 class Named(tuple):
-    """A tuple whose items have names, which are kept as text; it equals the tuple that it is."""
+    """A tuple whose items have names, kept as text; it equals the plain tuple."""
 
     name: str
     fields: list[str]
 
     def __new__(cls, parts: list[Any], other: Callable[[Any], Any]) -> Named:
-        """From what :func:`encode` wrote: the name of the type, the names of the items, and these."""
+        """Build from the output of :func:`encode`: the name of the type, the names of the items, and the items."""
         made = super().__new__(cls, decode(parts[2], other))
         made.name, made.fields = str(parts[0]), [str(name) for name in parts[1]]
         return made
@@ -35,14 +35,14 @@ _MOST_BITS = 1 << 16
 
 
 def decode(data: Any, other: Callable[[Any], Any]) -> Any:
-    """The value that :func:`encode` described.
+    """Return the value that :func:`encode` described.
 
     Args:
         data: from JSON.
-        other: what stands for an object that is no plain data, from what was written for it.
+        other: makes the stand-in for an object that is not plain data, from its written form.
 
     Raises:
-        ValueError: not what :func:`encode` writes, or keys that collide.
+        ValueError: not the output of :func:`encode`, or keys that collide.
     """
     if isinstance(data, list):
         return [decode(v, other) for v in data]

@@ -1,4 +1,4 @@
-"""What a test has written, for where its working directory is a folder of the machine's."""
+"""Disk use of a test whose working directory is a folder of the machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BLOCK = 512
 
 
 def overfull(directory: str, pid: int, limits: Mapping[str, int]) -> bool:
-    """Whether a process has made too many files or bytes: in its flat folder, or removed from there and still open."""
+    """True if a process made too many files or bytes, in its flat folder or in removed files that are still open."""
     count = size = 0
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -31,7 +31,7 @@ def overfull(directory: str, pid: int, limits: Mapping[str, int]) -> bool:
 
 
 def empty(directory: str) -> None:
-    """Remove a flat folder; what else a program could make in it without a sandbox is left to the caller."""
+    """Remove a flat folder; anything else that a program could make in it without a sandbox is left to the caller."""
     with os.scandir(directory) as entries:
         for entry in entries:
             if not entry.is_dir(follow_symlinks=False):
@@ -41,12 +41,12 @@ def empty(directory: str) -> None:
 
 
 def _size(found: os.stat_result) -> int:
-    """A file can take room without being as long, and be long without taking room."""
+    """Return the bytes of a file, the larger of its length and its blocks: either can be zero without the other."""
     return max(found.st_size, found.st_blocks * _BLOCK)
 
 
 def _open_and_removed(pid: int) -> dict[tuple[int, int], int]:
-    """(device, inode) -> bytes, of files that have no name any more; the first descriptors are ours."""
+    """Return (device, inode) -> bytes of removed files that are still open; the first descriptors are the driver's."""
     found = {}
     try:
         for name in os.listdir(f"/proc/{pid}/fd"):
@@ -60,13 +60,13 @@ def _open_and_removed(pid: int) -> dict[tuple[int, int], int]:
 
 
 def _mapped_and_removed(pid: int, largest: int) -> dict[bytes, int]:
-    """Device and inode -> bytes, at most: of such a file only the name can be seen, and no file is larger than this."""
+    """Return device and inode -> upper bound in bytes of mapped, removed files: only their names can be seen."""
     mine = _deleted("self")
     return dict.fromkeys(_deleted(str(pid)) - mine, largest)
 
 
 def _deleted(pid: str) -> set[bytes]:
-    """Device and inode of what is mapped and removed. What is so from the start is not the program's doing."""
+    """Return device and inode of mapped, removed files. Those mapped from the start are not the program's doing."""
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:
             lines = [line.split(None, 5) for line in file if line.endswith(b" (deleted)\n")]

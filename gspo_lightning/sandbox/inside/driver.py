@@ -1,16 +1,17 @@
-"""The trusted processes inside: one that waits, a driver for each program, and a confined child of that for each test.
+"""Trusted processes inside: one waits, forks a driver for each program, and the driver forks a confined child per test.
 
-The driver watches the child and reports what it left. The one that waits reads nothing but whether there is more: each
-driver is a fork of it, and has of an earlier program nothing in its memory.
+The driver watches the child and reports its result. The waiting process only checks whether there is more to read:
+each driver is a fork of it, so its memory holds nothing of an earlier program.
 
-Frames (a length of four bytes, then marshalled data) come in on stdin, and JSON goes out on stdout. The first sets up:
-``program``, ``namespaces``, ``user``, ``layers``, ``limits``, ``readable``, ``directory``, ``packages``, ``preamble``
-and, for tests that are scripts, ``channel`` (the descriptor of the other side) and ``role``. Each further one is a test
-with its input; the answer says how the child ended, what it printed and what it returned. What was expected is in no
-frame to the driver of a program.
+Frames (a length of four bytes, then marshalled data) come in on stdin, and JSON goes out on stdout. The first frame
+sets up: ``program``, ``namespaces``, ``user``, ``layers``, ``limits``, ``readable``, ``directory``, ``packages``,
+``preamble`` and, for tests that are scripts, ``channel`` (the file descriptor of the other side) and ``role``. Each
+further frame is a test with its input; the answer says how the child ended, its output and its return value. The
+expected value is in no frame to the driver of a program.
 
-A child cannot reach this process: with namespaces it is the first process of its own, which shows no other and takes
-everything that it started with it when it ends; without them it may signal none but itself and start none.
+A child cannot reach this process. With namespaces, the child is the first process of its own PID namespace, which shows
+no other process and takes everything it started with it when it ends. Without namespaces, it may signal no process but
+itself and start none.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def main(parent: int) -> None:
     """Serve until stdin ends.
 
     Args:
-        parent: the process to end with; 0 where bubblewrap sees to that.
+        parent: the process to end with; 0 if bubblewrap takes care of that.
     """
     if parent:
         system.prctl(_PR_SET_PDEATHSIG, _SIGKILL)
@@ -80,14 +81,14 @@ def main(parent: int) -> None:
 
 
 def _more(source: int) -> bool:
-    """Wait for the next program, without reading of it: what this process knows, every program could find."""
+    """Wait for the next program without reading from it: every program could find what this process knows."""
     poll = select.poll()
     poll.register(source, select.POLLIN)
     return bool(poll.poll()[0][1] & select.POLLIN)
 
 
 def _serve(out: int) -> None:
-    """Run the tests of one program, which come until an empty frame."""
+    """Run the tests of one program until an empty frame."""
     setup = receive(0)
     if setup is None:
         return
@@ -115,7 +116,7 @@ class _Run:
         self.cpu, self.looks, self.awake = 0.0, 0, 0
 
     def outcome(self) -> dict[str, Any]:
-        """Run it; everything that it left is gone afterwards."""
+        """Run the test, return its report, and remove everything it left."""
         _write_all(self.files[0], self.test.pop("input", "").encode("utf-8", "surrogateescape"))
         os.lseek(self.files[0], 0, os.SEEK_SET)
         if not self.setup["namespaces"]:
@@ -183,7 +184,7 @@ class _Run:
         return program.run(self.test, self.setup["program"])
 
     def _watch(self, pid: int) -> str:
-        """Wait for the child, and end it where it must be: the reason, or nothing."""
+        """Wait for the child, kill it if it must end, and return the reason or ""."""
         ended = os.pidfd_open(pid)
         poll = select.poll()
         poll.register(ended, select.POLLIN)
@@ -199,10 +200,11 @@ class _Run:
         return reason
 
     def _too_much(self, pid: int, wall: float) -> str:
-        """Why a child must end now.
+        """Return why a child must end now, or "".
 
-        Asleep is what neither used a CPU nor waited for one at half of the looks; what a busy machine starves is given
-        more time, and is nobody's fault in the end.
+        A child is asleep if at half of the samples it neither used a CPU nor waited for one. A child that a busy
+        machine
+        starves gets more time, and in the end nobody is at fault.
         """
         limits, layers = self.limits, self.setup["layers"]
         seen = used(others(1, os.getpid()) if self.setup["namespaces"] else family(pid) if self.compiles else [pid])
@@ -224,7 +226,7 @@ class _Run:
 
 
 def receive(source: int) -> dict[str, Any] | None:
-    """The next frame, or None at an empty one and at the end."""
+    """Return the next frame, or None for an empty frame and at the end."""
     body = _read(source, int.from_bytes(_read(source, 4) or b"", "big"))
     return marshal.loads(body) if body else None
 
@@ -256,7 +258,7 @@ def _write_all(target: int, data: bytes) -> None:
 
 
 def _import_shared(setup: Mapping[str, Any]) -> None:
-    """Import once what every test of this program would import again."""
+    """Import once the modules that every test of this program would import again."""
     names = _imported(setup["program"])
     if setup["preamble"]:
         names |= _WORTH_SHARING  # the preamble asks for them in every test
@@ -274,7 +276,7 @@ def _import_shared(setup: Mapping[str, Any]) -> None:
 
 
 def _imported(source: str) -> set[str]:
-    """The modules that a program seems to import, without parsing what may be hostile."""
+    """Return the modules that a program seems to import, without parsing source that may be hostile."""
     lines = (line.split(None, 2) for line in source.splitlines())
     return {
         words[1].partition(".")[0].rstrip(",") for words in lines if len(words) > 1 and words[0] in ("import", "from")

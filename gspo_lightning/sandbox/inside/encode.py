@@ -1,8 +1,7 @@
-"""Python values as JSON text that keeps what JSON forgets: tuples, sets, keys that are no text, large integers.
+"""Encode Python values as JSON text that keeps what JSON loses: tuples, sets, non-string keys, large integers.
 
-What a program returns is copied by the methods of the built-in types, so that an object with an ``__eq__`` of its own
-leaves as plain data, or as the name of its type. Written by hand because importing json takes as long as a small
-program.
+The return value of a program is copied by the methods of the built-in types: an object with its own ``__eq__`` leaves
+as plain data, or as the name of its type. Written by hand because importing json takes as long as a small program.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ _EXACT = 1 << 53
 
 
 def encode(value: object, other: Callable[[object], str] | None = None) -> str:
-    """A value as JSON; a JSON object is always ``{tag: content}``.
+    """Return a value as JSON; a JSON object is always ``{tag: content}``.
 
     Args:
         value: any.
-        other: what to write for an object that is no plain data; None writes the name of its type.
+        other: writes an object that is not plain data; None writes the name of its type.
 
     >>> encode([1, (2.5, None), {"a": {1}}])
     '[1, {"tuple": [2.5, null]}, {"dict": [["a", {"set": [1]}]]}]'
@@ -65,7 +64,7 @@ def encode(value: object, other: Callable[[object], str] | None = None) -> str:
 
 
 def text_of(text: str) -> str:
-    """A text as JSON."""
+    """Return a text as JSON."""
     return str(encode_basestring_ascii(str.__str__(text)))
 
 
@@ -92,4 +91,4 @@ _KNOWN: dict[tuple[str, str], Callable[..., str]] = {
     ("datetime", "datetime"): _fields("datetime", *_DAY, "hour", "minute", "second", "microsecond"),
     ("datetime", "timedelta"): _fields("timedelta", "days", "seconds", "microseconds"),
 }
-"""Types of the standard library that are values: rebuilt outside as what they are."""
+"""Types of the standard library that are values: they are rebuilt outside as the same type."""

@@ -1,7 +1,7 @@
-"""A test that is a script, run by itself: the program is in another sandbox and answers calls (``serve.py``).
+"""Run a test that is a script: the program is in another sandbox and answers calls (``serve.py``).
 
-The script is the record's, and trusted as far as that goes: what it expects is here and nowhere else, and every value
-that comes from the program is rebuilt from JSON as trusted types, or stays an object there (``remote.py``).
+The script is the record's, and trusted only so far: the expected values are here and nowhere else, and every value
+from the program is rebuilt from JSON as trusted types, or stays an object there (``remote.py``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["examine"]
 
 _TESTS_OWN = (NameError, ImportError, SyntaxError)
-"""What no value of a program brings about: the script itself is at fault."""
+"""Errors that no value of a program can cause: the script itself is at fault."""
 _STOPS = (StopIteration, StopAsyncIteration)
 _LAZY = (
     "map",
@@ -39,15 +39,15 @@ _LAZY = (
     "__next__",
     "__getitem__",
 )
-"""Words of a script that may take a StopIteration of a function that it calls for the end of an iteration."""
+"""Words of a script that may mistake a StopIteration of a function that it calls for the end of an iteration."""
 
 
 def examine(test: Mapping[str, Any], script: str) -> list[str]:
-    """``[verdict, why]``: ``passed``, ``failed``, or ``broken`` where the script and not the program is at fault.
+    """Return ``[verdict, why]``: ``passed``, ``failed``, or ``broken`` if the script and not the program is at fault.
 
     Args:
-        test: ``names``: a name in the script -> what it is in the program; ``classes``: those that it makes objects of.
-        script: what must run to its end.
+        test: ``names`` maps a name in the script to its name in the program; ``classes`` are those it instantiates.
+        script: must run to its end.
     """
     peer = _Peer(expects_stops="StopIteration" in script and not any(word in script for word in _LAZY))
     namespace = peer.namespace = {"__name__": "tests", "__builtins__": builtins}
@@ -67,10 +67,10 @@ def examine(test: Mapping[str, Any], script: str) -> list[str]:
 
 
 class _Peer:
-    """The program, as seen from here.
+    """The program, as seen from the script's side.
 
     Args:
-        expects_stops: the script is to see a StopIteration of a call as it is.
+        expects_stops: pass a StopIteration of a call on unchanged.
     """
 
     def __init__(self, *, expects_stops: bool) -> None:
@@ -79,7 +79,7 @@ class _Peer:
         self.namespace: dict[str, Any] = {}
 
     def ask(self, name: str, target: int | str | None, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Have the program do something.
+        """Ask the program for one operation.
 
         Raises:
             Exception: what the program raised, as an exception of the same built-in kind.
@@ -99,7 +99,7 @@ class _Peer:
         return decode(reply["value"], self.remote)
 
     def send(self, name: str, target: int | str | None, arguments: Any, named: Any) -> None:
-        """Arguments as they are where marshal takes them, which is quick, else piece by piece."""
+        """Send the arguments unchanged if marshal takes them, which is quick, else piece by piece."""
         try:
             body = marshal.dumps((name, target, False, arguments, named))
         except ValueError:
@@ -107,7 +107,7 @@ class _Peer:
         channel.send(body)
 
     def receive(self) -> dict[str, Any]:
-        """A reply; where there is none any more, whoever waits for this process has seen that, too."""
+        """Return a reply; at the end of the channel, end this process: whoever waits for it has seen the end, too."""
         self.answers += 1  # whatever comes: from here on the program may be at fault
         body = channel.receive()
         if body is None:
@@ -127,18 +127,18 @@ class _Peer:
         self.send("returned", None, value, {})
 
     def remote(self, content: Any) -> Any:
-        """An object of the program, or a coroutine that has the program await it."""
+        """Return an object of the program, or a coroutine that has the program await it."""
         number, waits = content
         return self.awaited(int(number)) if waits is True else Remote(self.ask, int(number))
 
     async def awaited(self, number: int) -> Any:
-        """What a coroutine of the program comes to."""
+        """Return the result of a coroutine of the program."""
         return self.ask("await", number, (), {})
 
     def error(self, reply: Mapping[str, Any], operation: str) -> Exception:
-        """An exception of the nearest built-in class; the class has the name that the program's has.
+        """Return an exception of the nearest built-in class, named like the program's class.
 
-        Only the next item of an iterator may be its end: ``all(map(f, tests))`` holds where a call of f can stop it.
+        Only ``next`` may see the end of an iterator: ``all(map(f, tests))`` would hold if a call of f could stop it.
         """
         names = [str(name) for name in reply["error"]]
         known = (getattr(builtins, name, None) for name in names)
@@ -154,7 +154,7 @@ class _Peer:
         return found
 
     def change(self, mine: Any, value: Any) -> None:
-        """Do to an argument what the program did to its copy."""
+        """Apply to an argument the change that the program made to its copy."""
         if isinstance(mine, list) and isinstance(value, list):
             mine[:] = value
         elif isinstance(mine, dict | set) and type(mine) is type(value):
@@ -162,7 +162,7 @@ class _Peer:
             mine.update(value)
 
     def pack(self, value: Any) -> tuple[str, Any]:
-        """A value with objects or functions in it, for :meth:`_Server.unpack`."""
+        """Pack a value with objects or functions in it, for :meth:`_Server.unpack`."""
         if isinstance(value, Remote):
             return ("object", value._target)
         if type(value) in (list, tuple, set, frozenset):
@@ -182,7 +182,7 @@ class _Peer:
 
 
 def _plain(value: Any) -> bool:
-    """Whether marshal takes a value."""
+    """True if marshal takes the value."""
     try:
         marshal.dumps(value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Whether values may become the keys of a dict or the items of a set: a program could choose them to collide."""
+"""Refuse dict keys and set items with too many hash collisions: a program could choose them to collide."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ if TYPE_CHECKING:
 __all__ = ["MOST_COLLISIONS", "checked"]
 
 MOST_COLLISIONS = 128
-"""So many values may have the same hash: each is compared with all of them, which for a few hundred thousand takes
-minutes. Among honest values powers of two collide most (one in 61), and tuples of -1 and -2, which have one hash."""
+"""Most values with the same hash.
+
+Each is compared with all others, which for a few hundred thousand takes minutes. Among honest values, powers of two
+collide most (one in 61), and tuples of -1 and -2, which have one hash.
+"""
 _MOST_COSTLY = 8
-"""The same where some are decimals or fractions: comparing one with an integer converts that."""
+"""The same limit if some keys are decimals or fractions: comparing one with an integer converts the integer."""
 _MOST_BITS = 1 << 14
-"""Of an integer that is a key."""
+"""Most bits of an integer key."""
 _CHEAP = (int, float, str, bool, bytes, complex, type(None))
 
 
 def checked(keys: Sequence[Any]) -> Sequence[Any]:
-    """The same values.
+    """Return the same values, or refuse them.
 
     >>> checked([0, 1, 2])
     [0, 1, 2]
@@ -39,7 +42,7 @@ def checked(keys: Sequence[Any]) -> Sequence[Any]:
 
 
 def _is_cheap(key: object) -> bool:
-    """Whether comparing it takes no longer than looking at it.
+    """True if comparing the key takes no longer than reading it.
 
     Raises:
         ValueError: an integer that has too many bits.

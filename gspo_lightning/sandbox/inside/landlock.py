@@ -1,4 +1,4 @@
-"""Landlock: which files a process may touch, for where there is no mount namespace (landlock(7))."""
+"""Landlock: the files that a process may touch, without a mount namespace (landlock(7))."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["LEAST_ABI", "abi", "restrict"]
 
 LEAST_ABI = 3
-"""Linux 6.2: before it, a file could be truncated by name."""
+"""Linux 6.2; before it, a file could be truncated by name."""
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
@@ -23,11 +23,11 @@ _REMOVE_FILE, _MAKE_REG, _TRUNCATE = 1 << 5, 1 << 8, 1 << 14
 _PATH_BENEATH, _ASK_VERSION = 1, 1
 _NONE = "the kernel has no Landlock, or has turned it off"
 _RIGHTS = {3: 15, 4: 15, 5: 16}
-"""ABI -> number of rights on files, the lowest bits."""
+"""ABI -> number of rights on files (the lowest bits)."""
 
 
 def abi() -> int:
-    """The version that the kernel speaks; 0 where there is none."""
+    """Return the Landlock version of the kernel, or 0."""
     try:
         return syscall(_CREATE_RULESET, None, 0, _ASK_VERSION)
     except OSError:
@@ -35,9 +35,9 @@ def abi() -> int:
 
 
 def restrict(readable: Sequence[str], writable: str, *, executes: bool = False) -> None:
-    """From here on this process reads only below some folders, and makes plain files in one; no TCP, no signals out.
+    """Restrict this process to read only below some folders and make plain files in one; no TCP, no signals out.
 
-    ``executes``: what it may read it may execute, too.
+    ``executes``: readable files may be executed, too.
 
     Raises:
         OSError: the kernel refuses, or its Landlock is older than :data:`LEAST_ABI`.

@@ -1,7 +1,7 @@
-"""Running a compiled program in a test's process: its library is loaded and its ``main`` called, nothing is executed.
+"""Run a compiled program in a test's process: load its library and call its ``main``; nothing is executed.
 
-The process is confined before a byte of the library is read, so that what runs while it is loaded (constructors of
-global objects, or hostile code in their place) is held as ``main`` is.
+The process is confined before a byte of the library is read. Code that runs at load time (constructors of global
+objects, or hostile code in their place) is therefore confined like ``main``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAME = "./program.so"
 
 
 def run(library: bytes) -> int:
-    """Run it to its end, which is that of this process; what is returned is the exit code of one that never began."""
+    """Run the program to its end, which ends this process; return an exit code only if the program never began."""
     os.environ.clear()
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # as a process of its own would have them
         signal.signal(number, signal.SIG_DFL)

@@ -1,7 +1,7 @@
-"""Running the model's program in a test's process: its own ``__main__``, its own stdin and stdout, nothing of ours.
+"""Run the model's program in a test's process: its own ``__main__``, its own stdin and stdout, nothing of ours.
 
-Whatever is written here about the outcome is the program's own claim: it can only lower what it is worth, because what
-it printed or returned is compared outside with what was expected.
+Everything that this report says about the outcome is the program's own claim. It can only lower the score, because the
+printed or returned value is compared outside with the expected one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["PREAMBLE", "REPORT", "failure", "load", "prepare", "run"]
 
 REPORT = 3
-"""The descriptor for the report: what a call returned, or how the program failed."""
+"""File descriptor of the report: the return value of a call, or how the program failed."""
 
 PREAMBLE = """
 from string import *
@@ -45,23 +45,23 @@ import string, re, datetime, collections, heapq, bisect, copy, math, random, ite
 import io, sys, json
 sys.setrecursionlimit(50000)
 """
-"""What LiveCodeBench's evaluation puts in front of every program, and sites that ask for a ``class Solution`` much of.
+"""Preamble of every program in LiveCodeBench's evaluation; sites that ask for a ``class Solution`` use much of it.
 
 ``builtins`` comes late, as it does there: ``pow``, ``open`` and ``sum`` are Python's own.
 """
 _STREAMS = (("stdin", "r", "surrogateescape"), ("stdout", "w", "surrogateescape"), ("stderr", "w", "backslashreplace"))
 _WRITERS = ("fdopen", "open(", "TextIOWrapper", "BufferedWriter", "FileIO")
-"""What a program must name to hold a file that the interpreter would flush at its end."""
+"""Names that a program must use to hold a file that the interpreter would flush at its end."""
 
 
 def run(test: Mapping[str, Any], source: str) -> int:
-    """Run it, report, and return an exit code: 0 unless the program failed.
+    """Run the program, report, and return an exit code: 0 unless the program failed.
 
     Args:
         test: ``{"stdin": true}`` runs a program that reads and prints; ``{"entry", "arguments"}`` calls a function
             with JSON values; ``{"expression", "setup"}`` evaluates an expression after the program and the set-up code;
             ``{"serve": true}`` answers calls of a script, ``{"examine": ...}`` runs the script instead of a program.
-            ``files`` (name -> text) and ``argv`` are what the program finds, ``preamble`` asks for :data:`PREAMBLE`.
+            ``files`` (name -> text) and ``argv`` are given to the program, ``preamble`` asks for :data:`PREAMBLE`.
         source: the program.
     """
     prepare()
@@ -82,7 +82,7 @@ def run(test: Mapping[str, Any], source: str) -> int:
 
 
 def prepare() -> None:
-    """What a program finds when it starts: its own streams, no environment, ``exit`` and ``quit`` as from ``site``."""
+    """Prepare the program's process: its own streams, no environment, ``exit`` and ``quit`` as from ``site``."""
     for number, (name, mode, errors) in enumerate(_STREAMS):
         stream = open(number, mode, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
@@ -92,10 +92,10 @@ def prepare() -> None:
 
 
 def load(name: str, source: str, preamble: str = "") -> dict[str, Any]:
-    """A module made of the program; what it raises is the program's own.
+    """Return the namespace of a module made of the program; the program's own exceptions pass through.
 
     Raises:
-        SyntaxError: it is no Python, whatever :func:`compile` says about that.
+        SyntaxError: the source is not Python, whatever :func:`compile` raises for it.
     """
     module = type(sys)(name)
     sys.modules[name] = module
@@ -111,7 +111,7 @@ def load(name: str, source: str, preamble: str = "") -> dict[str, Any]:
 
 
 def _execute(test: Mapping[str, Any], source: str) -> tuple[str, int]:
-    """The report (JSON), and the exit code."""
+    """Return the report (JSON) and the exit code."""
     for name, text in test.get("files", {}).items():
         with open(name, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
@@ -147,16 +147,16 @@ def _execute(test: Mapping[str, Any], source: str) -> tuple[str, int]:
 
 
 def _quit(code: object = None) -> None:
-    """End, as ``site`` has it."""
+    """Exit as ``site`` does."""
     if sys.stdin is not None:
         sys.stdin.close()
     raise SystemExit(code)
 
 
 def _find(namespace: dict[str, Any], entry: str) -> Any:
-    """The function: a method of a class ``Solution`` if there is one, else a function; ``A.f`` is a method of A.
+    """Return the function: a method of class ``Solution`` if it has one, else a function; ``A.f`` is a method of A.
 
-    ``A().f`` is written out, as LeetCode's tests do.
+    ``A().f`` is evaluated as written, as in LeetCode's tests.
     """
     if "(" in entry:
         return eval(entry, namespace)
@@ -172,7 +172,7 @@ def _find(namespace: dict[str, Any], entry: str) -> Any:
 
 
 def _finish(source: str) -> None:
-    """What the interpreter would do at its end: wait for threads, call what was registered, flush what is open."""
+    """Do what the interpreter would do at its end: wait for threads, call exit handlers, flush open files."""
     threading = sys.modules.get("threading")
     if threading is not None:
         threading._shutdown()
@@ -185,7 +185,7 @@ def _finish(source: str) -> None:
 
 
 def _flush_files() -> None:
-    """The files that a program leaves open: text before the bytes below it."""
+    """Flush the files that a program leaves open: text before the bytes below it."""
     import gc
     import io
 
@@ -203,7 +203,7 @@ def _value(value: object) -> str:
 
 
 def failure(name: str, error: BaseException) -> str:
-    """The report of a program that failed."""
+    """Return the report of a program that failed."""
     try:
         text = str(error)[:300]
     except BaseException:  # an error of the program's own making

@@ -1,10 +1,11 @@
-"""An object of the program, as the trusted process of a test sees it: what is done to it is done by the program.
+"""Remote object: a program's object in the trusted process of a test; the program does each operation on it.
 
-An object is never asked about a plain value that it could say yes to: it equals none, ``in`` looks at what it iterates
-over, and what only numbers, texts and collections can do with another value (``- 42``, ``.startswith("a")``) it cannot
-do, because a program that was to return a number, a text or a collection would return an object that can: at most it
-gives another object (``.append(1).append(2)``), which is then neither true nor empty. Objects of a class that the test
-itself makes (``Stack()``) may do what they like. Objects are compared with each other by their own ``__eq__``.
+An object never answers a question about a plain value, because it could always say yes: it equals no plain value, and
+``in`` looks at the items that it iterates over. Operations that only numbers, texts and collections have with another
+value (``- 42``, ``.startswith("a")``) are refused, because a program that should return a number, a text or a
+collection could return an object that has them. At most such an operation gives another object
+(``.append(1).append(2)``), which is then neither true nor empty. Objects of a class that the test itself makes
+(``Stack()``) may do anything. Objects are compared with each other by their own ``__eq__``.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class Remote:
 
     Args:
         ask: does an operation there: ``ask(name, target, arguments, named)``.
-        target: the name, or the number under which the program keeps it.
-        tested: it is a class that the test names, or an instance that the test made of one.
-        asked: it is what an object gave for a method that a text or a collection has, too.
+        target: the name, or the number under which the program keeps the object.
+        tested: the object is a class that the test names, or an instance that the test made of one.
+        asked: the object came from a method that a text or a collection has, too.
     """
 
     __slots__ = ("_ask", "_asked", "_target", "_tested")
@@ -49,7 +50,7 @@ class Remote:
         object.__setattr__(self, "_asked", asked)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call it; what a class makes is under test as the class is."""
+        """Call the target; an instance of a class under test is under test, too."""
         found = self._ask("call", self._target, arguments, named)
         if isinstance(found, Remote) and self._tested and isinstance(self._target, str):
             return Remote(self._ask, found._target, tested=True)
@@ -63,7 +64,7 @@ class Remote:
         return lambda *arguments, **named: self._object_of(name, arguments, named)
 
     def _object_of(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """What a method gives that texts and collections have, too: an object or nothing, but no answer."""
+        """Call a method that texts and collections have, too: it returns an object or None, but no plain value."""
         found = self._ask("method", self._target, (name, *arguments), named)
         if isinstance(found, Remote):
             return Remote(self._ask, found._target, asked=True)

@@ -1,8 +1,8 @@
-"""The system-call filter: allowed calls by name, everything else refused, assembled by hand.
+"""System-call filter: allow calls by name, refuse everything else.
 
-Assembled here rather than by libseccomp: the filter is put on inside, in a process that has just the standard library,
-and it is short enough to be read. Refused calls fail with EPERM; a foreign instruction set (and the x32 numbers of
-x86_64) kills the process.
+The filter is assembled here rather than by libseccomp: it is applied inside, in a process that has just the standard
+library, and it is short enough to read. Refused calls fail with EPERM; a foreign instruction set (and the x32 numbers
+of x86_64) kills the process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 _PRCTLS = (15, 16)
 """PR_SET_NAME, PR_GET_NAME."""
 _OWNERS = (8, 10, 15)
-"""F_SETOWN, F_SETSIG, F_SETOWN_EX: a descriptor that signals another process."""
+"""F_SETOWN, F_SETSIG, F_SETOWN_EX: they make a file descriptor signal another process."""
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
 _OUT_OF_SIGHT = (20, 21)
 """MADV_COLD, MADV_PAGEOUT: memory that is neither freed nor resident."""
@@ -51,8 +51,11 @@ _OWN_MEMORY: list[Instruction] = [
     (_ANY_BIT, 1, 0, _MAP_SHARED),
     (_RETURN, 0, 0, _ALLOW),
 ]
-"""``mmap``, unless of memory that no limit sees: what is shared and has no file stays for as long as a page of it is
-mapped, and is then neither resident nor in the address space; huge pages are never counted as resident."""
+"""``mmap``, except for memory that no limit sees.
+
+Shared memory without a file stays as long as one of its pages is mapped, and is then neither resident nor in the
+address space; huge pages are never counted as resident.
+"""
 _CHILDREN_COUNT: list[Instruction] = [
     (_LOAD, 0, 0, 16),
     (_EQUAL, 0, 4, _SIGCHLD),
@@ -62,17 +65,19 @@ _CHILDREN_COUNT: list[Instruction] = [
     (_EQUAL, 0, 1, 0),
     (_RETURN, 0, 0, _ALLOW),
 ]
-"""``rt_sigaction``, unless it sets what happens at SIGCHLD: where that is ignored, the kernel forgets what a child that
-ended has used, and its parent is not charged."""
+"""``rt_sigaction``, except for SIGCHLD.
+
+If that is ignored, the kernel forgets what an ended child has used, and its parent is not charged.
+"""
 
 
 def assemble(machine: str, *, only_process: int | None = None, executes: bool = False) -> bytes:
-    """A classic BPF program.
+    """Assemble a classic BPF program.
 
     Args:
         machine: ``os.uname().machine``.
-        only_process: the process may create no other one (threads it may), signals none but itself (this process
-            id), and changes no file's mode, owner or times by name. For where there are no namespaces.
+        only_process: the process may create threads but no other process, signals only itself (this process
+            id), and changes no file's mode, owner or times by name. For isolation without namespaces.
         executes: the process may start programs, and signals none. For the compiler.
 
     Raises:
@@ -129,7 +134,7 @@ def apply(program: bytes) -> None:
 
 
 def own_filter(*, alone: bool, executes: bool = False) -> bytes:
-    """The filter for this process; ``alone``: without other processes; ``executes``: for the compiler."""
+    """Return the filter for this process; ``alone``: without other processes; ``executes``: for the compiler."""
     return assemble(os.uname().machine, only_process=os.getpid() if alone else None, executes=executes)
 
 
@@ -143,7 +148,7 @@ def _refuse() -> Instruction:
 
 
 def _when(number: int, body: list[Instruction]) -> list[Instruction]:
-    """Run the body for this call, which is refused if the body does not return."""
+    """Run the body for this call; the call is refused if the body does not return."""
     return [(_EQUAL, 0, len(body) + 1, number), *body, _refuse()]
 
 

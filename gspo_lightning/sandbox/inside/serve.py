@@ -1,7 +1,7 @@
-"""The program's side of a test that is a script: it answers calls, one after another, and never sees the script.
+"""The program's side of a test that is a script: answer calls one by one, without seeing the script.
 
-Requests come from the trusted process of the test (``examine.py``) as marshalled data: an operation by name, what it is
-done to, and arguments, which are all that the program learns. Replies are JSON: values as ``encode.py`` writes them,
+Requests come from the trusted process of the test (``examine.py``) as marshalled data: the name of an operation, its
+target, and arguments, which are all that the program learns. Replies are JSON: values as ``encode.py`` writes them,
 objects by a number under which they are kept here, errors by the names of their classes. All of it is the program's own
 claim.
 """
@@ -50,7 +50,7 @@ def serve(resolve: Callable[[str], Any]) -> None:
     """Answer until told to end.
 
     Args:
-        resolve: the program's object of a name.
+        resolve: returns the program's object of a name.
     """
     server = _Server(resolve)
     while (request := channel.receive()) is not None:
@@ -70,7 +70,7 @@ class _Server:
         self.kept: list[Any] = []
 
     def answer(self, name: str, target: int | str | None, packed: bool, arguments: Any, named: Any) -> bool:
-        """Do one operation; False at the end."""
+        """Do one operation; return False at the end."""
         if name == "end":
             return False
         try:
@@ -92,7 +92,7 @@ class _Server:
         return True
 
     def printed(self) -> str:
-        """What the program printed meanwhile, for tests that look at it."""
+        """Return what the program printed since the last call, for tests that check it."""
         if sys.stdout is not None and not sys.stdout.closed:
             sys.stdout.flush()
         text = os.pread(1, _PRINTED, self.seen)
@@ -100,13 +100,13 @@ class _Server:
         return f', "printed": {text_of(text.decode("utf-8", "replace"))}' if text else ""
 
     def keep(self, value: object) -> str:
-        """An object as JSON: its number, and whether it must be awaited."""
+        """Keep an object and return it as JSON: its number, and whether it must be awaited."""
         self.kept.append(value)
         waits = type(value).__name__ == "coroutine"
         return f'{{"object": [{len(self.kept) - 1}, {str(waits).lower()}]}}'
 
     def failure(self, error: BaseException) -> str:
-        """An error as JSON: the names of its classes, and what it says."""
+        """Return an error as JSON: the names of its classes, and its message."""
         names = ", ".join(text_of(kind.__name__[:80]) for kind in type(error).__mro__[:20])
         try:
             text = str(error)[:1000]
@@ -115,7 +115,7 @@ class _Server:
         return f'"error": [{names}], "text": {text_of(text)}'
 
     def unpack(self, packed: tuple[str, Any]) -> Any:
-        """An argument that is more than plain data: objects of this side, functions of the other, what holds them."""
+        """Unpack an argument that is not plain data: objects of this side, functions of the other, and containers."""
         kind, content = packed
         if kind == "object":
             return self.kept[content] if isinstance(content, int) else self.resolve(content)
@@ -140,13 +140,13 @@ class _Server:
         return content
 
     def record(self, name: str, fields: Any) -> Any:
-        """An instance of a class that both sides have, by its fields (a node of a list or a tree)."""
+        """Make an instance of a class that both sides have, from its fields (a node of a list or a tree)."""
         made = object.__new__(self.resolve(name))
         made.__dict__.update({key: self.unpack(value) for key, value in fields})
         return made
 
     def callback(self, number: int) -> Callable[..., Any]:
-        """A function of the test: calling it asks the other side, which may ask back meanwhile."""
+        """Return a function of the test: calling it asks the other side, which may ask back meanwhile."""
 
         def call(*arguments: Any) -> Any:
             channel.send(f'{{"callback": {number}, "arguments": {encode(list(arguments), self.keep)}}}'.encode("ascii"))
@@ -163,5 +163,5 @@ class _Server:
 
 
 def _shown(value: object) -> str:
-    """An object in a text that is compared only."""
+    """Return an object as text, for comparison only."""
     return f'"{id(value)}"'

@@ -1,4 +1,4 @@
-"""What tests of data sets ask of pytest, which is not in the sandbox, and the collecting that pytest would do."""
+"""Stand-ins for the parts of pytest that data sets' tests use, and for its test collection."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _raises(kinds: Any, *call: Any, match: str | None = None, **named: Any) -> _
 
 
 class _Mark:
-    """``@pytest.mark.parametrize(names, values)`` runs a test for each value; other marks say nothing."""
+    """``pytest.mark``: ``parametrize(names, values)`` runs a test for each value; other marks are ignored."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: lambda function: function
@@ -87,7 +87,7 @@ class _Mark:
 
 
 class _Printed:
-    """``capsys``: what was printed since it was asked last."""
+    """``capsys``: the text printed since the last read."""
 
     def __init__(self) -> None:
         import io
@@ -110,14 +110,14 @@ def _fixture(*function: Any, **_: Any) -> Any:
 
 
 def install() -> None:
-    """Offer a module ``pytest`` where a script asks for one."""
+    """Install a stand-in module ``pytest`` for scripts that import one."""
     module = types.ModuleType("pytest")
     module.__dict__.update(raises=_raises, approx=_Approx, mark=_Mark(), fixture=_fixture)
     sys.modules["pytest"] = module
 
 
 def strict_allclose() -> None:
-    """Have ``numpy.allclose`` compare values of one shape only: it takes an empty list for close to everything."""
+    """Make ``numpy.allclose`` compare values of one shape only; it takes an empty list as close to everything."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is None or getattr(numpy.allclose, "strict", False):
         return
@@ -131,10 +131,10 @@ def strict_allclose() -> None:
 
 
 def run_collected(namespace: dict[str, Any]) -> None:
-    """Run ``test_...`` functions, and classes of unittest and of pytest, that a script defines and does not run itself.
+    """Run ``test_...`` functions and unittest or pytest classes that a script defines but does not run itself.
 
     Raises:
-        Exception: what the first that fails raises.
+        Exception: raised by the first test that fails.
     """
     for name, found in list(namespace.items()):
         if name.startswith("test") and isinstance(found, types.FunctionType):
@@ -144,7 +144,7 @@ def run_collected(namespace: dict[str, Any]) -> None:
 
 
 def _run(function: types.FunctionType, namespace: dict[str, Any]) -> Any:
-    """Call a test or a fixture with the fixtures that it names; a test that wants anything else is left out."""
+    """Call a test or a fixture with the fixtures that it names; skip a test that wants anything else."""
     code = function.__code__
     given = {}
     for name in code.co_varnames[: code.co_argcount]:

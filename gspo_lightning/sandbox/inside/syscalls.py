@@ -1,7 +1,7 @@
-"""Numbers of the system calls that a program may use, per machine: ``name:x86_64:aarch64``, ``-`` where there is none.
+"""Numbers of allowed system calls per machine: ``name:x86_64:aarch64``, ``-`` for a call that the machine lacks.
 
-What is not named here is refused, whatever future kernels add. The numbers are those of the kernel's own headers
-(``asm/unistd_64.h``, ``asm-generic/unistd.h``); a test compares them with libseccomp's where that is installed.
+Every other call is refused, whatever future kernels add. The numbers are those of the kernel's own headers
+(``asm/unistd_64.h``, ``asm-generic/unistd.h``); a test compares them with libseccomp's if that is installed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ ALWAYS = """
     copy_file_range:326:285 membarrier:324:283 close_range:436:436 getcpu:309:168 sendto:44:206 recvfrom:45:207
     shutdown:48:210 getsockopt:55:209
 """
-"""Plain work: memory, threads' futexes, time, files that are open or can be opened, and descriptors."""
+"""Plain work: memory, threads' futexes, time, files that are open or can be opened, and file descriptors."""
 
 METADATA = """
     chmod:90:- fchmod:91:52 fchmodat:268:53 truncate:76:45 utime:132:- utimes:235:- utimensat:280:88 futimesat:261:-
 """
-"""Changes to files that need no open descriptor: harmless where no file of the machine can be named."""
+"""Changes to files without an open file descriptor: harmless if no file of the machine can be named."""
 
 CONDITIONAL = """
     setrlimit:160:164 fcntl:72:25 clone:56:220 clone3:435:435 fork:57:- vfork:58:- kill:62:129 tkill:200:130
@@ -52,7 +52,7 @@ _COLUMN = {"x86_64": 1, "aarch64": 2}
 
 
 def numbers(table: str, machine: str) -> dict[str, int]:
-    """Name -> number on a machine (``os.uname().machine``).
+    """Return name -> number on a machine (``os.uname().machine``).
 
     >>> numbers("read:0:63 stat:4:-", "aarch64")
     {'read': 63}

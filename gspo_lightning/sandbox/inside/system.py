@@ -1,4 +1,4 @@
-"""The few system calls that Python has no words for, through the C library."""
+"""The few system calls that Python does not offer, through the C library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments: object) -> int:
-    """A function of the C library that returns -1 on failure.
+    """Call a function of the C library that returns -1 on failure.
 
     Raises:
         OSError: with the error number and the name of the call.
@@ -30,12 +30,12 @@ def call(name: str, *arguments: object) -> int:
 
 
 def syscall(number: int, *arguments: object) -> int:
-    """A system call by number."""
+    """Make a system call by number."""
     return call("syscall", ctypes.c_long(number), *arguments)
 
 
 def prctl(option: int, *values: int) -> int:
-    """``prctl(2)``; missing arguments are 0."""
+    """Call ``prctl(2)``; missing arguments are 0."""
     return call("prctl", option, *(ctypes.c_ulong(v) for v in (*values, 0, 0, 0, 0)[:4]))
 
 
@@ -50,12 +50,12 @@ def mount(kind: str, target: str, flags: int, options: str = "") -> None:
 
 
 def no_new_privileges() -> None:
-    """No program that is executed from here on gains anything."""
+    """Forbid programs that are executed from here on to gain privileges."""
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
 def drop_capabilities() -> None:
-    """Give up all privileges, for good."""
+    """Drop all privileges for good."""
     no_new_privileges()
     prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     call("capset", struct.pack("=Ii", _CAPABILITIES_VERSION_3, 0), bytes(24))

@@ -1,4 +1,4 @@
-"""What the processes of a test have used so far, from /proc."""
+"""Resource use of a test's processes so far, from /proc."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 class Usage:
-    """Seconds of CPU, resident MiB, number of processes, and whether any of them runs or could."""
+    """Seconds of CPU, resident MiB, number of processes, and whether any of them runs or is ready to run."""
 
     def __init__(self, cpu: float, resident_mb: float, processes: int, *, awake: bool) -> None:
         self.cpu, self.resident_mb, self.processes, self.awake = cpu, resident_mb, processes, awake
 
 
 def others(*known: int) -> list[int]:
-    """The processes that can be seen, without some."""
+    """Return all visible processes except the known ones."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in known]
 
 
 def family(pid: int) -> list[int]:
-    """A process with all that it started and that has not ended, for where others can be seen, too."""
+    """Return a process with all its descendants that have not ended; other processes may be visible, too."""
     found = [pid]
     for known in found:  # which grows meanwhile
         try:
@@ -39,9 +39,9 @@ def family(pid: int) -> list[int]:
 
 
 def used(pids: Iterable[int]) -> Usage:
-    """The sums over processes, with the CPU time of the children that they have waited for.
+    """Return the sums over processes, with the CPU time of the children that they have waited for.
 
-    Those that have just ended count 0. One that its parent has not waited for is still there.
+    Processes that have just ended count 0. A process that its parent has not waited for is still there.
     """
     cpu = resident = 0.0
     count, awake = 0, False
@@ -63,6 +63,6 @@ def used(pids: Iterable[int]) -> Usage:
 
 
 def _stat(path: str) -> list[bytes]:
-    """The fields behind the name, so that number n of proc(5) is at n - 3."""
+    """Return the fields after the name: number n of proc(5) is at index n - 3."""
     with open(path, "rb") as file:
         return file.read().rpartition(b")")[2].split()
