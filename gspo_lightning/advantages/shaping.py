@@ -42,8 +42,8 @@ CombineRewards = Literal["weighted_sum", "normalised_separately"]
 """``weighted_sum``: rewards are added, then compared within the group.
 
 ``normalised_separately``: each becomes an advantage within its group; these are added with their weights and
-standardised over the batch (GDPO, arXiv 2601.05242):
-a reward with a large spread cannot drown the others. Penalties for truncation and KL come later, in reward units.
+standardised over the batch (GDPO, arXiv 2601.05242): a reward with a large spread cannot drown the others. Penalties
+for truncation and KL come later, in reward units.
 """
 TurnCredit = Literal["conversation", "turn"]
 """``conversation``: all turns share one advantage. ``turn``: a turn's advantage comes from the reward from it on."""

@@ -1,4 +1,4 @@
-"""What one iteration leaves behind: mini-batches to train on, and what was measured on the way."""
+"""Experience of one iteration: mini-batches to train on, and measurements."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["Experience", "collect", "measure_rewards", "row_hash"]
 
 @dataclass(slots=True)
 class Experience:
-    """What one rollout batch leaves behind: mini-batches to train on, metrics of the iteration, examples to look at."""
+    """Result of one rollout batch: mini-batches to train on, metrics of the iteration, examples to show."""
 
     mini_batches: Sequence[MiniBatch | None]
-    """None where a checkpoint has left out one that is not needed any more."""
+    """None for a mini-batch that a checkpoint left out because it is no longer needed."""
     metrics: dict[str, float]
     examples: list[dict[str, Any]] = field(default_factory=list)
     rewards: dict[str, list[Any]] = field(default_factory=dict)
-    """``<prompt>/<sample>`` -> hash of its token ids, reward or None; for a dump of an update that went wrong."""
+    """``<prompt>/<sample>`` -> [hash of its token ids, reward or None], for the dump of a failed update."""
     distributions: Distributions = field(default_factory=dict)
-    """One value per response of all ranks: length, reward, advantage ... (histograms)."""
+    """Name -> one value per response of all ranks: length, reward, advantage ... (histograms)."""
 
     def state_dict(self, to_come: Container[int], begun: bool) -> dict[str, Any]:
-        """Tensors and primitives only, and of those what is still needed.
+        """Return what is still needed, as tensors and primitives only.
 
         Args:
             to_come: the mini-batches that will be trained on.
@@ -52,7 +52,7 @@ class Experience:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Experience:
-        """The inverse of :meth:`state_dict`."""
+        """Restore the result of :meth:`state_dict`."""
         media = read_media(state.get("media")) or [()] * len(state["examples"])
         shown = [{**e, **({"media": m} if m else {})} for e, m in zip(state["examples"], media, strict=True)]
         return cls(
@@ -65,7 +65,7 @@ class Experience:
 
 
 def measure_rewards(groups: Groups, iteration: int, device: torch.device) -> dict[str, float]:
-    """Statistics of rewards and responses over all ranks, under their tags.
+    """Return statistics of rewards and responses over all ranks, under their tags.
 
     Raises:
         UserError: no response of any rank has a reward.
@@ -91,15 +91,15 @@ def collect(
     distributions: bool = True,
     examples: int = 8,
 ) -> Experience:
-    """What an iteration leaves behind.
+    """Build the experience of an iteration.
 
     Args:
-        groups: this rank's, with rewards and advantages.
-        batches: made of them.
-        metrics: of the iteration, so far; with ``time/rollout_s``.
-        device: of the collectives.
-        distributions: also keep what was measured of each response.
-        examples: responses that are kept to look at.
+        groups: this rank's groups, with rewards and advantages.
+        batches: the mini-batches made of them.
+        metrics: of the iteration so far; includes ``time/rollout_s``.
+        device: for the collectives.
+        distributions: also keep the measurements of each response.
+        examples: number of responses to keep as examples.
     """
     rollouts = [r for g in groups for r in g]
     spread = measure_distributions(rollouts, device) if distributions else {}
@@ -123,7 +123,7 @@ def collect(
 
 
 def row_hash(prompt: Sequence[int], response: torch.Tensor) -> str:
-    """A short name for a row by its token ids, the same in every process."""
+    """Return a short hash of a row's token ids, the same in every process."""
     ids = torch.cat([torch.tensor(prompt, dtype=torch.int64), response.to("cpu", torch.int64)])
     return hashlib.blake2b(ids.numpy().tobytes(), digest_size=8).hexdigest()
 

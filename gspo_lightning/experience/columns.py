@@ -1,4 +1,4 @@
-"""What rewards read of a prompt's record: its columns, and the files of its pictures where one asks for them."""
+"""Columns for rewards: those of a prompt's record, with its picture files if a reward asks for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["columns_of"]
 
 
 def columns_of(prompt: Prompt, judges: Judges | None) -> Mapping[str, Any]:
-    """The columns of a prompt; with ``images``, a list of bytes, if a reward names that and the prompt has pictures."""
+    """Return a prompt's columns, with ``images`` (a list of bytes) if a reward uses it and the prompt has pictures."""
     if not prompt.media or judges is None or not judges.reads_images:
         return prompt.columns
     return {**prompt.columns, "images": [picture.data for picture in prompt.media]}

@@ -1,4 +1,4 @@
-"""One iteration of reinforcement learning: prompts in, mini-batches with advantages out. The story is :meth:`run`."""
+"""One iteration of reinforcement learning: prompts in, mini-batches with advantages out. :meth:`run` has the steps."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from gspo_lightning.types import MiniBatch, Prompt, Rollout
 __all__ = ["Iteration", "Prompts", "Sampled"]
 
 Sampled = tuple[Groups, dict[str, float]]
-"""Scored groups, and the seconds it took to sample and to score them."""
+"""Scored groups, and the seconds of sampling and scoring."""
 
 
 class Prompts(Protocol):
-    """The prompts of iterations, on this rank (:class:`gspo_lightning.prompts.order.PromptOrder`)."""
+    """Prompts of each iteration on this rank (:class:`gspo_lightning.prompts.order.PromptOrder`)."""
 
     def share(self, iteration: int) -> list[Prompt]:
-        """Those to train on."""
+        """Return the prompts to train on."""
 
     def spare(self, iteration: int, limit: int) -> list[Prompt]:
-        """Others, so many of each source, to be sampled in place of dead groups."""
+        """Return other prompts, up to ``limit`` of each source, to replace dead groups."""
 
     def observe(self, iteration: int, rates: Mapping[int, float]) -> None:
-        """How the groups that an iteration sampled did, by prompt id; only where they learn."""
+        """Report results of an iteration's sampled groups, by prompt id; called only if :attr:`learns`."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -56,25 +56,25 @@ class Prompts(Protocol):
 
     @property
     def learns(self) -> bool:
-        """Whether what is chosen depends on what was observed."""
+        """True if the choice of prompts depends on observed results."""
 
 
 @dataclass(slots=True)
 class Iteration:
-    """What ``gspo fit`` and :class:`gspo_lightning.GSPOTrainer` do between two rounds of updates.
+    """The work between two rounds of updates, for ``gspo fit`` and :class:`gspo_lightning.GSPOTrainer`.
 
     Args:
-        learner: policy, old policy, and where training stands.
-        settings: how much is sampled, how, and into what it is cut.
-        prompts: of each iteration.
+        learner: policy, old policy, and the state of training.
+        settings: amount of sampling, its parameters, and how mini-batches are made.
+        prompts: the prompts of each iteration.
         respond: samples and scores.
-        budget: tokens of a micro-batch, as much as memory has room for now.
-        partial: cuts responses that go on in the next iteration; None waits for all.
+        budget: tokens of a micro-batch that memory has room for now.
+        partial: cuts responses that continue in the next iteration; None waits for all.
         prefetcher: samples ahead of training; None alternates between sampling and training.
-        folder: where rollouts are recorded.
-        distributions: keep what is measured of single responses.
-        accuracy_reward: says which responses are correct, for a curriculum and for ``positive_nll_coef``.
-        memory: cuts a critic's update that does not fit into smaller pieces; None: out of memory is an error.
+        folder: folder for recorded rollouts.
+        distributions: keep the measurements of single responses.
+        accuracy_reward: reward that decides which responses are correct, for a curriculum and ``positive_nll_coef``.
+        memory: splits a critic's update that does not fit into smaller pieces; None: out of memory is an error.
     """
 
     learner: Learner
@@ -91,7 +91,7 @@ class Iteration:
     _newest: tuple[int, Policy] | None = field(default=None, init=False)
 
     def run(self, number: int) -> Experience:
-        """Everything that happens between the updates of two iterations; all ranks together.
+        """Run everything between the updates of two iterations; all ranks together.
 
         Raises:
             UserError: no response has a reward, or the rollouts lack what training needs.
@@ -128,7 +128,7 @@ class Iteration:
         return experience
 
     def _sample(self, number: int, sampler: Policy) -> Sampled:
-        """Scored groups for this rank's prompts: now, or made while the last iteration was trained on."""
+        """Return scored groups for this rank's prompts: sampled now, or while the last iteration was trained on."""
         if self.prefetcher is not None:
             self._renew(number, self.prefetcher)
             groups, seconds = self.prefetcher.take(number, self.learner.iterations, self._job)
@@ -151,7 +151,7 @@ class Iteration:
         return self.respond(sampler, prompts, sampling, iteration=number, version=version, progress=progress)
 
     def _job(self, number: int) -> Job[Sampled]:
-        """The rollouts of an iteration to come, with a copy of the weights of now."""
+        """Return a job that samples a future iteration with a copy of the current weights."""
         policy, version = self._copy(), self.learner.version
         prompts = self.prompts.share(number)
 
@@ -161,14 +161,14 @@ class Iteration:
         return job
 
     def _renew(self, number: int, prefetcher: RolloutPrefetcher[Sampled]) -> None:
-        """Have the newest weights go on with what is still being sampled for this iteration, where the source can."""
+        """Switch rollouts in flight for this iteration to the newest weights, if the source can."""
         source = self.respond.source
         if source.renews and any(all_gather_objects(prefetcher.at_work(number))):
             with fail_together():
                 source.renew(self._copy(), self.learner.version)
 
     def _copy(self) -> Policy:
-        """The weights of now, which nobody changes; one copy for all who need them, where there may be several."""
+        """Return a frozen copy of the current weights; one shared copy if several rollouts may need it."""
         learner = self.learner
         if not self.respond.source.renews:
             return learner.policy.frozen_copy().eval()
@@ -177,7 +177,7 @@ class Iteration:
         return self._newest[1]
 
     def _resample(self, number: int, groups: Groups, sampler: Policy) -> tuple[list[Rollout], dict[str, float]]:
-        """All responses that were sampled to replace dead groups, and what that took."""
+        """Replace dead groups; return all responses sampled for that, and metrics."""
         if not self.settings.resample_dead_groups:
             return [], {}
         sampled: list[Rollout] = []
@@ -207,7 +207,7 @@ class Iteration:
         return measure_sources(groups, names, dead, self.learner.device) if names else {}
 
     def _of_rollouts(self) -> dict[str, float]:
-        """What the rollout source has measured itself, the smallest of the ranks' values."""
+        """Return the rollout source's own measurements, the smallest over the ranks."""
         found = self.respond.source.measured()
         if not found:
             return {}
@@ -215,7 +215,7 @@ class Iteration:
         return dict(zip(found, gather_rows(values).amin(0).tolist(), strict=True))
 
     def _observe(self, number: int, sampled: Sequence[Rollout]) -> None:
-        """Report the results of all sampled groups to the prompt order, those of other ranks and dead ones included."""
+        """Report the results of all sampled groups to the prompt order, including other ranks' and dead groups."""
         if not self.prompts.learns:
             return
         parts: dict[int, list[float]] = {}
@@ -226,7 +226,7 @@ class Iteration:
         self.prompts.observe(number, {id_: rate for own in all_gather_objects(rates) for id_, rate in own.items()})
 
     def _staleness(self, groups: Groups) -> dict[str, float]:
-        """How old the weights were that sampled, where they need not be those of now."""
+        """Return the age of the weights that sampled, if they may differ from the current ones."""
         if self.partial is None and self.prefetcher is None:
             return {}
         return measure_staleness([r for g in groups for r in g], self.learner.version, self.learner.device)
@@ -242,7 +242,7 @@ class Iteration:
         )
 
     def _penalise(self, groups: Groups) -> None:
-        """Subtract the KL to the reference from the rewards, where that is asked for."""
+        """Subtract the KL to the reference from the rewards, if ``data.kl_in_reward`` is set."""
         learner, coef = self.learner, self.settings.kl_in_reward
         if coef and learner.reference is not None:
             sampler = learner.old_policy.sampling_policy(learner.policy)
@@ -252,7 +252,7 @@ class Iteration:
             )
 
     def _old_logprobs(self, number: int, batches: Sequence[MiniBatch]) -> list[MiniBatch]:
-        """What ratios will divide by, as far as it has to be computed now."""
+        """Fill in the old log-probabilities that must be computed now."""
         learner, old, temperature = self.learner, self.learner.old_policy, self.settings.temperature
         if self.partial is not None and not learner.old_logprobs.from_source(batches):
             with gathered(old.sampling_policy(learner.policy)) as plain:  # ranks hold different numbers of responses
@@ -261,14 +261,14 @@ class Iteration:
         return learner.old_logprobs.fill(old, learner.policy, batches, temperature, first_is_free=once)
 
     def _frozen_logprobs(self, batches: list[MiniBatch]) -> list[MiniBatch]:
-        """What the reference and the teacher say about these responses, where there are any."""
+        """Fill in the log-probabilities of the reference and the teacher, if there are any."""
         for frozen in (self.learner.reference, self.learner.teacher):
             if frozen is not None:
                 batches = frozen.fill(batches, self.settings.temperature, self.learner.device)
         return batches
 
     def _advantages(self, groups: Groups, batches: Sequence[MiniBatch], rows: Rows) -> dict[str, float]:
-        """What every response, or token, is worth; a critic says what it expected first, and learns from it then."""
+        """Assign the advantage of every response or token; a critic first estimates values, then learns."""
         learner, settings = self.learner, self.settings
         if not isinstance(settings.advantages, GAE) or learner.critic is None:
             dead = assign_advantages(groups, settings.advantages, settings.shaping, learner.device)

@@ -1,4 +1,4 @@
-"""Who learns, as an iteration sees it: what it needs of the module of ``gspo fit`` or of :class:`GSPOTrainer`."""
+"""Learner: the part of ``gspo fit``'s module or of :class:`GSPOTrainer` that an iteration needs."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ __all__ = ["Learner"]
 
 
 class Learner(Protocol):
-    """A policy with its old policy, and where training stands."""
+    """A policy with its old policy, and the state of training."""
 
     policy: Policy
     old_policy: OldPolicy
     old_logprobs: OldLogProbs
     reference: ReferencePolicy | None
-    """The frozen start of the run, where a KL term is measured to it."""
+    """Frozen initial policy of the run, if a KL term needs it."""
     teacher: Teacher | None
-    """Of on-policy distillation."""
+    """Teacher for on-policy distillation."""
     critic: ValueModel | None
-    """Learns what states are worth, where advantages need it."""
+    """Critic that learns the values of states, if the advantages need it."""
 
     @property
     def device(self) -> torch.device:
-        """Of the policy."""
+        """Device of the policy."""
 
     @property
     def version(self) -> int:
-        """Optimizer steps behind the weights of now."""
+        """Optimizer steps taken so far."""
 
     @property
     def lr_factor(self) -> float:
-        """The policy's learning rate now, as a share of the configured one: where its schedule stands."""
+        """The policy's present learning rate as a share of the configured one, following its schedule."""
 
     @property
     def iterations(self) -> int | None:
-        """That the run will have, if anybody knows."""
+        """Number of iterations of the run, None if unknown."""
 
     def forward_context(self) -> AbstractContextManager[Any]:
-        """Entered around forward passes outside a training step (autocast)."""
+        """Return a context for forward passes outside a training step (autocast)."""

@@ -1,4 +1,4 @@
-"""What Lightning iterates over: batches of prompts, and the experience loader with its exact state."""
+"""Loaders for Lightning: batches of prompts, and the experience loader with its exact state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ExperienceLoader", "PromptLoader", "part_of"]
 
 
 class PromptLoader:
-    """Batches of prompts to answer. A class of its own because Lightning takes a list for a list of loaders."""
+    """Batches of prompts to answer. A separate class, because Lightning takes a list for a list of loaders."""
 
     def __init__(self, batches: Sequence[list[Prompt]]) -> None:
         self.batches = batches
@@ -28,10 +28,11 @@ class PromptLoader:
 
 
 class ExperienceLoader:
-    """A sized, stateful iterable: yields the mini-batches of an iteration and rolls out when its buffer is spent.
+    """Sized, stateful iterable: yield the mini-batches of an iteration, and roll out when the buffer is spent.
 
-    Its own counters decide where it stands, not Lightning's: ``trained`` moves only after an optimizer step, so a
-    checkpoint at any moment continues with exactly the mini-batches that were not trained on yet.
+    Its own counters decide its position, not Lightning's: ``trained`` moves only after an optimizer step, so a
+    checkpoint
+    at any moment continues with exactly the mini-batches that were not trained on yet.
     """
 
     def __init__(self, roll_out: Callable[[int], Experience], mini_batches: int, epochs: int, seed: int) -> None:
@@ -57,7 +58,7 @@ class ExperienceLoader:
         return dataclasses.replace(chosen, index=position)
 
     def _place(self, position: int) -> int:
-        """Of the mini-batch that comes at a position, among those of the iteration."""
+        """Return the index of the mini-batch for a position among those of the iteration."""
         count = len(self.experience.mini_batches)
         epoch, index = divmod(position, count)
         if not epoch:
@@ -66,15 +67,15 @@ class ExperienceLoader:
 
     @property
     def spent(self) -> bool:
-        """Whether every mini-batch of the buffer has been trained on."""
+        """True if every mini-batch of the buffer has been trained on."""
         return self.trained >= len(self.experience.mini_batches) * self._epochs
 
     def mark_trained(self) -> None:
-        """The optimizer has used one more mini-batch."""
+        """Count one more mini-batch as used by the optimizer."""
         self.trained += 1
 
     def position(self) -> dict[str, Any]:
-        """Counters, and what is still needed of the buffer: nothing when it is spent. Tensors and primitives only.
+        """Return counters and the part of the buffer that is still needed (none if spent): tensors and primitives.
 
         Not called ``state_dict``: Lightning would save it a second time and give rank 0's to every rank.
         """
@@ -88,17 +89,17 @@ class ExperienceLoader:
         }
 
     def go_to(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`position`."""
+        """Restore the result of :meth:`position`."""
         self.iteration, self.trained = int(state["iteration"]), int(state["trained"])
         self.experience = Experience.from_state_dict(state["experience"])
 
 
 def part_of(ranks: Sequence[Mapping[str, Any]], rank: int, world: int) -> Mapping[str, Any]:
-    """A rank's part of what the ranks of a checkpoint saved.
+    """Return a rank's part of the states that the ranks of a checkpoint saved.
 
     Args:
-        ranks: :meth:`ExperienceLoader.position` of each, in order; with ``partial`` where responses were cut.
-        rank: asks.
+        ranks: :meth:`ExperienceLoader.position` of each rank, in order; with ``partial`` if responses were cut.
+        rank: the rank to restore.
         world: ranks of this run.
 
     Raises:

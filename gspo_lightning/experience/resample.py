@@ -1,4 +1,4 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476) with a budget: groups that teach nothing are replaced."""
+"""Dynamic sampling (DAPO, arXiv 2503.14476) with a budget: replace groups that give no signal."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def resample(
     limit: int | None = None,
     source: Callable[[Prompt], object] = lambda _: None,
 ) -> dict[str, float]:
-    """Put groups that can teach something in the place of dead ones, in place, until ``spare`` prompts are used up.
+    """Replace dead groups in place by groups with a signal, until the ``spare`` prompts are used up.
 
-    An iteration trains on as many groups as ever, and a dead group for which no better one was found stays. In a
-    mixture a group takes the place of one of its own source, so that every source keeps its share.
+    The number of groups per iteration stays the same: a dead group without a replacement stays. In a mixture a group
+    replaces one of its own source, so every source keeps its share.
 
     Args:
         groups: this rank's scored groups.
-        sample: scored groups for some prompts, and the seconds that took.
+        sample: returns scored groups for some prompts, and the seconds that took.
         spare: prompts that may be sampled.
-        shaping: decides, by raw rewards, what is dead.
-        limit: of prompts, where ``spare`` holds more; of each source it may hold so many.
-        source: that a prompt is from.
+        shaping: decides from raw rewards which groups are dead.
+        limit: most prompts to sample; ``spare`` may hold up to that many of each source.
+        source: returns the source of a prompt.
 
     Returns:
         The seconds of all samples by name, and ``reward/resampled_groups``, the groups replaced.
@@ -53,7 +53,7 @@ def resample(
 
 
 def _taken(wanted: Sequence[object], spare: Sequence[Prompt], source: Callable[[Prompt], object]) -> list[Prompt]:
-    """The first spare prompts of the wanted sources, one for each as far as there are some."""
+    """Return the first spare prompts of the wanted sources, one for each while they last."""
     left, found = list(spare), list[Prompt]()
     for one in wanted:
         number = next((i for i, prompt in enumerate(left) if source(prompt) == one), None)

@@ -1,4 +1,4 @@
-"""Prompts to scored groups: a source answers, and workers judge one group while it goes on with the next."""
+"""From prompts to scored groups: workers score one group while the rollout source generates the next."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ Groups = list[list[Rollout]]
 
 
 def total_steps(learner: Learner, updates: int) -> int:
-    """Optimizer steps that a run of so many updates an iteration will have; -1 where nothing ends it."""
+    """Return the optimizer steps of a run with ``updates`` per iteration; -1 if the run has no end."""
     iterations = learner.iterations
     return -1 if iterations is None else iterations * updates
 
 
 class Scorer(Protocol):
-    """What gives rewards: worker processes (``RewardRunner``), or the caller of a library."""
+    """Source of rewards: worker processes (``RewardRunner``), or the caller of a library."""
 
     def score(self, samples: Sequence[Sample]) -> Sequence[SampleScore]:
-        """One verdict per sample, in order."""
+        """Return one score per sample, in order."""
 
 
 class Unrewarded:
-    """No reward at all, for distillation alone: every response is worth 0, so that none is better than another."""
+    """No reward, for distillation alone: every response scores 0, so none is better than another."""
 
     def score(self, samples: Sequence[Sample]) -> Sequence[SampleScore]:
         """See :class:`Scorer`."""
@@ -60,14 +60,14 @@ class Responder:
     """A rollout source and the scorer of its responses, called one at a time.
 
     Args:
-        source: answers.
-        rewards: judge the answers.
+        source: generates responses.
+        rewards: score the responses.
         group_size: responses per prompt.
-        seed: of the run.
-        purpose: of the draws: the same iteration draws other numbers for an evaluation than for training.
+        seed: seed of the run.
+        purpose: purpose of the draws: an evaluation draws other numbers than training in the same iteration.
         context: entered once around each rollout (autocast).
-        lock: shared by those who share the source.
-        total_steps: optimizer steps that the run will have, -1 if unknown.
+        lock: shared by all users of the source.
+        total_steps: returns the optimizer steps of the run, -1 if unknown.
     """
 
     source: Generator
@@ -89,7 +89,7 @@ class Responder:
         version: int,
         progress: Progress | None = None,
     ) -> tuple[Groups, dict[str, float]]:
-        """:func:`respond` with the draws of an iteration."""
+        """Call :func:`respond` with the draws of an iteration."""
         with self.lock:
             return respond(
                 self.source,
@@ -120,15 +120,14 @@ def respond(
     progress: Progress | None = None,
     total_steps: int = -1,
 ) -> tuple[Groups, dict[str, float]]:
-    """Groups of scored rollouts, and the seconds that generation took and scoring went on after it.
+    """Return groups of scored rollouts, and the seconds of generation and of the scoring that followed it.
 
-    Workers score a group while others are still being generated, where the source says that it is complete.
+    If the source reports complete groups, workers score one while others are still being generated. ``context`` is
+    entered once around the whole rollout: in one autocast context weights are cast once. The thread, which may be new,
+    works on the policy's device.
 
     Raises:
-        PluginError: the source does not keep its contract (:mod:`gspo_lightning.rollouts.contract`).
-
-    ``context`` is entered once around the whole rollout: in one autocast context weights are cast once. The thread,
-    which may be new, works on the policy's device.
+        PluginError: the source breaks its contract (:mod:`gspo_lightning.rollouts.contract`).
     """
     start = time.perf_counter()
     training = policy.training
@@ -172,7 +171,7 @@ def _judge(
     total_steps: int,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Wait for the verdicts that are under way, request the others, and store all of them."""
+    """Wait for the scores in flight, request the others, and store all of them."""
     if isinstance(rewards, RewardRunner):
         early = {id(r) for group, _ in begun for r in group}
         late = [r for r in _known(r for g in groups for r in g) if id(r) not in early]
@@ -189,7 +188,7 @@ def _judge(
 
 
 def _answering(source: Generator) -> object | None:
-    """The source that keeps the contract of groups; None for partial rollouts, which ask for pieces of their own."""
+    """Return the source that must keep the contract of groups; None for partial rollouts, which request pieces."""
     answering = source.source if isinstance(source, RetryingSource) else source
     return None if isinstance(answering, PartialRollouts) else answering
 
@@ -209,7 +208,7 @@ def _sample(rollout: Rollout, total_steps: int, judges: Judges | None = None) ->
 
 
 def _known(rollouts: Iterable[Rollout]) -> list[Rollout]:
-    """What can be scored: neither a conversation whose environment failed nor a response that came with its verdict."""
+    """Return the responses that need a score: no failed conversations, and no responses that came with a score."""
     return [r for r in rollouts if not r.lost and not r.reward_statuses]
 
 
@@ -226,7 +225,7 @@ def _fill(rollout: Rollout, score: SampleScore) -> None:
 
 
 def _together(logged: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """What several rewards have logged; the mean where they use one name."""
+    """Merge the logged values of several rewards; the mean if they use the same name."""
     names = dict.fromkeys(name for one in logged for name in one)
     found = {name: [one[name] for one in logged if name in one] for name in names}
     return {name: sum(values) / len(values) for name, values in found.items()}

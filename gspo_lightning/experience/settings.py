@@ -1,4 +1,4 @@
-"""What an iteration goes by: how much is sampled, how, and into what it is cut."""
+"""Settings of one RL iteration: amount of sampling, its parameters, and how mini-batches are made."""
 
 from __future__ import annotations
 
@@ -83,16 +83,16 @@ class ExperienceSettings:
 
     @property
     def dead_groups(self) -> bool:
-        """Whether some groups may teach nothing, because their rewards are equal."""
+        """True if some groups may give no signal, because their rewards are equal."""
         return self.group_size > 1 and not self.advantages.per_token
 
     @property
     def partial(self) -> bool:
-        """Whether responses are cut and go on in the next iteration."""
+        """True if responses are cut and continue in the next iteration."""
         return self.prompts_in_flight > self.prompts_per_rollout
 
     def sampling(self, stops: Sequence[int]) -> SamplingParams:
-        """How training rollouts are drawn; ``stops`` are the policy's end tokens."""
+        """Return the sampling parameters of training rollouts; ``stops`` are the policy's end tokens."""
         return SamplingParams(
             self.max_response_tokens,
             self.temperature,
@@ -101,7 +101,7 @@ class ExperienceSettings:
         )
 
     def check_ranks(self, world: int) -> None:
-        """Every rank gets the same number of groups of every mini-batch.
+        """Check that every rank gets the same number of groups of every mini-batch.
 
         Raises:
             UserError: it does not.
@@ -117,10 +117,10 @@ class ExperienceSettings:
             raise UserError("data.prompts_in_flight", f"is {self.prompts_in_flight}, which {world} ranks cannot share")
 
     def check_prompts(self, usable: int) -> None:
-        """The training set holds at least one rollout batch, so that no iteration sees a prompt twice.
+        """Check that the training set holds at least one rollout batch, so no iteration sees a prompt twice.
 
         Raises:
-            UserError: it does not.
+            UserError: it holds fewer.
         """
         if usable < self.prompts_per_rollout:
             raise UserError(

@@ -1,4 +1,4 @@
-"""What an iteration draws on, checked before it does: rollout source, rewards, prompts and the model's context."""
+"""Checks before an iteration: rollout source, rewards, prompts and the model's context."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 _IN_FLIGHT = "data.rollouts.weights_in_flight"
 _LOOKED_AT = 256
-"""Prompts that are looked at for pictures, from all over a set."""
+"""Number of prompts, from all over a set, that are checked for pictures."""
 
 
 def check_sources(
@@ -93,7 +93,7 @@ def check_sources(
 
 
 def check_reading(tokenizer: PreTrainedTokenizerBase, sources: Iterable[RolloutSource]) -> None:
-    """A policy that reads pictures is sampled by sources that show them and never sample their placeholders.
+    """Check that sources of a policy that reads pictures show them and never sample their placeholders.
 
     Raises:
         UserError: a source does not.
@@ -109,7 +109,7 @@ def check_reading(tokenizer: PreTrainedTokenizerBase, sources: Iterable[RolloutS
 
 
 def check_shown(tokenizer: PreTrainedTokenizerBase, sets: PromptSets, sources: Iterable[RolloutSource]) -> None:
-    """Prompts with pictures come from sources that can show them to this family.
+    """Check that sources can show prompts with pictures to this model family.
 
     Raises:
         UserError: a source cannot.
@@ -126,15 +126,15 @@ def check_shown(tokenizer: PreTrainedTokenizerBase, sets: PromptSets, sources: I
 
 
 def check_rewards(runner: RewardRunner, sets: PromptSets, rollouts: RolloutSource) -> None:
-    """Every reward judges canned answers to a record that it applies to, and every record looked at has a reward.
+    """Check that every reward scores canned answers to a record it applies to, and every checked record has a reward.
 
     Args:
-        runner: of the rewards.
+        runner: runs the rewards.
         sets: the prompt sets, read.
-        rollouts: where responses come from.
+        rollouts: the source of responses.
 
     Raises:
-        UserError: a reward that cannot judge, or a record without one.
+        UserError: a reward that cannot score, or a record without one.
     """
     examples = sets.examples(examined(runner.rewards))
     others = [(columns_of(prompt, runner.judges), prompt.text) for prompt in examples]
@@ -149,7 +149,7 @@ def check_rewards(runner: RewardRunner, sets: PromptSets, rollouts: RolloutSourc
 
 
 def training_order(sets: PromptSets, settings: ExperienceSettings, curriculum: Curriculum | None) -> PromptOrder:
-    """The order of the training prompts: each once a pass, by weight, by the shares of sources, or by a curriculum.
+    """Return the order of the training prompts: each once per pass, by weight, by source shares, or by a curriculum.
 
     Raises:
         UserError: there are too few prompts, or the curriculum cannot work with these settings.
@@ -180,7 +180,7 @@ def training_order(sets: PromptSets, settings: ExperienceSettings, curriculum: C
 def partial_rollouts(
     source: RolloutSource | RetryingSource, order: PromptOrder, settings: ExperienceSettings, ranks: int
 ) -> PartialRollouts | None:
-    """Rollouts that continue over iterations, if the settings ask for them."""
+    """Return rollouts that continue over iterations, if the settings ask for them."""
     if not settings.partial:
         return None
     return PartialRollouts(
@@ -190,32 +190,32 @@ def partial_rollouts(
 
 
 def _behind(source: object) -> Iterator[RolloutSource]:
-    """A source, and those that it asks."""
+    """Yield a source, and the sources that it wraps."""
     while isinstance(source, RolloutSource):
         yield source
         source = getattr(source, "source", None)
 
 
 def has_environment(source: object) -> bool:
-    """Whether a rollout source, or one that it asks, talks with an environment."""
+    """True if a rollout source, or one that it wraps, talks to an environment."""
     return source is not None and (hasattr(source, "environment") or has_environment(getattr(source, "source", None)))
 
 
 def read_sets(
     sets: PromptSets, stage: str, tokenizer: PreTrainedTokenizerBase, limit: int | None, ranks: int, *, judged: bool
 ) -> None:
-    """Read what a stage (``fit``, ``validate``, ``test``, ``predict``) needs; every rank has a prompt to answer.
+    """Read the prompts of a stage (``fit``, ``validate``, ``test``, ``predict``), at least one for every rank.
 
     Args:
-        sets: of all stages.
-        stage: of the run.
+        sets: prompt sets of all stages.
+        stage: stage of the run.
         tokenizer: of the model.
-        limit: of the first held-out prompts.
-        ranks: of the run.
-        judged: there are rewards; without them only training can be, on nothing but prompts to train on.
+        limit: number of held-out prompts to use, the first ones.
+        ranks: ranks of the run.
+        judged: there are rewards; without them only training is possible, with nothing but training prompts.
 
     Raises:
-        UserError: prompts cannot be read, nothing judges held-out answers, or a rank has none of the first ``limit``
+        UserError: prompts cannot be read, held-out answers have no reward, or a rank has none of the first ``limit``
             held-out ones.
     """
     if not judged and (stage != "fit" or sets.sources["val"] is not None):
@@ -233,7 +233,7 @@ def read_sets(
 
 
 def check_context(longest: int, limit: int | None) -> None:
-    """Prompt and response fit into the positions the model was built for (``limit``, if its config says so).
+    """Check that prompt and response fit into the model's positions (``limit``, if its config states it).
 
     Raises:
         UserError: they do not.

@@ -1,4 +1,4 @@
-"""Which tokens a step of a response has: from places in its text to places among its tokens."""
+"""Tokens of a step: convert positions in a response's text to positions among its tokens."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ __all__ = ["token_steps"]
 def token_steps(
     rollout: Rollout, steps: Sequence[tuple[int, float]], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[tuple[int, float], ...]:
-    """(end, score) of each step that has tokens, ends counted in tokens of ``rollout.token_ids``.
+    """Return (end, score) of each step that has tokens, with ends counted in tokens of ``rollout.token_ids``.
 
-    A token belongs to the step in which its last character stands, so a token that holds the end of a step and the
-    beginning of the next one belongs to the next one. The last step takes what is left, end token included. A step
-    without a token of its own is scored with the next one: their mean.
+    A token belongs to the step that holds its last character, so a token with the end of one step and the beginning of
+    the
+    next belongs to the next. The last step takes the rest, end token included. A step without a token of its own is
+    scored
+    with the next one: their mean.
 
     Args:
         rollout: with its tokens.
@@ -48,9 +50,9 @@ def token_steps(
 
 
 class _Lengths:
-    """Characters of the text of the first n tokens, decoded when they are asked for.
+    """Number of characters in the text of the first n tokens, decoded on demand.
 
-    Decoding begins at a token whose beginning is known, one token earlier for decoders that drop a leading space.
+    Decoding begins at a token whose start is known, one token earlier for decoders that drop a leading space.
     """
 
     def __init__(self, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> None:
@@ -58,7 +60,7 @@ class _Lengths:
         self.anchor, self.characters = 0, 0
 
     def tokens_within(self, end: int, first: int) -> int:
-        """The largest number of tokens, from ``first`` on, whose text has at most ``end`` characters."""
+        """Return the largest number of tokens, at least ``first``, whose text has at most ``end`` characters."""
         step = 64
         high = first
         while high < len(self.ids) and self._length(high) <= end:

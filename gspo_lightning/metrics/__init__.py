@@ -1,1 +1,1 @@
-"""What is measured, and how it adds up over micro-batches and ranks."""
+"""Metrics: measurements, and their sums over micro-batches and ranks."""

@@ -1,4 +1,4 @@
-"""How good a critic's values are, over the whole rollout batch of all ranks."""
+"""Critic metrics: the quality of a critic's values over the whole rollout batch of all ranks."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["CONSTANT", "QUARTERS", "measure_critic"]
 CONSTANT = 1e-3
 """Variance of the returns below which there is nothing to explain."""
 QUARTERS = ("first", "second", "third", "last")
-"""Of a response, by the position among the tokens that the policy chose."""
+"""Quarters of a response, by position among the tokens that the policy chose."""
 
 
 def measure_critic(
     values: Tensor, returns: Tensor, advantages: Tensor, mask: Tensor, device: torch.device
 ) -> dict[str, float]:
-    """Scalars under their tags (docs/metrics.md), from sums in float64.
+    """Return scalars under their tags (docs/metrics.md), from sums in float64.
 
     Args:
         values: [N, T] of the critic before it is trained on these rollouts.
-        returns: [N, T], what it should have said.
+        returns: [N, T] targets of the values.
         advantages: [N, T], not whitened.
         mask: [N, T] bool, True on the tokens that count.
-        device: of the collective.
+        device: for the collective.
     """
     v, r, a = (x.double() for x in (values[mask], returns[mask], advantages[mask]))
     count = mask.sum(-1, keepdim=True).clamp(min=1)

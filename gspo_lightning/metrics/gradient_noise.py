@@ -1,4 +1,4 @@
-"""How much of a mini-batch's gradient is noise: the simple noise scale, from the gradients of its micro-batches.
+"""Gradient noise: the simple noise scale of a mini-batch, from the gradients of its micro-batches.
 
 McCandlish et al., "An Empirical Model of Large-Batch Training" (arXiv 1812.06162), appendix A.1, for any number of
 batches of any sizes. The gradients of the micro-batches exist one after another in any case; a hook on every parameter
@@ -20,11 +20,11 @@ from gspo_lightning.types import MicroBatch
 __all__ = ["GradientNoise", "noise_and_signal", "split_prompts"]
 
 HISTORY = 64
-"""Updates whose estimates are added up: that of a single one is often negative."""
+"""Number of updates whose estimates are added up: that of a single one is often negative."""
 
 
 def noise_and_signal(squares: float, whole: float, sizes: tuple[float, float]) -> tuple[float, float]:
-    """Unbiased estimates of a mini-batch gradient's variance and of the squared norm of its expectation.
+    """Estimate a mini-batch gradient's variance and the squared norm of its expectation, both without bias.
 
     Micro-batch j has n_j of the N rows, and its gradient g_j is the sum of as many independent terms of mean mu and
     covariance S. Then E sum |g_j|^2 = sum n_j^2 |mu|^2 + N tr(S) and E |sum g_j|^2 = N^2 |mu|^2 + N tr(S).
@@ -46,7 +46,7 @@ def noise_and_signal(squares: float, whole: float, sizes: tuple[float, float]) -
 
 
 def split_prompts(parts: Sequence[MicroBatch]) -> bool:
-    """Whether rows of one prompt stand in two micro-batches: a group larger than the token budget is split.
+    """True if rows of one prompt are in two micro-batches: a group larger than the token budget is split.
 
     The advantages of a group add up to 0, so the gradients of its parts nearly cancel each other: they are large
     without being noise.
@@ -66,13 +66,13 @@ def split_prompts(parts: Sequence[MicroBatch]) -> bool:
 
 
 class GradientNoise:
-    """Reads the gradients of the micro-batches of an update on their way into the whole one.
+    """Read the gradients of the micro-batches of an update as they are added to the whole gradient.
 
-    Right on one process and under DDP, where a hook sees a rank's own gradient before any is reduced. Where a strategy
-    shards the parameters no hook is called, and nothing is measured.
+    Correct on one process and under DDP, where a hook sees a rank's own gradient before it is reduced. If a strategy
+    shards the parameters, no hook is called and nothing is measured.
 
     Args:
-        policy: its trainable parameters are watched; whole, before a strategy wraps it.
+        policy: model whose trainable parameters are watched; whole, before a strategy wraps it.
     """
 
     def __init__(self, policy: nn.Module) -> None:
@@ -85,11 +85,11 @@ class GradientNoise:
                 weight.register_hook(self._note)
 
     def start(self, parts: Sequence[MicroBatch], *, independent: bool = True) -> None:
-        """An update on these micro-batches of this rank begins, perhaps once more because memory ran out.
+        """Begin an update on these micro-batches of this rank, perhaps again because memory ran out.
 
         Args:
             parts: the micro-batches.
-            independent: their gradients are; where they are not on any rank, nothing is learnt from this update.
+            independent: True if their gradients are independent; if they are not on any rank, this update is left out.
         """
         rows = [int(part.response_mask.shape[0]) for part in parts if part.weight > 0]
         self._sizes = (sum(rows), sum(n * n for n in rows), len(rows))
@@ -101,12 +101,11 @@ class GradientNoise:
             self._norms.append(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32))
 
     def finish(self, norm: float, device: torch.device) -> dict[str, float]:
-        """What is known after this update; nothing where there was a single micro-batch, or no signal to compare with,
-        or micro-batches were not independent.
+        """Return the noise scale after this update; nothing without a second micro-batch, a signal, or independence.
 
         Args:
             norm: of the gradient over all ranks, before clipping.
-            device: of the collectives.
+            device: for the collectives.
         """
         sizes, self._sizes = self._sizes, None
         if sizes is None:
@@ -124,9 +123,9 @@ class GradientNoise:
         return {"update/gradient_noise": noise / signal} if signal > 0 else {}
 
     def state_dict(self) -> list[list[float]]:
-        """Primitives only."""
+        """Return the history, as primitives only."""
         return [list(pair) for pair in self._history]
 
     def load_state_dict(self, state: Sequence[Sequence[float]]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Restore the result of :meth:`state_dict`."""
         self._history = deque(((noise, signal) for noise, signal in state), maxlen=HISTORY)

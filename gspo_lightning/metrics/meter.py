@@ -1,4 +1,4 @@
-"""What is measured of an update besides the objective's own sums, and how much of it a run asks for."""
+"""Update meter: measurements of an update besides the objective's own sums, at the level that a run asks for."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gspo_lightning.types import MicroBatch
 __all__ = ["UpdateMeter"]
 
 HISTORY = 64
-"""Updates whose median gradient norm a new one is compared with."""
+"""Number of updates whose median gradient norm a new one is compared with."""
 
 
 class UpdateMeter:
-    """Collects the scalars and histograms of one update after another. Reads tensors, never writes any.
+    """Collect the scalars and histograms of one update after another; tensors are read, never written.
 
     Args:
         level: ``full``; ``basic``: no distributions by sign, no token ratios, nothing about the weights; ``off``: loss,
@@ -33,24 +33,24 @@ class UpdateMeter:
     def __init__(self, level: Level) -> None:
         self.level = level
         self.histograms: dict[str, list[float]] = {}
-        """Of the last update: tag -> counts over :data:`gspo_lightning.metrics.sums.RATIO_EDGES`."""
+        """Histograms of the last update: tag -> counts over :data:`gspo_lightning.metrics.sums.RATIO_EDGES`."""
         self._norms: deque[float] = deque(maxlen=HISTORY)
         self._parameters: ParameterMeter | None = None
         self._noise: GradientNoise | None = None
         self._noise_before: list[list[float]] = []
 
     def watch(self, policy: nn.Module) -> None:
-        """Called once, with the whole model, before a strategy shards it."""
+        """Attach to the whole model, once, before a strategy shards it."""
         if self.level == "full":
             self._parameters = ParameterMeter(policy)
             self._noise = GradientNoise(policy)
             self._noise.load_state_dict(self._noise_before)
 
     def sums(self, parts: Sequence[MicroBatch] = ()) -> MetricSums:
-        """Where the micro-batches of an update add up.
+        """Return an empty accumulator for the micro-batches of an update.
 
         Args:
-            parts: this rank's, whose gradients are to be compared; none where rows of a length stand together.
+            parts: this rank's micro-batches, if their gradients are to be compared; none if rows are sorted by length.
         """
         if self._noise is not None and parts:
             self._noise.start(parts, independent=not split_prompts([part for part in parts if part.weight > 0]))
@@ -59,12 +59,12 @@ class UpdateMeter:
     def of_ratios(
         self, scalars: Mapping[str, float], vectors: Mapping[str, Sequence[float]], place: int
     ) -> dict[str, float]:
-        """Percentiles and values by mini-batch; also keeps the histograms.
+        """Return percentiles and values by mini-batch; also keep the histograms.
 
         Args:
-            scalars: of this update, so far.
+            scalars: scalars of this update so far.
             vectors: the reduced vectors of :meth:`sums`.
-            place: of the mini-batch in its iteration, from 0.
+            place: position of the mini-batch in its iteration, from 0.
         """
         if self.level == "off":
             return {}
@@ -76,7 +76,7 @@ class UpdateMeter:
         return found
 
     def before_step(self, policy: nn.Module, gradient_norm: float) -> dict[str, float]:
-        """How large the gradient is beside those before it; remembers the weights."""
+        """Return the gradient norm relative to earlier updates; remember the weights."""
         if self.level == "off":
             return {}
         noise = {}
@@ -89,15 +89,15 @@ class UpdateMeter:
         return {"optim/gradient_spike": gradient_norm / usual if usual > 0 else 1.0, **noise}
 
     def after_step(self, policy: nn.Module) -> dict[str, float]:
-        """What the update did to the weights."""
+        """Return how the update changed the weights."""
         return self._parameters.after_step(policy) if self._parameters is not None else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Primitives only."""
+        """Return the state, as primitives only."""
         return {"norms": list(self._norms), "noise": self._noise.state_dict() if self._noise is not None else []}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Restore the result of :meth:`state_dict`."""
         self._norms = deque(state.get("norms", ()), maxlen=HISTORY)
         self._noise_before = state.get("noise", [])
         if self._noise is not None:

@@ -1,4 +1,4 @@
-"""What an update does to the weights: how many it changes, by how much, and how large they are, part by part.
+"""Weight metrics: how many weights an update changes, by how much, and how large the weights are, part by part.
 
 Everything is a sum over the weights that this rank holds, reduced once: the same code serves replicated weights (DDP)
 and sharded ones (FSDP), and no weight is ever gathered.
@@ -16,7 +16,7 @@ from gspo_lightning.distributed import all_sum, local
 __all__ = ["PARTS", "ParameterMeter", "part_of"]
 
 PARTS = ("embedding", "head", "norms", "router", "experts", "attention", "mlp", "other")
-"""Parts of a model, told apart by the names that transformers gives its modules."""
+"""Parts of a model, distinguished by the names that transformers gives its modules."""
 _WORDS = (
     ("embedding", ("embed", "wte", "wpe")),
     ("head", ("lm_head", "embed_out", "score")),
@@ -27,11 +27,11 @@ _WORDS = (
     ("mlp", ("mlp", "ffn", "feed_forward")),
 )
 SAMPLE = 1 << 20
-"""Weights that are compared before and after an update, at most about; of larger models every k-th."""
+"""Approximate limit of weights that are compared before and after an update; of larger models, every k-th."""
 
 
 def part_of(name: str) -> str:
-    """The part of the model that a parameter belongs to, one of :data:`PARTS`.
+    """Return the part of the model that a parameter belongs to, one of :data:`PARTS`.
 
     >>> part_of("model.layers.0.self_attn.q_norm.weight"), part_of("model.layers.0.mlp.gate.weight")
     ('norms', 'router')
@@ -40,10 +40,10 @@ def part_of(name: str) -> str:
 
 
 class ParameterMeter:
-    """Compares trainable weights before and after an optimizer step.
+    """Compare trainable weights before and after an optimizer step.
 
     Args:
-        module: whole, before any strategy has sharded it: its size tells replicas from shards later.
+        module: the whole model, before a strategy shards it: its size later distinguishes replicas from shards.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -51,11 +51,11 @@ class ParameterMeter:
         self._before: Tensor | None = None
 
     def before_step(self, module: nn.Module) -> None:
-        """Remember the weights; at most :data:`SAMPLE` of this rank's."""
+        """Remember about :data:`SAMPLE` of this rank's weights."""
         self._before = self._sample(module)
 
     def after_step(self, module: nn.Module) -> dict[str, float]:
-        """Scalars under their tags; the same on every rank."""
+        """Return scalars under their tags; the same on every rank."""
         assert self._before is not None, "before_step comes first"
         before, after = self._before, self._sample(module)
         self._before = None
@@ -80,7 +80,7 @@ class ParameterMeter:
         return scalars
 
     def _sample(self, module: nn.Module) -> Tensor:
-        """Every k-th of this rank's trainable weights, in the order of the module, [about SAMPLE] float32."""
+        """Sample every k-th of this rank's trainable weights, in the order of the module: [about SAMPLE] float32."""
         tensors = [local(p.detach()).reshape(-1) for p in _trainable(module)]
         step = -(-sum(t.numel() for t in tensors) // SAMPLE) or 1
         taken, offset = [], 0
@@ -90,7 +90,7 @@ class ParameterMeter:
         return torch.cat(taken).float() if step > 1 or len(taken) > 1 else taken[0].float().clone()
 
     def _squares(self, module: nn.Module) -> dict[str, Tensor]:
-        """Sum of squares of this rank's trainable weights by part; parts that the model lacks are left out."""
+        """Sum the squares of this rank's trainable weights by part; parts that the model lacks are left out."""
         named = [(part_of(name), local(p.detach())) for name, p in module.named_parameters() if p.requires_grad]
         norms = torch._foreach_norm([value for _, value in named])
         squares = {}

@@ -1,4 +1,4 @@
-"""How ratios are distributed: of sequences and of tokens, by the sign of the advantage, by the mini-batch's place."""
+"""Ratio distributions: of sequences and of tokens, by the sign of the advantage, and by mini-batch of the iteration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HISTOGRAMS = {
     "ratio/token_histogram_positive": ("token", "positive"),
     "ratio/token_histogram_negative": ("token", "negative"),
 }
-"""Tag -> level, sign of the advantage (None: all)."""
+"""Tag -> (level, sign of the advantage; None: all)."""
 PERCENTILES = {"sequence": (5, 50, 95), "token": (1, 50, 99)}
 PER_PLACE = {
     "ratio/effective_sample_size": "effective_sample_size",
@@ -28,12 +28,12 @@ PER_PLACE = {
     "clip/tokens": "clip_tokens",
     "kl/old_new_k3": "kl_old_new_k3",
 }
-"""What is also logged by the place of the mini-batch in its iteration: tag -> short name."""
+"""Metrics also logged by position of the mini-batch in its iteration: tag -> short name."""
 
 
 @torch.no_grad()
 def ratio_counts(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-    """Histograms of log s_i and of token log-ratios, each [3 * BINS]: negative, zero, positive advantage.
+    """Return histograms of log s_i and of token log-ratios, each [3 * BINS]: negative, zero, positive advantage.
 
     Args:
         logprobs: [N, T] nats.
@@ -58,7 +58,7 @@ def _counts(log_ratios: Tensor, advantages: Tensor, counted: Tensor) -> Tensor:
 
 
 def ratio_histograms(vectors: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """Tag -> counts [BINS] over :data:`gspo_lightning.metrics.sums.RATIO_EDGES`, from reduced vectors."""
+    """Return tag -> counts [BINS] over :data:`gspo_lightning.metrics.sums.RATIO_EDGES`, from reduced vectors."""
     found = {}
     for tag, (level, sign) in HISTOGRAMS.items():
         parts = _by_sign(vectors[f"{level}_by_sign"])
@@ -68,7 +68,7 @@ def ratio_histograms(vectors: Mapping[str, Sequence[float]]) -> dict[str, list[f
 
 
 def ratio_scalars(vectors: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Percentiles under their tags; a sign that no sequence or token has is left out."""
+    """Return percentiles under their tags; a sign that no sequence or token has is left out."""
     scalars = {}
     for level, shares in PERCENTILES.items():
         parts = _by_sign(vectors[f"{level}_by_sign"])
@@ -80,7 +80,7 @@ def ratio_scalars(vectors: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def by_mini_batch(scalars: Mapping[str, float], place: int) -> dict[str, float]:
-    """The same numbers under a tag that names the place of the mini-batch in its iteration, from 0."""
+    """Return the same numbers under tags with the position of the mini-batch in its iteration, from 0."""
     return {f"by_mini_batch/{name}_{place}": scalars[tag] for tag, name in PER_PLACE.items() if tag in scalars}
 
 

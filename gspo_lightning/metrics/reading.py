@@ -1,6 +1,6 @@
-"""How a metric is read from what was summed: the name of its sum stands here and where the sum is made, nowhere else.
+"""Readings: how a metric is computed from sums. The name of a sum is given here and where it is made, nowhere else.
 
-A sum is a pair, over all micro-batches and ranks of an update: of values, and how many they are.
+A sum is a pair over all micro-batches and ranks of an update: the sum of the values, and their count.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ Sums = Mapping[str, tuple[float, float]]
 
 
 class Reading(Protocol):
-    """A number from sums that hold at least the one of this name."""
+    """Computation of a number from sums that include at least the one of this name."""
 
     @property
     def name(self) -> str:
-        """Of the sum without which there is no such metric."""
+        """Name of the sum without which the metric is absent."""
 
     def read(self, sums: Sums) -> float:
-        """The number."""
+        """Compute the number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """The sum itself: of shares that were divided already."""
+    """The sum itself, for shares that are already divided."""
 
     name: str
 
     def read(self, sums: Sums) -> float:
-        """sum."""
+        """Return sum."""
         return sums[self.name][0]
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """The mean of values; 0 where there are none.
+    """The mean of values; 0 if there are none.
 
     >>> Mean("x").read({"x": (3.0, 4.0)})
     0.75
@@ -48,7 +48,7 @@ class Mean:
     name: str
 
     def read(self, sums: Sums) -> float:
-        """sum / count."""
+        """Return sum / count."""
         return _mean(sums[self.name])
 
 
@@ -63,13 +63,13 @@ class Root:
     name: str
 
     def read(self, sums: Sums) -> float:
-        """sqrt(sum / count)."""
+        """Return sqrt(sum / count)."""
         return float(_mean(sums[self.name]) ** 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """The standard deviation (divisor: the count) of values of which the squares are summed, and under ``first`` they.
+    """Standard deviation (divisor: the count): ``name`` is the sum of squares, ``first`` that of the values.
 
     >>> Deviation("xx", first="x").read({"x": (4.0, 2.0), "xx": (10.0, 2.0)})  # 1 and 3
     1.0
@@ -79,13 +79,13 @@ class Deviation:
     first: str
 
     def read(self, sums: Sums) -> float:
-        """sqrt(mean of squares - square of the mean), 0 where rounding makes that negative."""
+        """Return sqrt(mean of squares - square of the mean); 0 if rounding makes that negative."""
         return float(max(_mean(sums[self.name]) - _mean(sums[self.first]) ** 2, 0.0) ** 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class EffectiveSize:
-    """Kish's effective sample size of weights, as a share of the samples: of the same two sums as a deviation.
+    """Kish's effective sample size of weights, as a share of the samples, from the same two sums as a deviation.
 
     >>> EffectiveSize("ww", first="w").read({"w": (4.0, 3.0), "ww": (6.0, 3.0)})  # 1, 1 and 2
     0.8888888888888888
@@ -95,7 +95,7 @@ class EffectiveSize:
     first: str
 
     def read(self, sums: Sums) -> float:
-        """(sum w)^2 / (n sum w^2); 0 where there are none."""
+        """Return (sum w)^2 / (n sum w^2); 0 if there are no weights."""
         (weights, count), squares = sums[self.first], sums[self.name][0]
         return weights**2 / (count * squares) if count and squares else 0.0
 
@@ -107,7 +107,7 @@ READINGS: dict[str, Callable[..., Reading]] = {
     "deviation": Deviation,
     "effective_size": EffectiveSize,
 }
-"""What a definition calls each."""
+"""Name in a metric's definition -> reading."""
 
 
 def _mean(pair: tuple[float, float]) -> float:

@@ -1,4 +1,4 @@
-"""How the responses of an iteration are distributed: lengths, rewards, advantages, repetition and variety."""
+"""Response metrics: distributions of lengths, rewards, advantages and repetition in an iteration."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gspo_lightning.types import Rollout
 __all__ = ["Distributions", "distribution_scalars", "extremes", "measure_distributions", "repetition"]
 
 Distributions = dict[str, list[float]]
-"""One value per response of all ranks by name: ``length``, ``reward`` (NaN: missing), ``advantage``, ``repetition``."""
+"""Name -> one value per response of all ranks: ``length``, ``reward`` (NaN: missing), ``advantage``, ``repetition``."""
 
 GRAM = 4
-"""Tokens in a row that count as said again; shorter ones repeat in any text."""
+"""Tokens in a row that count as a repetition; shorter ones repeat in any text."""
 _BASE = np.int64(1_000_003)
 
 
 def repetition(token_ids: NDArray[np.int64]) -> float:
-    """The share of 4-grams [T - 3] of a response [T] that occurred in it before; 0 where it is too short to have any.
+    """Return the share of 4-grams [T - 3] of a response [T] that occurred in it before; 0 if it is too short.
 
     >>> repetition(np.array([5, 6, 7, 8] * 3))  # 9 of them, 4 different ones
     0.5555555555555556
@@ -37,7 +37,7 @@ def repetition(token_ids: NDArray[np.int64]) -> float:
 
 
 def measure_distributions(rollouts: Sequence[Rollout], device: torch.device) -> Distributions:
-    """Values of every response over all ranks; each rank must hold as many responses."""
+    """Return the values of every response over all ranks; each rank must hold as many responses."""
     rows = [
         [float(r.length) for r in rollouts],
         [float("nan") if r.reward is None else float(r.reward) for r in rollouts],
@@ -50,7 +50,7 @@ def measure_distributions(rollouts: Sequence[Rollout], device: torch.device) -> 
 
 
 def distribution_scalars(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Percentiles, extremes and means under their tags (docs/metrics.md); what has no value is left out."""
+    """Return percentiles, extremes and means under their tags (docs/metrics.md), except those without a value."""
     length, advantage = np.asarray(values["length"]), np.asarray(values["advantage"])
     p05, p50, p95 = np.percentile(length, [5, 50, 95])
     scalars = {
@@ -70,7 +70,7 @@ def distribution_scalars(values: Mapping[str, Sequence[float]]) -> dict[str, flo
 
 
 def extremes(rollouts: Sequence[Rollout]) -> dict[str, Rollout]:
-    """The responses of this rank that are worth a look, by what they are the most of."""
+    """Return the extreme responses of this rank, by what makes them extreme."""
     return {
         "largest advantage": max(rollouts, key=lambda r: r.advantage),
         "smallest advantage": min(rollouts, key=lambda r: r.advantage),

@@ -1,4 +1,4 @@
-"""What a rollout batch is worth: reward and response statistics over all ranks, from sums and counts."""
+"""Rollout metrics: reward and response statistics over all ranks, from sums and counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["measure_rollouts", "measure_staleness"]
 
 
 def measure_rollouts(rollouts: Sequence[Rollout], device: torch.device) -> dict[str, float]:
-    """Scalars under their tags (docs/metrics.md)."""
+    """Return scalars under their tags (docs/metrics.md)."""
     parts = all_names(name for r in rollouts for name in r.reward_parts)
     sums: list[float] = []
     for name in (None, *parts):
@@ -56,7 +56,7 @@ def measure_rollouts(rollouts: Sequence[Rollout], device: torch.device) -> dict[
 
 
 def _distinct(rollouts: Sequence[Rollout]) -> list[bool]:
-    """Whether each response is the first of its kind to its prompt."""
+    """Return for each response whether it is the first of its kind to its prompt."""
     seen: set[tuple[int, bytes]] = set()
     new = []
     for r in rollouts:
@@ -67,7 +67,7 @@ def _distinct(rollouts: Sequence[Rollout]) -> list[bool]:
 
 
 def measure_staleness(rollouts: Sequence[Rollout], version: int, device: torch.device) -> dict[str, float]:
-    """How many optimizer steps lie between the weights that sampled a token and those of now, ``version``."""
+    """Return how many optimizer steps separate the weights that sampled each token from the present ``version``."""
     total = stale = steps = oldest = 0
     for rollout in rollouts:
         ages = version - (rollout.versions if rollout.versions is not None else torch.tensor([rollout.policy_version]))

@@ -1,4 +1,4 @@
-"""What is measured of each source of a mixture: of its groups in an iteration, and of its tokens in an update."""
+"""Source metrics of a mixture: the groups of each source in an iteration, and its tokens in an update."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gspo_lightning.types import Rollout
 __all__ = ["CLIPPED", "clipped_by_source", "clipped_scalars", "measure_sources", "source_rows"]
 
 CLIPPED = "clipped_by_source"
-"""Name of the vector that :func:`clipped_by_source` adds up in."""
+"""Name of the vector that sums the results of :func:`clipped_by_source`."""
 _COLUMN = "source"
 
 
@@ -23,13 +23,13 @@ def measure_sources(
     is_dead: Callable[[Sequence[Rollout]], bool] | None,
     device: torch.device,
 ) -> dict[str, float]:
-    """Scalars of each source over all ranks, under their tags (docs/metrics.md); of what is there nothing is left out.
+    """Return scalars of each source over all ranks, under their tags (docs/metrics.md); missing ones are left out.
 
     Args:
-        groups: this rank's, scored.
-        names: of the sources, the same on every rank.
-        is_dead: whether a group teaches nothing; None: every group teaches.
-        device: of the collective.
+        groups: this rank's groups, scored.
+        names: names of the sources, the same on every rank.
+        is_dead: returns whether a group gives no signal; None: every group gives one.
+        device: for the collective.
     """
     sums = torch.zeros(len(names), 6, dtype=torch.float64)
     for group in groups:
@@ -52,7 +52,7 @@ def measure_sources(
 
 
 def source_rows(rollouts: Sequence[Rollout], names: Sequence[str]) -> Tensor | None:
-    """[N, S] bool, which source each row is from; None where there are none."""
+    """Return the source of each row, [N, S] bool; None without sources."""
     if not names:
         return None
     of = torch.tensor([names.index(r.prompt.columns[_COLUMN]) for r in rollouts])
@@ -60,7 +60,7 @@ def source_rows(rollouts: Sequence[Rollout], names: Sequence[str]) -> Tensor | N
 
 
 def clipped_by_source(clipped: Tensor, mask: Tensor, sources: Tensor) -> Tensor:
-    """[2 S] float64: clipped tokens of each source, then all its tokens.
+    """Count clipped tokens of each source, then all its tokens: [2 S] float64.
 
     Args:
         clipped: [N] or [N, T] bool.
@@ -73,6 +73,6 @@ def clipped_by_source(clipped: Tensor, mask: Tensor, sources: Tensor) -> Tensor:
 
 
 def clipped_scalars(counts: Sequence[float], names: Sequence[str]) -> dict[str, float]:
-    """The share of each source's tokens that lost their gradient, from the sums over an update."""
+    """Return the share of each source's tokens that lost their gradient, from the sums over an update."""
     pairs = zip(names, counts[: len(names)], counts[len(names) :], strict=True)
     return {f"source/{name}/clipped_tokens": lost / tokens for name, lost, tokens in pairs if tokens}

@@ -1,9 +1,9 @@
-"""The definition of every logged number: what it is, its unit, what is healthy and what to do when it is not.
+"""Metric definitions: for every logged number its meaning, unit, healthy range, and what to do outside of it.
 
-The texts are data, one YAML file of ``definitions/`` a heading of ``docs/metrics.md``. Symbols in them: A an advantage,
-m the response tokens, n_i the number of response tokens of sequence i, d = log pi - log pi_old per token, s_i =
-exp(sum_m d / n_i), r the ratio that the objective clips (s_i or exp d). Sums run over all micro-batches and ranks of an
-update before anything is divided. Numbers quoted as the paper's are from arXiv 2507.18071.
+The texts are data: one YAML file of ``definitions/`` per heading of ``docs/metrics.md``. Their symbols: A is an
+advantage, m the response tokens, n_i the number of response tokens of sequence i, d = log pi - log pi_old per token,
+s_i = exp(sum_m d / n_i), r the ratio that the objective clips (s_i or exp d). Sums run over all micro-batches and ranks
+of an update before anything is divided. Numbers quoted as the paper's are from arXiv 2507.18071.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gspo_lightning.metrics.reading import READINGS, Reading
 __all__ = ["FULL", "METRICS", "Kind", "MetricSpec"]
 
 FULL = "model.metrics: full"
-"""``when`` of what is measured unless a run asks for less."""
+"""``when`` of metrics that are measured unless a run asks for less."""
 HEADINGS = (
     *("cold_start", "reward", "responses", "critic", "sources", "ratio_to_the_old_policy", "by_mini_batch", "clipping"),
     *("drift_and_entropy", "distillation", "optimization", "data", "collapse", "numerical_noise", "speed"),
@@ -34,30 +34,30 @@ Kind = Literal["scalar", "histogram", "text", "picture"]
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One line of the table. ``<...>`` in a tag stands for a name; ``when`` is empty for what every run logs."""
+    """One row of the table. ``<...>`` in a tag stands for a name; ``when`` is empty for metrics that every run logs."""
 
     tag: str
     """The TensorBoard tag, or a template such as ``val/pass@<k>``."""
     definition: str
     """The formula or count, exact."""
     unit: str
-    """What one unit on the y axis is."""
+    """Meaning of one unit on the y axis."""
     healthy: str
     """The range of a healthy run, and why."""
     what_to_do: str
-    """One sentence for the run that is outside of it."""
+    """Advice for a run outside of the healthy range, one sentence."""
     group: str
-    """The heading it stands under."""
+    """Heading of its section in ``docs/metrics.md``."""
     kind: Kind = "scalar"
     """How it is stored."""
     when: str = ""
-    """The runs or updates that have it, where not all do."""
+    """Runs or updates that have the metric, if not all have it."""
     reading: Reading | None = None
-    """The sum that it is read from, and how; None where it is none of the sums of an update."""
+    """The sum that the metric is computed from, and how; None if it comes from none of the sums of an update."""
 
 
 def _definitions(heading: str) -> Iterator[MetricSpec]:
-    """The metrics of one file, in its order."""
+    """Read the metrics of one file, in its order."""
     text = (_FOLDER / f"{heading}.yaml").read_text(encoding="utf-8")
     written = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # 5 ms for all files; in Python 60
     for tag, fields in written["metrics"].items():
@@ -68,4 +68,4 @@ def _definitions(heading: str) -> Iterator[MetricSpec]:
 
 
 METRICS: tuple[MetricSpec, ...] = tuple(spec for heading in HEADINGS for spec in _definitions(heading))
-"""Every tag of a run."""
+"""Definitions of all tags of a run."""

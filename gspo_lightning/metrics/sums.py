@@ -1,4 +1,4 @@
-"""Sums and counts over micro-batches and ranks: one packed reduction per update, never a mean of means."""
+"""Metric sums over micro-batches and ranks: one packed reduction per update, never a mean of means."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = [
 ]
 
 Level = Literal["full", "basic", "off"]
-"""How much is measured: see :class:`gspo_lightning.metrics.meter.UpdateMeter`."""
+"""Amount of measurement: see :class:`gspo_lightning.metrics.meter.UpdateMeter`."""
 
 _DECADES = torch.logspace(-6, 1, 57, dtype=torch.float64)
 RATIO_EDGES: Tensor = torch.cat([-_DECADES.flip(0), torch.zeros(1, dtype=torch.float64), _DECADES])
-"""Bin edges of log s_i, finer around 0: the paper's clip range is 3e-4, a run off the rails is at 1 and beyond."""
+"""Bin edges of log s_i, finer around 0: the paper's clip range is 3e-4, a diverged run is at 1 and beyond."""
 
 
 @functools.cache
@@ -37,21 +37,21 @@ def _edges(device: torch.device) -> Tensor:
 
 
 def ratio_bins(log_ratios: Tensor) -> Tensor:
-    """The bin of each log-ratio, of the same shape: the number of edges below it."""
+    """Return the bin of each log-ratio, in the same shape: the number of edges below it."""
     return torch.bucketize(log_ratios.double(), _edges(log_ratios.device))
 
 
 def tally(places: Tensor, counted: Tensor, bins: int) -> Tensor:
-    """How many of ``places``, of those where ``counted`` is set (bool, the same shape), are 0, 1 ... ``bins - 1``.
+    """Count the ``places`` with ``counted`` set (bool, the same shape) that are 0, 1 ... ``bins - 1``, in float64.
 
-    Float64. Neither a selection nor ``bincount``: the host would wait for the size of what they return.
+    Uses neither a selection nor ``bincount``: the host would wait for the size of the result.
     """
     counts = torch.zeros(bins, dtype=torch.float64, device=places.device)
     return counts.index_add_(0, places.flatten(), counted.flatten().double())
 
 
 def ratio_histogram(log_ratios: Tensor, counted: Tensor | None = None) -> Tensor:
-    """Counts [len(RATIO_EDGES) + 1] of log-ratios per bin; counts add up over micro-batches and ranks.
+    """Count log-ratios per bin, [len(RATIO_EDGES) + 1]; counts add up over micro-batches and ranks.
 
     Args:
         log_ratios: [N] nats.
@@ -62,7 +62,7 @@ def ratio_histogram(log_ratios: Tensor, counted: Tensor | None = None) -> Tensor
 
 
 def percentile(counts: Sequence[float], share: float) -> float:
-    """Of log-ratios, from their histogram: the edge nearer to 0 of the bin that holds it, so never overstated.
+    """Return a percentile of log-ratios from their histogram: the edge of its bin nearer to 0, so never overstated.
 
     Args:
         counts: of :func:`ratio_histogram`, not all 0.
@@ -78,19 +78,19 @@ def percentile(counts: Sequence[float], share: float) -> float:
 
 
 def ratio_percentiles(counts: Sequence[float]) -> dict[str, float]:
-    """5th and 95th percentile of log s_i from its histogram, under their tags; 0 where there are no sequences."""
+    """Return the 5th and 95th percentile of log s_i from its histogram, under their tags; 0 without sequences."""
     shares = {"ratio/log_sequence_p05": 0.05, "ratio/log_sequence_p95": 0.95}
     return {tag: percentile(counts, share) if any(counts) else 0.0 for tag, share in shares.items()}
 
 
 NEEDED = {"loss", "sampler_logprob_gap_squared", "sampler_sequence_gap_squared"}
-"""Sums that are kept at every level: the noise decides where old log-probabilities come from."""
+"""Sums that are kept at every level: the noise decides the source of old log-probabilities."""
 
 
 class MetricSums:
-    """Accumulates ``{name: (sum, count)}`` on the device and reduces everything in one collective.
+    """Accumulate ``{name: (sum, count)}`` on the device and reduce everything in one collective.
 
-    ``level`` tells those who measure how much is wanted; at ``off`` only the loss, maxima and what training goes by
+    ``level`` says how much to measure; at ``off`` only the loss, maxima and the sums that training depends on
     (:data:`NEEDED`) are kept.
     """
 
@@ -115,14 +115,14 @@ class MetricSums:
         self._vectors[name] = self._vectors[name] + values if name in self._vectors else values
 
     def add_max(self, name: str, ratios: Tensor, counted: Tensor) -> None:
-        """Keep the largest of some ratios; 1 is reported where none is counted."""
+        """Keep the largest ratio; 1 is reported if none is counted."""
         largest = torch.where(counted, ratios.detach().double(), -math.inf).max()
         self._maxima[name] = torch.maximum(self._maxima[name], largest) if name in self._maxima else largest
 
     def reduce(self) -> tuple[dict[str, tuple[float, float]], dict[str, list[float]], dict[str, float]]:
-        """Sums and counts, vectors, and maxima, over all ranks; one collective for the sums and one for the maxima.
+        """Reduce to sums and counts, vectors, and maxima over all ranks.
 
-        Every rank must have added the same names.
+        Takes one collective for the sums and one for the maxima. Every rank must have added the same names.
         """
         if not self._sums:
             return {}, {}, {}

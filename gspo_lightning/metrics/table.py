@@ -1,4 +1,4 @@
-"""The one table of metric definitions: look a tag up, or render all of it.
+"""Metric table: look up a tag, or render all definitions.
 
 ``python -m gspo_lightning.metrics.table`` writes ``docs/metrics.md``.
 """
@@ -60,7 +60,7 @@ They are a warning when the reward does not rise with them.
 
 
 def lookup(tag: str) -> MetricSpec | None:
-    """The definition of a tag, also of one that a template such as ``val/pass@<k>`` stands for; None if unknown.
+    """Return the definition of a tag, which may match a template such as ``val/pass@<k>``; None if unknown.
 
     >>> lookup("val/pass@8").tag
     'val/pass@<k>'
@@ -74,13 +74,13 @@ def lookup(tag: str) -> MetricSpec | None:
 
 
 def tag_pattern(tag: str) -> str:
-    """``<k>`` is a number, any other ``<...>`` a name; everything else stands for itself."""
+    """Return a pattern of a tag: ``<k>`` matches a number, any other ``<...>`` a name, everything else itself."""
     pieces = re.split(r"(<\w+>)", tag)
     return "".join({"<k>": r"\d+"}.get(p, ".+") if p.startswith("<") else re.escape(p) for p in pieces)
 
 
 def markdown() -> str:
-    """The document: what is misread most, then one table per group."""
+    """Render the document: common misreadings, then one table per group."""
     parts = [_INTRO]
     for group, specs in groupby(METRICS, key=lambda spec: spec.group):
         parts += [f"## {group}\n", "| tag | definition | unit | healthy | what to do |", "|---|---|---|---|---|"]
@@ -96,7 +96,7 @@ def _cells(spec: MetricSpec) -> list[str]:
 
 
 def _escape(cell: str) -> str:
-    """Outside of code, a Markdown renderer would read these as markup."""
+    """Escape characters outside of code that a Markdown renderer would read as markup."""
     pieces = re.split(r"(`[^`]*`)", cell)
     return "".join(p if p.startswith("`") else re.sub(r"([|<*])", r"\\\1", p) for p in pieces)
 

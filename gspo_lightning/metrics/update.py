@@ -1,4 +1,4 @@
-"""From the sums of one update to the scalars that are logged (tags: docs/metrics.md)."""
+"""Update metrics: from the sums of one update to logged scalars (tags: docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -23,21 +23,25 @@ def _by_sum() -> dict[str, list[tuple[str, Reading]]]:
 
 
 BY_SUM = _by_sum()
-"""Name of a sum -> the tags of what is read from it, and how."""
+"""Name of a sum -> tags that are computed from it, with their readings."""
 
 
 def sequence_log_ratios(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """log s_i [N]: the mean over response tokens of log pi - log pi_old (GSPO, Eq. 6); bool [N]: rows that have any."""
+    """Return log s_i [N] (GSPO, Eq. 6) and non-empty rows [N] bool.
+
+    log s_i is the mean over response tokens of log pi - log pi_old.
+    """
     difference = torch.where(mask, logprobs - old_logprobs, 0.0)
     lengths = mask.sum(-1)
     return difference.sum(-1) / lengths.clamp(min=1), lengths > 0
 
 
 def measure_mismatch(batch: MicroBatch, old_logprobs: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """How far the sampler's log-probabilities are from the trainer's for the same weights, as sums and counts.
+    """Return the gap between sampler and trainer log-probabilities for the same weights, as sums and counts.
 
-    Per token, and per sequence the |mean log-ratio|: what a sequence-level clip range is up against. Tokens of an older
-    version are left out; there is nothing to measure where the old log-probabilities *are* the sampler's.
+    Per token, and per sequence the |mean log-ratio|, which compares with a sequence-level clip range. Tokens of an
+    older
+    version are left out. Nothing is measured if the old log-probabilities *are* the sampler's.
     """
     if batch.behaviour_logprobs is None or old_logprobs is batch.behaviour_logprobs:
         return {}
@@ -55,11 +59,11 @@ def measure_mismatch(batch: MicroBatch, old_logprobs: Tensor) -> dict[str, tuple
 
 
 def update_scalars(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Means, standard deviations and fractions under their tags (docs/metrics.md).
+    """Return means, standard deviations and fractions under their tags (docs/metrics.md).
 
     Args:
-        sums: of an update, or of several: name -> (sum, count); ``loss`` among them. A name that no metric is read from
-            belongs to an objective of its own kind: its mean is logged as ``objective/<name>``.
+        sums: of an update, or of several: name -> (sum, count); includes ``loss``. A name that no metric is read from
+            belongs to a custom objective: its mean is logged as ``objective/<name>``.
     """
     scalars: dict[str, float] = {}
     for name in sorted(sums, key=lambda name: name != "loss"):  # the loss first

@@ -29,8 +29,7 @@ class GSPO(RatioClip):
         clip_low: lower clip of the sequence ratio, [0, 1); 3e-4 in the paper.
         clip_high: upper clip of the sequence ratio, >= 0; 4e-4 in the paper.
         length_norm: divisor of the summed log-ratio. ``mean``: n, the paper. ``sum``: 1, the plain likelihood
-            ratio. ``sqrt``: sqrt(n), which gives noise of independent tokens the same scale at every length. A number
-            p:
+            ratio. ``sqrt``: sqrt(n), so noise of independent tokens has one scale for every length. A number p:
             n**p. ``adaptive``: sqrt(n * adaptive_length), which is ``sqrt`` on the scale of ``mean``: short and long
             responses leave the same clip range equally often, and the paper's range keeps its meaning. All but mean
             are research options.

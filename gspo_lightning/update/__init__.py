@@ -1,1 +1,1 @@
-"""The update: the loss of a mini-batch, its optimizer, and what happens when it is not finite."""
+"""Policy update: the loss of a mini-batch, its optimizer, and the handling of non-finite values."""

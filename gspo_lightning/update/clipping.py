@@ -1,4 +1,4 @@
-"""Clipping of gradients that are spread over ranks; plain ones are Lightning's business."""
+"""Clipping of gradients that are sharded over ranks; Lightning clips plain ones."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["clip_gradients"]
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float, algorithm: str | None) -> None:
-    """In place, every rank its parts.
+    """Clip gradients in place, every rank its shards.
 
     Args:
         parameters: with gradients.
-        norm: of all gradients over all ranks.
-        limit: of that norm, or with ``value`` of each element's size.
-        algorithm: Lightning's word; None: ``norm``.
+        norm: norm of all gradients over all ranks.
+        limit: limit of that norm, or with ``value`` of each element's size.
+        algorithm: Lightning's name; None: ``norm``.
     """
     if algorithm == GradClipAlgorithmType.VALUE:  # an enum of texts: its str() is not its value
         clip_values(parameters, limit)

@@ -1,4 +1,4 @@
-"""An update written down: everything it saw, so that it can be done again without the run (``gspo replay``)."""
+"""Dump of an update: all of its inputs, to repeat it without the run (``gspo replay``)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ DUMPS = "give a file from the folder dumps/ of a run"
 
 @dataclasses.dataclass
 class Dump:
-    """Everything that one update saw: it can be done again without the run (``gspo replay``)."""
+    """All inputs of one update, to repeat it without the run (``gspo replay``)."""
 
     update: int
     """Number of the update, from 1."""
     values: dict[str, float]
-    """What was measured: loss, gradient norm, largest ratio."""
+    """Measured values: loss, gradient norm, largest ratio."""
     mini_batch: MiniBatch
     """This rank's rows: token ids, old log-probabilities, advantages."""
     logprobs: list[Tensor]
@@ -45,17 +45,17 @@ class Dump:
     """Dotted class and settings."""
     temperature: float
     weights: dict[str, Tensor]
+    """Weights of the policy before the update."""
     longest: int = 0
-    """Tokens that a row of the run could have: some rotary embeddings depend on it. 0: not written down."""
-    """The policy before the update."""
+    """Longest possible row of the run, in tokens: some rotary embeddings depend on it. 0: not recorded."""
     router_aux_loss_coef: float = 0.0
     """Weight of the routers' load-balancing loss."""
 
     def write(self, folder: Path, rank: int) -> Path:
-        """Write to ``folder``, for this user alone; tensors and primitives only.
+        """Write to ``folder``, readable by this user alone; tensors and primitives only.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         path = folder / f"update-{self.update:08d}{f'-rank{rank}' if rank else ''}.pt"
         content = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -66,10 +66,10 @@ class Dump:
 
     @classmethod
     def read(cls, path: Path, trust_remote_code: bool = False) -> Dump:
-        """The inverse of :meth:`write`; runs no code from the file, nor does it decide whether a model's code is run.
+        """Read the result of :meth:`write`, without running code from the file; it cannot enable a model's code either.
 
         Raises:
-            UserError: it is no dump.
+            UserError: the file is not a dump.
         """
         content = read_tensors(path, "DUMP", fix=DUMPS)
         try:
@@ -82,7 +82,7 @@ class Dump:
 
 @torch.no_grad()
 def make_dump(batch: MiniBatch, terms: LossTerms, *, on_policy: bool = False, **rest: Any) -> Dump:
-    """A dump of an update that has not happened; ``rest`` are the fields that are known already."""
+    """Return a dump of an update that has not happened; ``rest`` are the fields that are known already."""
     policy, logprobs, parts = terms.policy, [], []
     for part in in_step(policy, batch.micro_batches, policy.device):
         current = policy(part, terms.temperature)[0]
@@ -107,7 +107,7 @@ def make_dump(batch: MiniBatch, terms: LossTerms, *, on_policy: bool = False, **
 
 
 def _weights(policy: Policy) -> dict[str, Tensor]:
-    """Of the transformers model, whole, on the CPU."""
+    """Return the whole weights of the transformers model on the CPU."""
     if is_sharded(policy):
         return {name: value.cpu() for name, value in full_weights(policy, policy.device)}
     return {name: value.detach().cpu().clone() for name, value in policy.model.state_dict().items()}

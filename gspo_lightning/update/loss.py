@@ -1,4 +1,4 @@
-"""Where policy, old policy and objective meet: the loss of a micro-batch, and what is measured on the way.
+"""Loss of a micro-batch: policy, old policy and objective meet here, with the measurements.
 
 The Lightning module and :class:`gspo_lightning.GSPOTrainer` both train with this.
 """
@@ -33,16 +33,16 @@ def _no_segments(_: MicroBatch) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """What the loss of a run is made of.
+    """Terms of a run's loss.
 
     Args:
-        policy: is trained.
-        old_policy: knows the old log-probabilities.
+        policy: the trained policy.
+        old_policy: provides the old log-probabilities.
         objective: turns log-probabilities and advantages into a loss.
-        temperature: the one responses were sampled at, > 0.
-        segments: [N, T] int64 segment numbers of a micro-batch, for objectives over given segments.
+        temperature: sampling temperature of the responses, > 0.
+        segments: returns [N, T] int64 segment numbers of a micro-batch, for objectives over given segments.
         router_aux_loss_coef: weight of the routers' load-balancing loss.
-        teacher: of on-policy distillation.
+        teacher: for on-policy distillation.
     """
 
     policy: Policy
@@ -55,10 +55,10 @@ class LossTerms:
 
 
 def mini_batch_count(objective: Objective, micro_batches: Sequence[MicroBatch]) -> Tensor:
-    """What the micro-batches of a mini-batch contribute to its denominators together.
+    """Return the contribution of a mini-batch's micro-batches to its denominators.
 
     Returns:
-        [2] float64: of the objective, and of ``positive_nll_coef``: response tokens of correct responses.
+        [2] float64: the objective's count, and the response tokens of correct responses for ``positive_nll_coef``.
     """
     count = torch.stack([check_count(objective, objective.count(m.response_mask)) for m in micro_batches]).sum()
     known = [m for m in micro_batches if m.positive is not None and objective.positive_nll_coef > 0]
@@ -75,16 +75,16 @@ def micro_batch_loss(
     on_policy: bool = False,
     balance: LoadBalance | None = None,
 ) -> Tensor:
-    """The share of one micro-batch in the loss of its mini-batch, a scalar with gradient.
+    """Return the share of one micro-batch in the loss of its mini-batch, a scalar with gradient.
 
     Args:
         part: N rows on the policy's device.
-        terms: of the loss.
+        terms: terms of the loss.
         denominator: [2], :func:`mini_batch_count` of the whole mini-batch, summed over ranks. It makes the gradient
-            independent of how the mini-batch was cut.
-        sums: what is measured is added here.
-        on_policy: no update has been made since the snapshot, so that its log-probabilities are the policy's own.
-        balance: of the mini-batch, where routers have a loss of their own
+            independent of how the mini-batch was split.
+        sums: measurements are added here.
+        on_policy: no update has been made since the snapshot, so old log-probabilities equal the current ones.
+        balance: of the mini-batch, if routers have their own loss
             (:func:`gspo_lightning.update.router_loss.load_balance`).
     """
     policy = terms.policy

@@ -1,4 +1,4 @@
-"""The micro-batches of a mini-batch: forward and backward of each, as if they were one."""
+"""Micro-batches of a mini-batch: forward and backward of each, with the gradient of one batch."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ def all_but_last_backward(
     without_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
     scale: Callable[[Tensor], Tensor] = no_scale,
 ) -> Tensor:
-    """Forward and backward of every micro-batch but the last, whose loss is returned for the caller's backward.
+    """Run forward and backward of every micro-batch but the last, and return the last loss for the caller's backward.
 
-    Gradients do not depend on how the mini-batch was cut or on how many ranks hold it: every micro-batch is divided by
+    Gradients do not depend on how the mini-batch was split or on how many ranks hold it: every micro-batch is divided
+    by
     the denominator of the whole mini-batch over all ranks. DDP and FSDP average over ranks, so each is scaled to a sum.
 
     Args:
-        parts: this rank's, on the policy's device; gradients are clear.
-        terms: of the loss.
-        sums: what is measured is added here.
+        parts: this rank's micro-batches, on the policy's device; gradients are clear.
+        terms: terms of the loss.
+        sums: measurements are added here.
         on_policy: no update has been made since the snapshot of the old policy.
         without_sync: entered around each backward whose gradients stay on this rank until the last one's are reduced.
-        scale: of losses before backward (float16); that of the last one is the caller's to apply.
+        scale: scales losses before backward (float16); the caller applies it to the last loss.
     """
     device, world = parts[0].input_ids.device, rank_and_world()[1]
     parts = in_number(parts, device)
@@ -59,12 +60,12 @@ def all_but_last_backward(
 
 
 def in_number(parts: Sequence[MicroBatch], device: torch.device) -> list[MicroBatch]:
-    """The same number of micro-batches on every rank; the missing ones carry weight 0."""
+    """Pad to the same number of micro-batches on every rank; the added ones have weight 0."""
     return [*parts, *[filler(parts[-1])] * (largest(len(parts), device) - len(parts))]
 
 
 def backward_here(loss: Tensor, scale: Callable[[Tensor], Tensor] = no_scale) -> Tensor:
-    """Run backward now, where running out of memory can be answered; what is returned has nothing left to give."""
+    """Run backward now, where running out of memory can be handled; return a loss whose backward does nothing."""
     with torch.autocast(loss.device.type, enabled=False):
         scale(loss).backward()
     return loss.detach().requires_grad_()

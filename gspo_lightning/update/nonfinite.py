@@ -1,4 +1,4 @@
-"""NaN and infinity: stopped before the optimizer, written down so that they can be looked at, skipped on request."""
+"""Non-finite values: stop before the optimizer, dump them for inspection, or skip the update on request."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 
 class NonFiniteGuard:
-    """Decides what happens to an update with a NaN or infinity in it.
+    """Decide what happens to an update with a NaN or infinity.
 
     Args:
         choice: ``stop`` the run, or ``skip`` the mini-batch.
-        max_skips: so many mini-batches of a run are skipped; the next one stops it.
+        max_skips: number of mini-batches a run may skip; the next one stops it.
     """
 
     def __init__(self, choice: OnNonFinite, max_skips: int) -> None:
@@ -38,7 +38,7 @@ class NonFiniteGuard:
         self._bad: list[Tensor] = []
 
     def watch(self, policy: nn.Module, arguments: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """A forward hook: objectives bound log-ratios, so an infinite log-probability need not show in the loss."""
+        """Watch forward passes as a hook: log-ratios are bounded, so an infinite log-probability may not show in the loss."""
         if torch.is_grad_enabled():
             batch, found = arguments[0], [output[0].detach()]
             old = batch.behaviour_logprobs if batch.old_from_source else batch.old_logprobs
@@ -46,22 +46,22 @@ class NonFiniteGuard:
             self._bad += [(~torch.isfinite(values) & batch.response_mask).sum() for values in found]
 
     def bad_logprobs(self) -> float:
-        """Log-probabilities of this update, new and old, that were not finite."""
+        """Return how many log-probabilities of this update, new and old, were not finite."""
         count = float(torch.stack(self._bad).sum()) if self._bad else 0.0
         self._bad = []
         return count
 
     def skips(self, values: Mapping[str, float], update: int, device: torch.device, dump: Callable[[], Path]) -> bool:
-        """Whether this update is left out; False if it is sound. The same answer on every rank.
+        """True if this update is left out; False if it is finite. The same answer on every rank.
 
         Args:
             values: loss, gradient norm ...
             update: its number, from 1.
-            device: of the collective.
-            dump: called with nothing, writes the mini-batch and returns its path.
+            device: for the collective.
+            dump: writes the mini-batch and returns its path.
 
         Raises:
-            NonFiniteError: it is not sound, and must not or cannot be skipped any more.
+            NonFiniteError: it is not finite, and must not or can no longer be skipped.
         """
         bad = self.bad_logprobs()
         sound = bad == 0 and all(math.isfinite(value) for value in values.values())
@@ -84,7 +84,7 @@ class NonFiniteGuard:
 
 
 def check_weights(policy: Policy, after: str) -> None:
-    """The weights are finite.
+    """Check that the weights are finite.
 
     Raises:
         NonFiniteError: one is not; ``after`` says when.

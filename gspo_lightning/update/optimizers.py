@@ -1,4 +1,4 @@
-"""Adam steps by one kernel where PyTorch has one: no temporary copies of all weights, and half the time on a CPU."""
+"""Fused Adam, if PyTorch has the kernel: no temporary copies of all weights, and half the time on a CPU."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["FUSED", "SHARE", "fuse", "still_share", "warn_if_weights_stand_still
 log = logging.getLogger(__name__)
 
 FUSED = (torch.optim.Adam, torch.optim.AdamW)
-"""Exactly these classes, not those that derive from them."""
+"""Exactly these classes, not their subclasses."""
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> None:
-    """Take the fused kernel for Adam and AdamW on CPUs and CUDA, unless ``fused`` or ``foreach`` was chosen."""
+    """Use the fused kernel for Adam and AdamW on CPUs and CUDA, unless ``fused`` or ``foreach`` was set."""
     if type(optimizer) not in FUSED:
         return
     for group in optimizer.param_groups:
@@ -34,7 +34,7 @@ SHARE = 0.5
 
 @torch.no_grad()
 def still_share(parameters: Sequence[Tensor], lr: float) -> float:
-    """Share of bfloat16 weights that an Adam step of size ``lr`` leaves as they are: half a spacing is larger.
+    """Return the share of bfloat16 weights that an Adam step of size ``lr`` leaves unchanged: half a spacing is larger.
 
     A bfloat16 number has 8 significant bits: around w the spacing is 2^(floor(log2 |w|) - 7).
     """
@@ -48,9 +48,9 @@ def still_share(parameters: Sequence[Tensor], lr: float) -> float:
 
 
 def warn_if_weights_stand_still(policy: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Say so where weights are bfloat16 and a step of Adam, about the learning rate, is below what they resolve.
+    """Warn if weights are bfloat16 and an Adam step, about the learning rate, is below their resolution.
 
-    Called before the policy is sharded or after it: each rank looks at what it holds.
+    May be called before or after the policy is sharded: each rank checks its own weights.
     """
     if "adam" not in type(optimizer).__name__.lower():
         return  # the learning rate of others is no step size

@@ -1,4 +1,4 @@
-"""Routers of mixtures of experts over a whole mini-batch: their load-balancing loss, and how far choices have moved."""
+"""Routers of mixtures of experts over a whole mini-batch: load-balancing loss, and changed routing choices."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["changed_routes", "load_balance"]
 def load_balance(
     coef: float, policy: Policy, micro_batches: Sequence[MicroBatch], temperature: float
 ) -> LoadBalance | None:
-    """What the load-balancing loss needs to know of a mini-batch: one more forward pass over it. None with ``coef`` 0.
+    """Return the input of the load-balancing loss of a mini-batch, from one more forward pass; None with ``coef`` 0.
 
     Args:
         coef: weight of the loss.
-        policy: is trained.
-        micro_batches: this rank's, on its device, as many as every other rank has.
-        temperature: the one responses were sampled at.
+        policy: the trained policy.
+        micro_batches: this rank's, on its device; every rank has the same number.
+        temperature: sampling temperature of the responses.
     """
     if coef == 0 or policy.routing is None:
         return None
@@ -39,9 +39,9 @@ def load_balance(
 
 @torch.no_grad()
 def changed_routes(part: MicroBatch, policy: Policy, temperature: float) -> float:
-    """The share of (token, layer) choices of a micro-batch that differ from its ``routes``, over all ranks.
+    """Return the share of (token, layer) choices of a micro-batch that differ from its ``routes``, over all ranks.
 
-    One more forward pass; call it on every rank. 0 where there is nothing to compare.
+    It takes one more forward pass; call it on every rank. 0 if there is nothing to compare.
     """
     with recording(policy.routing) as tape:
         policy(part, temperature)

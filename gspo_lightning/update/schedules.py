@@ -1,4 +1,4 @@
-"""Learning rate schedules as Lightning wants them; one that watches a metric steps with the iteration, not after it."""
+"""Learning rate schedules for Lightning; one that watches a metric steps at the end of the iteration, not after it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gspo_lightning.errors import UserError
 __all__ = ["lr_factor", "schedule", "step_plateaus"]
 
 _NEVER = 1 << 62
-"""Lightning would step after the checkpoint of the iteration is written, and a resume would miss the step."""
+"""Never: Lightning would step after the iteration's checkpoint is written, and a resume would miss the step."""
 
 
 def schedule(scheduler: Any) -> dict[str, Any]:
-    """Lightning's settings of a schedule: one step per update, or, where it watches a metric, when that is there.
+    """Return Lightning's settings of a schedule: one step per update, or one per value of the metric that it watches.
 
     Raises:
-        UserError: it watches a metric, but does not say which.
+        UserError: it watches a metric without naming it.
     """
     if not isinstance(scheduler, ReduceLROnPlateau):
         return {"scheduler": scheduler, "interval": "step"}
@@ -36,7 +36,7 @@ def schedule(scheduler: Any) -> dict[str, Any]:
 
 
 def lr_factor(optimizer: torch.optim.Optimizer) -> float:
-    """The learning rate now, as a share of the one that the optimizer was made with; 1 where that was 0.
+    """Return the present learning rate as a share of the optimizer's initial one; 1 if that was 0.
 
     >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.5)
     >>> optimizer.param_groups[0]["lr"] = 0.25
@@ -51,11 +51,11 @@ def lr_factor(optimizer: torch.optim.Optimizer) -> float:
 def step_plateaus(
     configs: Iterable[LRSchedulerConfig], values: Mapping[str, float], step: Callable[[Any, float], None]
 ) -> None:
-    """One step of every schedule whose metric is among these: at the end of an iteration, or of an evaluation.
+    """Step every schedule whose metric is among ``values``, at the end of an iteration or an evaluation.
 
     Args:
         configs: Lightning's, of all schedules.
-        values: of metrics, by tag.
+        values: values of metrics, by tag.
         step: Lightning's hook, called with a schedule and the value of its metric.
     """
     for config in configs:

@@ -1,4 +1,4 @@
-"""One optimizer step on its way through Lightning's hooks: its mini-batch, and what was measured of it so far."""
+"""State of one optimizer step across Lightning's hooks: its mini-batch and its measurements so far."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["Update"]
 
 @dataclass(slots=True)
 class Update:
-    """Handed from hook to hook; every hook adds to ``values``.
+    """State that each hook passes to the next; every hook adds to ``values``.
 
     Args:
-        batch: what is trained on.
-        on_policy: it is the first update on its rollouts, and the snapshot they come from is the policy of now.
-        started: seconds of ``time.perf_counter`` when it began.
-        values: what was measured, under the tags of docs/metrics.md.
+        batch: the mini-batch to train on.
+        on_policy: the first update on its rollouts, whose snapshot equals the current policy.
+        started: seconds of ``time.perf_counter`` at its start.
+        values: measured values, under the tags of docs/metrics.md.
     """
 
     batch: MiniBatch
@@ -40,18 +40,18 @@ class Update:
     values: dict[str, float] = field(default_factory=dict)
 
     def show(self, module: LightningModule) -> None:
-        """Reward and response length in the progress bar of any trainer."""
+        """Show reward and response length in the progress bar of any trainer."""
         shown = {tag: self.values[tag] for tag in ("reward/mean", "response/length") if tag in self.values}
         module.log_dict(shown, prog_bar=True, logger=False, batch_size=1)
 
     @property
     def gradient_norm(self) -> float:
-        """Over all ranks, before clipping."""
+        """Gradient norm over all ranks, before clipping."""
         return self.values["optim/gradient_norm"]
 
     @property
     def suspects(self) -> dict[str, float]:
-        """What is not finite where an update must not be made, by names that a person reads."""
+        """Values that must be finite before an update, by readable names."""
         values = self.values
         return {
             "loss": values["loss"], "gradient norm": self.gradient_norm, "largest ratio": values["ratio/max"],
@@ -66,15 +66,15 @@ class Update:
         policy: Policy,
         sources: Sequence[str] = (),
     ) -> None:
-        """Take in what its micro-batches have added up to, over all ranks.
+        """Add the sums of its micro-batches over all ranks to ``values``.
 
         Args:
             sums: of the micro-batches.
             iteration: metrics of the rollout batch; gets the noise of the sampler, if it is known.
-            meter: of the run.
-            old: is told that noise.
-            policy: is trained.
-            sources: names of those of a mixture.
+            meter: meter of the run.
+            old: receives that noise.
+            policy: the trained policy.
+            sources: names of the sources of a mixture.
         """
         pairs, vectors, maxima = sums.reduce()
         scalars = update_scalars(pairs)
@@ -95,7 +95,7 @@ class Update:
         }
 
     def log(self, loggers: Iterable[Logger], step: int) -> None:
-        """The update is made: say what was measured, and how long it took."""
+        """Log the values of the finished update, and how long it took."""
         seconds = time.perf_counter() - self.started
         self.values["time/update_s"] = seconds
         self.values["throughput/trained_tokens_per_s"] = self.values["data/tokens_per_update"] / max(seconds, 1e-9)
