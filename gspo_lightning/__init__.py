@@ -1,6 +1,6 @@
 """Fine-tune language models with sequence-level reinforcement learning (GSPO) on Lightning.
 
-The package imports nothing heavy by itself (PEP 562): reward workers must start without torch.
+Importing the package loads nothing heavy (PEP 562): reward workers must start without torch.
 """
 
 from __future__ import annotations

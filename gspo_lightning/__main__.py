@@ -1,4 +1,4 @@
-"""``python -m gspo_lightning`` is ``gspo``: modules that lie in the working directory are none of its packages."""
+"""Run ``python -m gspo_lightning`` as ``gspo``, without importing modules from the working directory."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Addresses of servers: what is one, and whether a key may be sent there."""
+"""Addresses of servers: check a URL, and whether a key may be sent to it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from gspo_lightning.errors import UserError
 __all__ = ["IDLE_S", "UNIX", "check_address", "is_loopback"]
 
 IDLE_S = 2.0
-"""Seconds after which a client closes a connection that it does not use: vLLM closes one after 5, and a request that is
-written at that moment is lost. Iterations of about 5 seconds hit it again and again."""
+"""Seconds after which a client closes an idle connection.
+
+vLLM closes one after 5 seconds, and a request that is written at that moment is lost. Iterations of about 5 seconds hit
+it again and again.
+"""
 UNIX = "unix:"
-"""Begins the URL of a server that listens on a socket file."""
+"""Prefix of the URL of a server that listens on a socket file."""
 
 
 def check_address(
     url: str, field: str, variable: str, *, key: str | None, plain_http: bool, sockets: bool = False
 ) -> None:
-    """See that requests, and a key with them, may be sent to a URL.
+    """Check that requests, and a key with them, may be sent to a URL.
 
     Args:
         url: ``http://host:port`` or ``https://host:port``.
         field: the setting that names it, for messages.
         variable: the environment variable that holds the key.
-        key: that requests carry; None if there is none.
-        plain_http: whether a key may go to another host unencrypted.
-        sockets: whether ``unix:/path`` is a URL, too.
+        key: the key of requests; None if there is none.
+        plain_http: allow a key to go to another host unencrypted.
+        sockets: also accept ``unix:/path`` as a URL.
 
     Raises:
         UserError: it is not a URL, holds a secret, or would get the key over a network that others may read.
@@ -60,7 +63,7 @@ def check_address(
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine.
+    """True if a host is this machine.
 
     >>> is_loopback("localhost"), is_loopback("::1"), is_loopback("127.0.0.1.example.org")
     (True, True, False)

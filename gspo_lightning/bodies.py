@@ -1,7 +1,7 @@
-"""Bodies of HTTP replies, read within limits: bytes as sent and unpacked, nesting of JSON, UTF-8 only.
+"""Read bodies of HTTP replies within limits: bytes as sent and unpacked, nesting of JSON, UTF-8 only.
 
 One MB of gzip may unpack to 1 GB, and parsed JSON takes up to 25 times the memory of its text. Nothing here imports
-torch or aiohttp: reward workers ask servers, too.
+torch or aiohttp: reward workers send requests to servers, too.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ __all__ = ["ACCEPTED", "PER_DETAILED_TOKEN", "PER_ROUTED_TOKEN", "Body", "BodyEr
 ACCEPTED = {"Accept-Encoding": "gzip, deflate"}
 """Headers of every request: the encodings that :func:`read_body` can unpack piece by piece."""
 BASE = 4 << 20
-"""Bytes that a reply may have whatever was asked."""
+"""Bytes that any reply may have."""
 PER_TOKEN = 64
-"""Further bytes for every token of text that was asked for."""
+"""Further bytes for every token of requested text."""
 PER_DETAILED_TOKEN = 512
-"""The same where a token comes with its id and its log-probability: vLLM writes 66 to 140."""
+"""Further bytes per token with its id and its log-probability: vLLM writes 66 to 140."""
 PER_ROUTED_TOKEN = 4096
-"""The same where it may come with the experts that it was sampled with (58 layers x 8 experts in base64: 2.5 KB)."""
+"""Further bytes per token that may come with its experts (58 layers x 8 experts in base64: 2.5 KB)."""
 OF_AN_ERROR = 64 << 10
-"""Bytes that are read of an error; the rest is left unread."""
+"""Bytes that are read of an error body; the rest is left unread."""
 DEEPEST = 100
-"""Levels of nested JSON."""
+"""Most levels of nested JSON."""
 _PIECE = 64 << 10
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-"""Also one that never ends: looked for again from each of its quotes, it would take quadratic time."""
+"""Matches an unterminated string, too: searched again from each of its quotes, it would take quadratic time."""
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class BodyError(Exception):
-    """A body is too long, too deep, or in an encoding or character set that is not read."""
+    """A body is too long, too deeply nested, or in an unsupported encoding or character set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,14 @@ class Body:
 
     @property
     def text(self) -> str:
-        """As UTF-8; what is none is replaced."""
+        """Body as UTF-8 text; invalid bytes are replaced."""
         return self.data.decode(errors="replace")
 
     def json(self) -> Any:
-        """The parsed JSON; None where there is nothing.
+        """Return the parsed JSON; None for an empty body.
 
         Raises:
-            BodyError: it is no JSON, nested too deeply, or said to be in another character set than UTF-8.
+            BodyError: it is not JSON, nested too deeply, or declared in a character set other than UTF-8.
         """
         if self.charset is not None and not _is_utf8(self.charset):
             raise BodyError(f"the reply is in the character set {self.charset[:40]!r}, but JSON is read as UTF-8")
@@ -76,11 +76,11 @@ class Body:
 
 
 def reply_limit(request: Mapping[str, Any] | None, per_token: int = PER_DETAILED_TOKEN) -> int:
-    """Bytes that the reply to a request may have: a base, and so many for each token that it asks for.
+    """Return the bytes that the reply to a request may have: a base, plus an amount for each requested token.
 
     Args:
         request: the body that is sent.
-        per_token: bytes for a token, where it comes with more than its text.
+        per_token: bytes for a token that comes with more than its text.
 
     >>> reply_limit(None) == BASE, reply_limit({"max_tokens": 1000}) - BASE
     (True, 64000)
@@ -99,14 +99,14 @@ def reply_limit(request: Mapping[str, Any] | None, per_token: int = PER_DETAILED
 
 
 async def read_body(reply: aiohttp.ClientResponse, limit: int) -> Body:
-    """The body of a reply whose session has ``auto_decompress=False``; of an error its beginning.
+    """Return the body of a reply whose session has ``auto_decompress=False``; of an error only the beginning.
 
     Args:
         reply: whose headers have come.
-        limit: bytes that it may have, as sent and unpacked.
+        limit: most bytes, as sent and unpacked.
 
     Raises:
-        BodyError: it has more, or is packed in a way that is not read.
+        BodyError: it has more, or is compressed in an unsupported way.
     """
     if reply.status >= 300:
         with suppress(BodyError):
@@ -123,7 +123,7 @@ async def read_body(reply: aiohttp.ClientResponse, limit: int) -> Body:
 
 
 async def _read(reply: aiohttp.ClientResponse, most: int) -> tuple[bytes, int]:
-    """What was unpacked, and the bytes that were read for it, until one of them is more than ``most``."""
+    """Return the unpacked data and the number of bytes read for it; stop when either is more than ``most``."""
     stream, pieces, size, sent = _Stream(reply.headers.get("Content-Encoding", "")), list[bytes](), 0, 0
     async for piece in reply.content.iter_chunked(_PIECE):
         sent += len(piece)
@@ -136,10 +136,10 @@ async def _read(reply: aiohttp.ClientResponse, most: int) -> tuple[bytes, int]:
 
 
 class _Stream:
-    """Unpacks gzip and deflate piece by piece; deflate begins with zlib's header or, against the standard, with none.
+    """Unpack gzip and deflate piece by piece; deflate begins with zlib's header or, against the standard, without one.
 
     Raises:
-        BodyError: it is packed in another way.
+        BodyError: another compression.
     """
 
     def __init__(self, encoding: str) -> None:
@@ -149,7 +149,7 @@ class _Stream:
             raise BodyError(f"the reply is packed as {encoding[:40]!r}; gzip and deflate are read")
 
     def unpack(self, piece: bytes, most: int) -> bytes:
-        """What a piece adds, no more than ``most`` bytes of it.
+        """Unpack a piece, at most ``most`` bytes of it.
 
         Raises:
             BodyError: it is not what its header says.
@@ -176,7 +176,7 @@ def _is_utf8(charset: str) -> bool:
 
 
 def _deeper(data: bytes, levels: int) -> bool:
-    """Whether JSON has more levels of brackets, whatever the parser and its stack would do with it.
+    """True if JSON has more levels of brackets, whatever the parser and its stack would do with it.
 
     >>> _deeper(b'[{"a": "]["}]', 1), _deeper(b'[{"a": "]["}]', 2)
     (True, False)

@@ -1,4 +1,4 @@
-"""The few collectives the loop needs; each is the identity in a single process."""
+"""Collectives for the training loop; each is the identity in a single process."""
 
 from __future__ import annotations
 
@@ -37,21 +37,22 @@ __all__ = [
 T = TypeVar("T")
 
 _group: ContextVar[dist.ProcessGroup | None] = ContextVar("group", default=None)
-"""The group of this thread's collectives; None is the default one."""
+"""Process group of this thread's collectives; None is the default one."""
 
 _OF_RANKS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK")
-"""What Lightning tells the processes it starts, and leaves in the one that has started them."""
+"""Variables that Lightning sets for the processes it starts, and leaves in the process that started them."""
 
 
 @contextlib.contextmanager
 def leaves_no_group(*, of_many: bool = True) -> Iterator[None]:
-    """A process group that is made in this block ends with it, and so do the variables that tell ranks of it.
+    """End a process group that is made in this block, and restore the environment variables of its ranks.
 
-    The next command of this process (a notebook, ``gspo compare``) would take itself for a rank of what is over. Where
-    the block fails, only a group of this process alone is ended: others may be in the middle of a collective.
+    Otherwise the next command of this process (a notebook, ``gspo compare``) would believe it is still a rank. If the
+    block
+    fails, only a group of this process alone is ended: others may be in the middle of a collective.
 
     Args:
-        of_many: also a group of several processes, where the others do nothing after the block.
+        of_many: also end a group of several processes, if the others do nothing after the block.
     """
     known = dist.is_available() and dist.is_initialized()
     variables = {name: os.environ.get(name) for name in _OF_RANKS}
@@ -72,24 +73,25 @@ def leaves_no_group(*, of_many: bool = True) -> Iterator[None]:
 
 
 def rank_and_world() -> tuple[int, int]:
-    """This process's rank and the number of processes."""
+    """Return this process's rank and the number of processes."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
 
 def another_group() -> dist.ProcessGroup | None:
-    """A second group of all ranks, on the CPU; None in a single process. A collective.
+    """Return a second group of all ranks, on the CPU; None in a single process. A collective.
 
-    A thread beside the main one needs it: which of two threads is the first to call a collective differs from rank to
-    rank, and on one group the first call of each rank would meet.
+    A second thread needs its own group: which of two threads calls a collective first differs from rank to rank, and on
+    one
+    group the first call of each rank would be matched.
     """
     return dist.new_group(backend="gloo") if rank_and_world()[1] > 1 else None
 
 
 @contextlib.contextmanager
 def through(group: dist.ProcessGroup | None) -> Iterator[None]:
-    """Collectives of this module that this thread calls in the block go through a group; None is the default one."""
+    """Route this thread's collectives of this module through a group within the block; None is the default one."""
     token = _group.set(group)
     try:
         yield
@@ -98,12 +100,12 @@ def through(group: dist.ProcessGroup | None) -> Iterator[None]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor; the tensor itself where it is not sharded (or is a part already, as in FSDP1)."""
+    """Return this rank's shard of a tensor, or the tensor itself if it is not sharded (or a shard, as in FSDP1)."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def all_sum(values: Tensor) -> Tensor:
-    """Sum over ranks, out of place."""
+    """Return the sum over ranks, out of place."""
     if rank_and_world()[1] == 1:
         return values
     total = values.clone()
@@ -112,7 +114,7 @@ def all_sum(values: Tensor) -> Tensor:
 
 
 def all_max(values: Tensor) -> Tensor:
-    """Largest over ranks, element by element, out of place."""
+    """Return the maximum over ranks, element by element, out of place."""
     if rank_and_world()[1] == 1:
         return values
     total = values.clone()
@@ -121,7 +123,7 @@ def all_max(values: Tensor) -> Tensor:
 
 
 def largest(value: int, device: torch.device) -> int:
-    """The largest of the ranks' values."""
+    """Return the largest of the ranks' values."""
     if rank_and_world()[1] == 1:
         return value
     found = torch.tensor(value, device=device)
@@ -130,7 +132,7 @@ def largest(value: int, device: torch.device) -> int:
 
 
 def all_gather_objects(value: Any) -> list[Any]:
-    """Every rank's value, in rank order. For small control data, not for the hot path."""
+    """Return every rank's value, in rank order. For small control data, not for the hot path."""
     world = rank_and_world()[1]
     if world == 1:
         return [value]
@@ -140,7 +142,7 @@ def all_gather_objects(value: Any) -> list[Any]:
 
 
 def from_first_rank(make: Callable[[], T]) -> T:
-    """What ``make`` returns on rank 0, on every rank; called there alone. A collective."""
+    """Call ``make`` on rank 0 only, and return its result on every rank. A collective."""
     rank, world = rank_and_world()
     if world == 1:
         return make()
@@ -151,7 +153,7 @@ def from_first_rank(make: Callable[[], T]) -> T:
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """Every rank's value, in rank order, on rank 0, which writes checkpoints; nothing on the others."""
+    """Return every rank's value, in rank order, on rank 0, which writes checkpoints; nothing on the others."""
     rank, world = rank_and_world()
     if world == 1:
         return [value]
@@ -161,18 +163,18 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def all_gathered(words: Iterable[str]) -> list[str]:
-    """The words of all ranks, one rank after another; a few."""
+    """Return the words of all ranks, one rank after another; for a few words."""
     return [word for found in all_gather_objects(list(words)) for word in found]
 
 
 def all_names(names: Iterable[str]) -> list[str]:
-    """The names that any rank has, sorted: what a rank happens to hold must not shape what it sends."""
+    """Return the names that any rank has, sorted: the data that a rank holds must not shape what it sends."""
     return sorted(set(all_gathered(set(names))))
 
 
 @contextlib.contextmanager
 def fail_together() -> Iterator[None]:
-    """What one rank raises on purpose in this block, all ranks raise after it: none waits for a rank that has gone."""
+    """Raise one rank's deliberate error on all ranks after the block: no rank waits for one that has gone."""
     failure: GSPOError | None = None
     try:
         yield
@@ -187,7 +189,7 @@ def fail_together() -> Iterator[None]:
 
 
 def gather_rows(values: Tensor) -> Tensor:
-    """[world, N] of equally long vectors [N], in rank order."""
+    """Gather equally long vectors [N] into [world, N], in rank order."""
     world = rank_and_world()[1]
     if world == 1:
         return values.unsqueeze(0)

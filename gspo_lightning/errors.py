@@ -1,4 +1,4 @@
-"""The error model, once.
+"""Error model of the package, in one place.
 
 * The **user's** mistake raises :class:`UserError`: one message that names the field, the value, the rule and the
   fix. The command line prints it without a traceback and exits with code 2.
@@ -6,8 +6,8 @@
 * The **infrastructure's** mistake (a worker lost, a server down) is retried, then the sample is *missing* (masked,
   never a silent 0). Above a set rate :class:`InfrastructureError` stops the run.
 
-Whose mistake an exception is: the innermost frame of a plug-in says so (:func:`mistake_of_plugin`). A plug-in is
-whatever is neither this package nor an installed one: what the user wrote. Nothing here imports torch.
+An exception is a plug-in's mistake if its innermost relevant frame is in a plug-in (:func:`mistake_of_plugin`). A
+plug-in is code that is neither this package nor an installed one: what the user wrote. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _OWN = str(Path(__file__).parent) + "/"
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 _INSTALLED = tuple(f"{path}/" for path in {*map(sysconfig.get_path, _LIBRARIES), *site.getsitepackages()})
 _PACKAGES = ("site-packages", "dist-packages")
-"""Folders of installed packages wherever they are: PYTHONPATH may name those of another environment."""
+"""Folders of installed packages anywhere: PYTHONPATH may name those of another environment."""
 _CHARACTERS = 300
 
 
 class GSPOError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base of all exceptions that this package raises on purpose."""
 
 
 class UserError(GSPOError, ValueError):
@@ -86,11 +86,11 @@ class InfrastructureError(GSPOError, RuntimeError):
 
 
 class NonFiniteError(GSPOError, ArithmeticError):
-    """A NaN or infinity was about to reach the optimizer."""
+    """A NaN or infinity would have reached the optimizer."""
 
 
 class CollapseError(GSPOError, RuntimeError):
-    """The run shows a signature of collapse, and was told to stop there."""
+    """The run shows a sign of collapse, and was told to stop there."""
 
 
 def _rebuild_user_error(field: str, problem: str, fix: str | None) -> UserError:
@@ -98,7 +98,7 @@ def _rebuild_user_error(field: str, problem: str, fix: str | None) -> UserError:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line; its kind where it says nothing.
+    """Return the first line of an error's message; its type if the message is empty.
 
     >>> first_line(ValueError("too long\\nby 3")), first_line(MemoryError())
     ('too long', 'MemoryError')
@@ -107,7 +107,7 @@ def first_line(error: BaseException) -> str:
 
 
 def counted(reasons: Iterable[str], shown: int = 3) -> str:
-    """Reasons with how often they occur, the most frequent first; the rest is only counted.
+    """Return reasons with their counts, the most frequent first; the rest is only counted.
 
     >>> counted(["no answer", "a tie", "no answer"]), counted(["a", "b", "c"], shown=1)
     ('2 x no answer, 1 x a tie', '1 x a, 2 x something else')
@@ -120,7 +120,7 @@ def counted(reasons: Iterable[str], shown: int = 3) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A half sentence that lists the known names and the nearest one.
+    """Return a half sentence with the nearest known name and all known names.
 
     >>> did_you_mean("GPSO", ["GRPO", "GSPO"])
     'did you mean GSPO? known: GRPO, GSPO'
@@ -133,7 +133,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def is_finite(value: object) -> TypeGuard[float]:
-    """Whether it is a finite number, and no truth value; an integer beyond the range of floats is none.
+    """True for a finite number that is not a bool; an integer beyond the range of floats is not finite.
 
     >>> is_finite(1), is_finite(True), is_finite("1"), is_finite(math.inf), is_finite(10**400)
     (True, False, False, False, False)
@@ -147,7 +147,7 @@ def is_finite(value: object) -> TypeGuard[float]:
 def check_number(
     name: str, value: float, *, low: float, high: float = math.inf, open_low: bool = False, open_high: bool = False
 ) -> None:
-    """Refuse what is not a finite number of the interval from ``low`` to ``high``.
+    """Refuse a value that is not a finite number in the interval from ``low`` to ``high``.
 
     Raises:
         UserError: naming the argument, its value and the rule.
@@ -160,13 +160,13 @@ def check_number(
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Refuse what is not one of ``choices``."""
+    """Refuse a value that is not one of ``choices``."""
     if value not in choices:
         raise UserError(name, f"is {value!r}, but must be one of {', '.join(choices)}")
 
 
 class PluginError(UserError):
-    """A plug-in raised, or returned what it must not; the command line shows it on every rank.
+    """A plug-in raised, or returned something invalid; the command line shows it on every rank.
 
     ``frames`` is the traceback of the plug-in's own frames, if it raised.
     """
@@ -175,13 +175,13 @@ class PluginError(UserError):
 
     @classmethod
     def returned(cls, where: str, what: str, rule: str) -> PluginError:
-        """What a method at ``where`` returned, and the rule that this breaks."""
+        """Build an error for the value that a method at ``where`` returned, and the rule that it breaks."""
         return cls(where, f"returned {what}", fix=f"correct {where}; expected: {rule}")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line of a plug-in: ``file:line, in Class.method``; ``expected`` is what the method is there for, if known."""
+    """A line of a plug-in: ``file:line, in Class.method``; ``expected`` is the purpose of the method, if known."""
 
     file: str
     line: int
@@ -193,12 +193,12 @@ class Place:
 
 
 def is_own(cls: type[Any]) -> bool:
-    """Whether a class is part of this package."""
+    """True if a class is part of this package."""
     return cls.__module__.partition(".")[0] == "gspo_lightning"
 
 
 def defined(owner: object, method: str) -> str:
-    """How a message names a method of a component: with file and line where a plug-in defines it.
+    """Return how a message names a method of a component: with file and line if a plug-in defines it.
 
     >>> from gspo_lightning.rewards import ExactMatch
     >>> defined(ExactMatch(), "score")
@@ -208,7 +208,7 @@ def defined(owner: object, method: str) -> str:
 
 
 def located(function: Any, name: str) -> str:
-    """A name of a function, with file and line where a plug-in defines it."""
+    """Return the name of a function, with file and line if a plug-in defines it."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None or not _is_plugin(code.co_filename):
         return name
@@ -216,14 +216,14 @@ def located(function: Any, name: str) -> str:
 
 
 def place_of(error: BaseException) -> Place | None:
-    """Where in a plug-in an exception arose; None where it did in this package, or in no plug-in at all."""
+    """Return the place in a plug-in where an exception arose; None if it arose in this package, or in no plug-in."""
     return next((place for one in chain(error) if (place := _innermost(one)) is not None), None)
 
 
 def mistake_of_plugin(error: BaseException) -> PluginError | None:
-    """An exception as a mistake of a plug-in; None if it is not one.
+    """Return an exception as a mistake of a plug-in; None if it is not one.
 
-    The first and the last line say file, line, class and method, and what was expected.
+    The first and the last line give file, line, class and method, and the expectation.
     """
     for one in chain(error):
         place = _innermost(one)
@@ -239,7 +239,7 @@ def mistake_of_plugin(error: BaseException) -> PluginError | None:
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and what it was raised from, the oldest last."""
+    """Yield an exception and its causes, the oldest last."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -248,7 +248,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _innermost(error: BaseException) -> Place | None:
-    """The place, if the frames after it belong to installed packages only: they did what the plug-in asked for."""
+    """Return the place in a plug-in, if all later frames are in installed packages: the plug-in called them."""
     frames = list(_frames(error.__traceback__))
     for i in range(len(frames) - 1, -1, -1):
         frame, line = frames[i]
@@ -269,7 +269,7 @@ def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
 
 
 def _contract(frame: FrameType) -> str:
-    """``Base.method: first sentence`` of what a method overrides in this package or in Lightning."""
+    """Return ``Base.method: first sentence`` of the method that a frame overrides in this package or in Lightning."""
     name, owner = frame.f_code.co_name, frame.f_locals.get("self")
     for cls in reversed(type(owner).__mro__ if owner is not None else ()):  # the base class says what it is for
         if (
@@ -289,6 +289,6 @@ def _is_plugin(file: str) -> bool:
 
 
 def _short(file: str) -> str:
-    """Below the working directory as it is seen from there."""
+    """Shorten a path below the working directory to a relative one."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -1,6 +1,6 @@
-"""Text of others (prompts, answers, files, errors of servers) on terminals, pages and pictures: shown, never obeyed.
+"""Escape untrusted text (prompts, answers, files, errors of servers) for terminals, pages and pictures.
 
-Nothing here imports torch: reward workers ask servers, too.
+Nothing here imports torch: reward workers send requests to servers, too.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["cell", "code", "escaped_logs", "fenced", "say", "show_exception", "terminal", "visible"]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What moves a cursor, colours a terminal, turns text around or ends a line; all but tab and line feed."""
+"""Characters that move a cursor, colour a terminal, reverse text or end a line; all but tab and line feed."""
 _MARKDOWN = re.compile(r"[\\`*\[\]|~$]|(?<!\w)_|_(?!\w)")
 
 
 def visible(text: object) -> str:
-    r"""Control characters as Python writes them, all but tab and line feed.
+    r"""Escape control characters as Python writes them, all but tab and line feed.
 
     >>> print(visible("\x1b[31mred\r\n[/INST] \u202eleft"))
     \x1b[31mred
@@ -39,12 +39,12 @@ def visible(text: object) -> str:
 
 
 def say(*texts: object, file: TextIO | None = None, flush: bool = False) -> None:
-    """Print what may hold text of others; the only ``print`` of this package."""
+    """Print text that may be untrusted; the only ``print`` of this package."""
     print(*map(visible, texts), file=sys.stdout if file is None else file, flush=flush)
 
 
 def terminal(*, soft_wrap: bool = False) -> Console:
-    """Rich's console for tables and lines: takes no text for markup or emoji, and shows control characters."""
+    """Return Rich's console for tables and lines, without markup or emoji, with control characters made visible."""
     from rich.console import Console
 
     class _Plain(Console):
@@ -55,7 +55,7 @@ def terminal(*, soft_wrap: bool = False) -> Console:
 
 
 def show_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """As ``sys.excepthook``: the traceback of an exception whose message may hold text of others."""
+    """Print a traceback as ``sys.excepthook`` does, for exceptions whose message may hold untrusted text."""
     say("".join(traceback.format_exception(kind, error, trace)), file=sys.stderr)
 
 
@@ -66,7 +66,7 @@ class _Record(logging.LogRecord):
 
 @contextlib.contextmanager
 def escaped_logs() -> Iterator[None]:
-    """Log lines and warnings of this package and all others, made visible wherever they are shown."""
+    """Make control characters visible in log lines and warnings of all packages."""
     factory, line = logging.getLogRecordFactory(), warnings.formatwarning
     logging.setLogRecordFactory(_Record)
     warnings.formatwarning = lambda *args, **options: visible(line(*args, **options))
@@ -81,7 +81,7 @@ def escaped_logs() -> Iterator[None]:
 
 
 def cell(text: object) -> str:
-    r"""Text in a line or a table's cell of Markdown.
+    r"""Escape text for a line or a table cell of Markdown.
 
     >>> print(cell("<b>|*a_b* _c_\nd"))
     &lt;b&gt;\|\*a_b\* \_c\_ d
@@ -91,7 +91,7 @@ def cell(text: object) -> str:
 
 
 def code(text: object, limit: int | None = None, *, table: bool = True) -> str:
-    r"""Text as code on one line, cut where it is long.
+    r"""Format text as code on one line, shortened to ``limit``.
 
     Args:
         text: shown as it is, but for backticks, line feeds and control characters.
@@ -110,7 +110,7 @@ def code(text: object, limit: int | None = None, *, table: bool = True) -> str:
 
 
 def fenced(text: object, language: str = "") -> str:
-    """Text in a fence that it cannot end.
+    """Return text in a fence that the text cannot end.
 
     >>> print(fenced("```", "text"))
     ````text

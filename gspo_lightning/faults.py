@@ -1,6 +1,6 @@
-"""What goes wrong around a command, told from an exception: a disk, memory, a folder that is gone, a lost rank.
+"""Environment faults behind an exception: a full disk, lack of memory, a missing folder, a lost rank.
 
-Such an exception comes out of whatever library happened to write, send or wait at that moment, in its own words.
+Such an exception comes from whatever library happened to write, send or wait at that moment, in its own words.
 Nothing here imports torch.
 """
 
@@ -19,22 +19,22 @@ from gspo_lightning.errors import GSPOError, InfrastructureError, UserError, cha
 __all__ = ["DISK", "fault_around", "has_lost_a_rank", "os_errors", "written"]
 
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
-"""What an operating system says when it cannot write."""
+"""Error numbers of an operating system that cannot write."""
 _ACCESS = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
-"""What it says about a path that cannot be used so."""
+"""Error numbers of a path that cannot be used this way."""
 _OF_RUST = re.compile(r"(?:I/O error: )?([^:(]+) \(os error (\d+)\)")
-"""safetensors and tokenizers pass on the error of the operating system as a text."""
+"""Text by which safetensors and tokenizers pass on an error of the operating system."""
 _PEER = re.compile(
     r"gloo/.*(closed by peer|reset by peer|Broken pipe|[Tt]imed out|timeout|Connection refused)"
     r"|NCCL.*(remote process exited|remote error|was aborted|timeout)",
     re.DOTALL,
 )
 _OF_RANKS = {"DistNetworkError", "DistStoreError"}
-"""torch's own, where it knows that it is about ranks."""
+"""torch's own exceptions about ranks."""
 
 
 def os_errors(error: BaseException) -> Iterator[OSError]:
-    """The errors of the operating system that an exception comes from, or came upon."""
+    """Yield the errors of the operating system among an exception's causes."""
     for one in chain(error):
         if isinstance(one, OSError) and one.errno is not None:
             yield one
@@ -43,13 +43,13 @@ def os_errors(error: BaseException) -> Iterator[OSError]:
 
 
 def has_lost_a_rank(error: BaseException) -> bool:
-    """Whether it says that another process of the run does not answer any more."""
+    """True if the exception says that another process of the run no longer answers."""
     known = [one for one in chain(error) if isinstance(one, RuntimeError)]
     return any(type(one).__name__ in _OF_RANKS or _PEER.search(str(one)) for one in known)
 
 
 def fault_around(error: BaseException) -> GSPOError | None:
-    """One message for a fault that is neither this package's nor a plug-in's; None if it is no such fault."""
+    """Return one message for a fault that is neither this package's nor a plug-in's; None for other exceptions."""
     if has_lost_a_rank(error):
         return InfrastructureError(
             f"rank {os.environ.get('LOCAL_RANK', '0')} cannot continue: another rank has ended, killed or with "
@@ -82,7 +82,7 @@ def fault_around(error: BaseException) -> GSPOError | None:
 
 
 def _lacks_memory(error: BaseException) -> bool:
-    """Python's, or torch's, which is not imported here."""
+    """True for Python's out-of-memory error, or torch's, which is not imported here."""
     text = str(error)
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError)
@@ -93,14 +93,14 @@ def _lacks_memory(error: BaseException) -> bool:
 
 
 def _gone(file: Path) -> Path | None:
-    """The topmost folder of an absolute path that is not there; None if only the file is missing."""
+    """Return the topmost missing folder of an absolute path; None if only the file is missing."""
     missing = [folder for folder in file.parents if not folder.exists()]
     return missing[-1] if missing and file.is_absolute() else None
 
 
 @contextlib.contextmanager
 def written(what: str, folder: Path) -> Iterator[None]:
-    """Name what is being written into a folder, which is removed where it does not become whole.
+    """Name what is being written into a folder, and remove the folder if the write fails.
 
     Raises:
         InfrastructureError: the operating system refuses to write it.

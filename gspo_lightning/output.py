@@ -1,4 +1,4 @@
-"""stdout and stderr that may lose their reader: ``| head -1``, a closed terminal, a connection that is gone.
+"""stdout and stderr that may lose their reader: ``| head -1``, a closed terminal, a lost connection.
 
 Nothing here imports torch: reward workers print, too.
 """
@@ -18,7 +18,7 @@ from typing import Any, Protocol, TextIO
 __all__ = ["forgiving", "outlives_its_reader"]
 
 _GONE = {errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ENXIO}
-"""What a write says where nobody reads any more; a terminal that was closed says EIO."""
+"""Errors of a write without a reader; a closed terminal gives EIO."""
 
 
 class _Main(Protocol):
@@ -26,14 +26,14 @@ class _Main(Protocol):
 
 
 class _ReaderGone(SystemExit):
-    """Nobody reads what a command has to say; the exit code is that of programs which SIGPIPE ends."""
+    """Exit because nobody reads the output; the exit code is that of programs ended by SIGPIPE."""
 
     def __init__(self) -> None:
         super().__init__(128 + signal.SIGPIPE)
 
 
 class _Forgiving(io.FileIO):
-    """A descriptor that leads nowhere from the moment on where its reader is gone.
+    """File descriptor that is redirected to nowhere once its reader is gone.
 
     Args:
         descriptor: stays open.
@@ -45,7 +45,7 @@ class _Forgiving(io.FileIO):
         self._ends = ends
 
     def write(self, data: Any) -> int:
-        """Write, or forget."""
+        """Write, or discard the data if the reader is gone."""
         try:
             return super().write(data)
         except OSError as error:
@@ -58,10 +58,10 @@ class _Forgiving(io.FileIO):
 
 
 def forgiving(stream: TextIO | None, *, ends: bool = False) -> TextIO | None:
-    """The same stream, whose writes do not fail when its reader is gone.
+    """Return the stream with writes that do not fail when its reader is gone.
 
     Args:
-        stream: one that is no file (in tests, in notebooks) is returned as it is.
+        stream: a stream that is no file (in tests, in notebooks) is returned unchanged.
         ends: raise ``SystemExit`` at the first write that nobody reads.
     """
     if not isinstance(stream, io.TextIOWrapper):
@@ -78,9 +78,9 @@ def forgiving(stream: TextIO | None, *, ends: bool = False) -> TextIO | None:
 
 
 def outlives_its_reader(commands: Collection[str]) -> Callable[[_Main], _Main]:
-    """For ``main``: these commands go on without a reader, to the same exit code; the others end when stdout has none.
+    """Decorate ``main``: these commands continue without a reader, to the same exit code.
 
-    No command ends because nobody reads its stderr.
+    Other commands end when stdout has no reader. No command ends because nobody reads its stderr.
     """
 
     def decorate(main: _Main) -> _Main:
@@ -116,7 +116,7 @@ def _forgiving_streams(*, ends: bool) -> Iterator[None]:
 
 
 def _flush(stream: TextIO | None) -> None:
-    """What is left goes out, or nowhere: Python would complain at the end of the process."""
+    """Flush the rest, or discard it: Python would complain at the end of the process."""
     if stream is None or stream.closed:
         return
     try:

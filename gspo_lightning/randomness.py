@@ -1,8 +1,8 @@
-"""Counter-based randomness: every draw is a pure function of what it is for.
+"""Counter-based randomness: every draw is a pure function of its purpose and position.
 
 A draw is a hash of ``(seed, purpose, iteration, prompt id, sample k, token position)``. Nothing has to be saved for an
-exact resume, and neither the batching order, row compaction, the number of ranks nor timing can change a draw
-(Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, is the idea; the mixer is SplitMix64's).
+exact resume, and neither the batching order, row compaction, the number of ranks nor timing can change a draw. The idea
+is from Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011; the mixer is SplitMix64's.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ _MASK = (1 << 64) - 1
 
 @unique
 class Purpose(IntEnum):
-    """What a draw is for; keeps the streams of different uses apart."""
+    """Purpose of a draw; keeps the streams of different uses apart."""
 
     TRAIN_SAMPLING = 1
     """Tokens of training rollouts."""
     EVAL_SAMPLING = 2
     """Tokens of evaluation responses."""
     PROMPT_ORDER = 3
-    """Which prompts an iteration gets."""
+    """Prompts of an iteration."""
     ROW_ORDER = 4
-    """In which order a later pass over a rollout batch takes its mini-batches."""
+    """Order of the mini-batches in later passes over a rollout batch."""
     COLD_START = 5
     """Order of the demonstrations of a cold start."""
     INITIALISATION = 6
     """Weights of a model that is built from a config."""
     RESAMPLING = 7
-    """Which prompts take the place of dead groups."""
+    """Prompts that replace dead groups."""
     COLD_START_HELD_OUT = 8
-    """Which demonstrations a cold start only measures."""
+    """Demonstrations that a cold start holds out."""
     CURRICULUM = 9
-    """What a curriculum leaves to chance."""
+    """Random choices of a curriculum."""
     PAIR_ORDER = 10
     """Order of preference pairs in an epoch of a reward model."""
     PAIRS_HELD_OUT = 11
-    """Which prompts' preference pairs a reward model is only judged on."""
+    """Prompts whose preference pairs are held out from a reward model."""
     MIXTURE = 12
-    """Which place of an iteration a prompt of a source gets."""
+    """Positions in an iteration for the prompts of a source."""
     DEAL = 13
-    """Which mini-batch a row of a rollout batch is in, where rows are shuffled."""
+    """Mini-batch of each row of a rollout batch, if rows are shuffled."""
 
 
 def _signed(value: int) -> int:
@@ -67,7 +67,7 @@ def _mix_int(z: int) -> int:
 
 
 def stream(*keys: int) -> int:
-    """One 64-bit stream identifier from any number of integers.
+    """Return one 64-bit stream identifier from any number of integers.
 
     >>> stream(1, 2) == stream(1, 2), stream(1, 2) == stream(2, 1)
     (True, False)
@@ -79,7 +79,7 @@ def stream(*keys: int) -> int:
 
 
 def stable_hash(text: str) -> int:
-    """A 64-bit hash of a text that is the same in every process and Python version (``hash`` is not).
+    """Return a 64-bit hash of a text that is the same in every process and Python version (``hash`` is not).
 
     >>> stable_hash("7+5:") % 10 == stable_hash("7+5:") % 10
     True
@@ -102,7 +102,7 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def uniforms(base: int, *counters: Tensor | int) -> Tensor:
-    """One uniform in [0, 1) per element of the broadcast integer ``counters``; float64, 53 random bits.
+    """Return one uniform in [0, 1) per element of the broadcast integer ``counters``; float64, 53 random bits.
 
     Args:
         base: a stream from :func:`stream`.
@@ -125,7 +125,7 @@ def uniforms(base: int, *counters: Tensor | int) -> Tensor:
 
 
 def permutation(base: int, size: int) -> Tensor:
-    """A permutation of ``range(size)``, int64 on the CPU, from one stream.
+    """Return a permutation of ``range(size)``, int64 on the CPU, from one stream.
 
     >>> sorted(permutation(stream(5), 4).tolist())
     [0, 1, 2, 3]
@@ -134,15 +134,15 @@ def permutation(base: int, size: int) -> Tensor:
 
 
 class Shuffle(Sequence[int]):
-    """A permutation of ``range(size)`` of which any place is computed alone, as fast in a large one as in a small one.
+    """A permutation of ``range(size)`` that computes any element alone, equally fast for every size.
 
-    A Feistel network over the bits that ``size`` needs, its round functions drawn from ``base``; a number that is not
+    A Feistel network over the bits that ``size`` needs, its round functions drawn from ``base``. A number that is not
     below ``size`` is sent through it again until it is, which takes less than two passes on average (cycle walking:
     Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). Integers only, so the same everywhere.
 
     Args:
         base: a stream from :func:`stream`.
-        size: how many there are.
+        size: number of elements.
 
     >>> order = Shuffle(stream(5), 10)
     >>> sorted(order), order[3] == Shuffle(stream(5), 10)[3]
@@ -169,7 +169,7 @@ class Shuffle(Sequence[int]):
     def __getitem__(self, place: slice) -> list[int]: ...
 
     def __getitem__(self, place: int | slice) -> int | list[int]:
-        """What stands at a place, or at several."""
+        """Return the element at a position, or at several."""
         if isinstance(place, slice):
             return [self._pass(i) for i in range(*place.indices(self._size))]
         if not 0 <= place < self._size:

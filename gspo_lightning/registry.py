@@ -1,7 +1,8 @@
-"""What can be named in YAML: objectives, rewards, rollout sources ..., and the plug-ins that add to them.
+"""Registry of components that YAML can name (objectives, rewards, rollout sources ...), and plug-ins that add to them.
 
 A component is a class. Defining a concrete subclass of one of the base classes registers it under its name: the
 registry is a view on the class tree, so there is no second list that could disagree with it.
+
 Nothing here imports torch.
 """
 
@@ -52,11 +53,11 @@ KINDS: dict[str, tuple[str, str]] = {
 ENTRY_POINT_GROUP = "gspo_lightning.plugins"
 
 _files: dict[str, Path] = {}
-"""Modules that were loaded from a file."""
+"""Module name -> file of modules that were loaded from a file."""
 
 
 def base_class(kind: str) -> type[Any]:
-    """The base class of a kind.
+    """Return the base class of a kind.
 
     Raises:
         UserError: no such kind.
@@ -72,10 +73,10 @@ def base_class(kind: str) -> type[Any]:
 
 
 def components(kind: str) -> dict[str, type[Any]]:
-    """Every registered component of a kind by name, sorted.
+    """Return every registered component of a kind by name, sorted.
 
     Raises:
-        UserError: two different classes carry one name.
+        UserError: two different classes have one name.
     """
     found: dict[str, type[Any]] = {}
     for cls in subclasses(base_class(kind)):
@@ -94,10 +95,10 @@ def components(kind: str) -> dict[str, type[Any]]:
 
 
 def component(kind: str, name: str) -> type[Any]:
-    """One component by its short name or dotted path.
+    """Return one component by its short name or dotted path.
 
     Raises:
-        UserError: nothing of that name, with the nearest registered one.
+        UserError: nothing of that name; the message gives the nearest registered one.
     """
     known = components(kind)
     for cls in known.values():
@@ -109,13 +110,16 @@ def component(kind: str, name: str) -> type[Any]:
 
 
 def import_plugins(paths: Iterable[str | Path], root: Path | None = None) -> list[str]:
-    """Import plug-in files, folders and dotted modules, each under one canonical name; returns those names.
+    """Import plug-in files, folders and dotted modules, each under one canonical name; return those names.
 
-    A file below ``root`` (the working directory) is imported as the dotted path from there, so that a file and its
-    dotted name are one module and not two; a file elsewhere under a name made from its absolute path. A file that is
-    a loaded module already, under whatever name, stays that module. A folder means
-    every ``*.py`` in it that does not start with an underscore. Installed packages join through the entry-point group
-    ``gspo_lightning.plugins``. Where nothing is named, nothing of the working directory can be imported.
+    A file below ``root`` (the working directory) is imported as the dotted path from there, so a file and its dotted
+    name
+    are one module and not two; a file elsewhere gets a name made from its absolute path. A file that is already loaded
+    as
+    a module, under whatever name, stays that module. A folder means every ``*.py`` in it that does not start with an
+    underscore. Installed packages join through the entry-point group ``gspo_lightning.plugins``. Without any path,
+    nothing
+    of the working directory can be imported.
 
     Raises:
         UserError: not found, not importable (with the real cause), or a name that is already taken.
@@ -141,7 +145,7 @@ def import_plugins(paths: Iterable[str | Path], root: Path | None = None) -> lis
 
 
 def installed_version(package: str) -> str:
-    """Version of a package, such as this one; a checkout on PYTHONPATH has no metadata and is asked itself.
+    """Return the version of a package, such as this one; a checkout on PYTHONPATH has ``__version__`` but no metadata.
 
     >>> installed_version("gspo_lightning").count("."), installed_version("no-such-package")
     (2, 'not installed')
@@ -155,15 +159,15 @@ def installed_version(package: str) -> str:
 
 
 def see_folder(root: Path) -> None:
-    """Let plug-ins of a folder be imported by their dotted names; what is installed comes first."""
+    """Make plug-ins of a folder importable by their dotted names; installed packages come first."""
     if str(root) not in sys.path:  # a console script does not see ./plugins otherwise
         sys.path.append(str(root))
 
 
 def load_source(name: str, file: Path) -> None:
-    """Run a file as the module of that name: as it is now, and not as it was compiled a moment ago.
+    """Run a file as a module of that name, from its current source and not from stale bytecode.
 
-    Bytecode is told from older bytecode by whole seconds and the size of the source.
+    Bytecode is compared with its source by whole seconds and the size of the source.
     """
     spec = importlib.util.spec_from_loader(name, _Source(name, str(file)))
     assert spec is not None
@@ -179,22 +183,22 @@ def load_source(name: str, file: Path) -> None:
 
 class _Source(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
-        """Compile it."""
+        """Compile the source, ignoring bytecode."""
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def check_plugin(path: str) -> None:
-    """A plug-in that is named as a file or folder is there.
+    """Check that a plug-in named as a file or folder exists.
 
     Raises:
-        UserError: it is not.
+        UserError: it does not.
     """
     for _ in _expand(path):
         pass
 
 
 def plugin_files() -> dict[str, str]:
-    """Module name -> file of the plug-ins that were given as files: so another process finds them, too."""
+    """Return module name -> file of the plug-ins that were given as files, for other processes to find them, too."""
     return {name: str(file) for name, file in _files.items() if name in sys.modules}
 
 
@@ -240,7 +244,7 @@ def _import_file(file: Path, root: Path) -> str:
 
 
 def _ordinary_import(name: str) -> Path | None:
-    """The file that ``import name`` would run, if any."""
+    """Return the file that ``import name`` would run, if any."""
     try:
         spec = importlib.util.find_spec(name)
     except (ModuleNotFoundError, ValueError):
@@ -249,7 +253,7 @@ def _ordinary_import(name: str) -> Path | None:
 
 
 def _loaded(file: Path | None) -> str | None:
-    """The name under which a file is a module of this process already; ``__main__`` is no name to import."""
+    """Return the name under which a file is already a module of this process; ``__main__`` is not a name to import."""
     if file is None:
         return None
     for name, module in list(sys.modules.items()):
@@ -273,7 +277,7 @@ def _broken(what: str, error: BaseException) -> UserError:
 
 
 def subclasses(base: type[Any]) -> Iterator[type[Any]]:
-    """Of any depth, the nearest first, each once."""
+    """Yield subclasses of any depth, the nearest first, each once."""
     seen: set[type[Any]] = set()
     stack: list[type[Any]] = list(base.__subclasses__())
     ordered: list[type[Any]] = []
@@ -292,7 +296,7 @@ def _origin(cls: type[Any]) -> tuple[str, str]:
 
 
 def _is_current(cls: type[Any]) -> bool:
-    """Whether its module still holds this class under its name, and not a newer definition."""
+    """True if its module still holds this class under its name, and not a newer definition."""
     return getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
 
 
@@ -302,6 +306,6 @@ def _where(cls: type[Any]) -> str:
 
 
 def parameters(cls: type[Any]) -> Sequence[inspect.Parameter]:
-    """The constructor parameters of a component, without ``self``."""
+    """Return the constructor parameters of a component, without ``self``."""
     signature = inspect.signature(cls)
     return [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

@@ -1,4 +1,4 @@
-"""The nouns of the loop, with the shape legend that every docstring uses.
+"""Data types of the training loop, with the shape legend that every docstring uses.
 
 Legend: ``P`` prompts, ``G`` responses per prompt, ``N = P * G`` rows, ``S`` padded tokens (prompt + response),
 ``T`` padded response tokens, ``V`` vocabulary, ``D`` hidden size. Log-probabilities are natural logarithms (nats) in
@@ -32,48 +32,52 @@ __all__ = [
 ]
 
 Message = Mapping[str, str]
-"""``{"role": "user", "content": "..."}``: what chat templates take."""
+"""A chat message for chat templates: ``{"role": "user", "content": "..."}``."""
 
 
 class FinishReason(StrEnum):
-    """Why a response ended."""
+    """Reason why a response ended."""
 
     STOP = "stop"
     """The policy ended it: an end-of-sequence token or a stop string."""
     LENGTH = "length"
-    """It was cut at the response limit (truncated)."""
+    """The response was cut at the response limit (truncated)."""
     CUT = "cut"
-    """It is not complete: sampling was interrupted, and goes on from here later."""
+    """The response is incomplete: sampling was interrupted, and continues later."""
     DONE = "done"
     """The environment ended the conversation."""
     TURNS = "turns"
     """The conversation was cut at the limit of turns (truncated)."""
     LOST = "lost"
-    """The environment failed: nobody knows how it would have ended."""
+    """The environment failed: the result is unknown."""
 
 
 class WeightsOn(StrEnum):
-    """Which ranks need whole weights: what is not needed is not gathered from shards."""
+    """Ranks that need whole weights: others gather nothing from shards."""
 
     EVERY_RANK = "every_rank"
-    """Each rank computes with them."""
+    """Each rank computes with whole weights."""
     FIRST_RANK = "first_rank"
-    """Rank 0 computes with them, or passes them on to servers; the policy of other ranks has none."""
+    """Rank 0 computes with whole weights, or passes them on to servers; the policy of other ranks has none."""
     NO_RANK = "no_rank"
-    """Nobody does; a policy still says which model and tokenizer it has."""
+    """No rank needs whole weights; a policy still provides its model's config and tokenizer."""
 
 
 @dataclass(slots=True)
 class Decoding:
-    """How a policy's tokens are decoded, where it was measured (:mod:`gspo_lightning.rollouts.verify`)."""
+    """Decoding of a policy's tokens, as measured (:mod:`gspo_lightning.rollouts.verify`)."""
 
     way: Literal["shared", "padded", "generate"] | None = None
-    """Keys and values of a prompt shared by its rows; rows padded to one width in transformers' own cache; or
-    transformers' ``generate``. None: not measured, the first of them that the policy's layout allows."""
+    """Decoding method.
+
+    ``shared``: a prompt's keys and values are shared by its rows. ``padded``: rows are padded to one width in
+    transformers' own cache. ``generate``: transformers' ``generate``. None: not measured; the first of them that the
+    policy's layout allows.
+    """
     lean: bool | None = None
-    """Whether ``shared`` works without the model's own modules (:mod:`gspo_lightning.rollouts.sampler.lean`)."""
+    """True if ``shared`` works without the model's own modules (:mod:`gspo_lightning.rollouts.sampler.lean`)."""
     cast: frozenset[str] | None = None
-    """Parameters that autocast casts and nobody reads otherwise (:mod:`gspo_lightning.policy.compute_copy`)."""
+    """Parameters that autocast casts and nothing else reads (:mod:`gspo_lightning.policy.compute_copy`)."""
     verified: set[str] = field(default_factory=set)
     """Kinds of sources that were compared with the training forward."""
 
@@ -99,17 +103,17 @@ class Prompt:
             raise ValueError(f"prompt {self.id} has no tokens")
 
     def room(self, limit: int) -> int:
-        """Tokens that a response may have: ``limit``, or fewer where the column ``max_response_tokens`` says so."""
+        """Return the token budget of a response: ``limit``, or less if the column ``max_response_tokens`` says so."""
         own = self.columns.get("max_response_tokens")
         return limit if own is None else min(limit, int(own))
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How responses are drawn.
+    """Sampling parameters of responses.
 
     ``temperature`` 0 means greedy. ``top_p`` and ``top_k`` other than 1 and 0 are for evaluation only: in training
-    they would make the sampled distribution another one than the policy's.
+    they would make the sampled distribution differ from the policy's.
     """
 
     max_response_tokens: int
@@ -121,7 +125,7 @@ class SamplingParams:
 
     @property
     def neutral(self) -> bool:
-        """Whether samples follow the policy's own distribution at this temperature."""
+        """True if samples follow the policy's own distribution at this temperature."""
         return self.top_p == 1.0 and self.top_k == 0 and self.temperature > 0
 
 
@@ -129,24 +133,30 @@ class SamplingParams:
 class Rollout:
     """One response to one prompt, from sampling to scoring.
 
-    ``token_ids`` [T] int64 with the end token where the policy wrote one; ``logprobs`` [T] float32, the sampler's own
-    log-probabilities at the training temperature (nats), or None where a source has none; ``response_mask`` [T] bool;
-    ``policy_version`` counts optimizer steps when the newest token was sampled; ``versions`` [T] int64 says it token by
-    token where a response came in pieces; ``routes`` [prompt + T - 1, L, k] are the experts that the sampler sent each
-    token to, where that was asked for. ``reward`` None means *missing* and ``masked`` that the run leaves such
-    responses out: the sample then takes no part in statistics, loss or denominator. ``kl_penalty`` is
-    subtracted from the reward for the comparison within a group; ``reward`` itself is never overwritten. A part that is
-    None is missing, or does not apply to the record (:meth:`applies`).
-    ``reward_agreements`` says of judges whether they agree with known answers; ``reward_logged`` and
-    ``reward_extra`` are what reward functions have logged beside it.
-
-    Of a conversation ``text`` is what the policy said and ``messages`` is all of it; ``turn_ends`` are the places in
-    ``token_ids`` after each turn of the policy, ``turn_rewards`` what the environment paid for it.
-    ``token_advantages`` [T] float32 take the place of ``advantage`` where turns, steps or tokens are judged on their
-    own; ``steps`` are (end, score) of each step by the name of the reward, ``end`` a place in ``token_ids``, rising.
-    ``values`` and ``returns`` [T] float32 are what a critic says of the state before each token, and what it should
-    have said; ``token_penalties`` [T] float32 add up to ``kl_penalty``. ``lost`` says why there can be no reward: its
-    environment failed; ``missing`` why rewards have given none.
+    ``token_ids`` [T] int64, including the end token if the policy wrote one; ``logprobs`` [T] float32, the sampler's
+    own
+    log-probabilities at the training temperature (nats), or None if a source has none; ``response_mask`` [T] bool;
+    ``policy_version`` counts the optimizer steps when the newest token was sampled; ``versions`` [T] int64 does so per
+    token if a response came in pieces; ``routes`` [prompt + T - 1, L, k] are the experts that the sampler chose for
+    each
+    token, if requested. ``reward`` None means *missing*, and ``masked`` that the run leaves such responses out: the
+    sample
+    then takes no part in statistics, loss or denominator. ``kl_penalty`` is subtracted from the reward for the
+    comparison
+    within a group; ``reward`` itself is never overwritten. In ``reward_parts``, None is missing, or does not apply to
+    the
+    record (:meth:`applies`). ``reward_agreements`` are the agreements of judges with known answers; ``reward_logged``
+    and
+    ``reward_extra`` are values that reward functions have logged.
+    For a conversation, ``text`` is what the policy said and ``messages`` is all of it; ``turn_ends`` are the positions
+    in
+    ``token_ids`` after each turn of the policy, ``turn_rewards`` the environment's rewards for them.
+    ``token_advantages`` [T] float32 replace ``advantage`` if turns, steps or tokens have their own; ``steps`` are (end,
+    score) of each step by the name of the reward, ``end`` a position in ``token_ids``, rising. ``values`` and
+    ``returns``
+    [T] float32 are a critic's values of the state before each token, and their targets; ``token_penalties`` [T] float32
+    add up to ``kl_penalty``. ``lost`` is the reason of a failed environment, which leaves no reward; ``missing`` is the
+    reason why rewards gave none.
     """
 
     prompt: Prompt
@@ -191,26 +201,30 @@ class Rollout:
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(value.shape)}")
 
     def applies(self, reward: str) -> bool:
-        """Whether a reward has anything to say about this record."""
+        """True if a reward applies to this record."""
         return self.reward_statuses.get(reward) != "not_applicable"
 
     def verdict(self, reward: str) -> float | None:
-        """The part that says whether the response is correct: of this reward, or of the first one that applies where
-        no reward is named (empty) or the named one has nothing to say about this record."""
+        """Return the reward part that decides whether the response is correct.
+
+        It is the part of this reward, or of the first one that applies, if none is named (empty) or the named one does
+        not
+        apply to this record.
+        """
         names = (reward, *self.reward_parts) if reward else tuple(self.reward_parts)
         return next((self.reward_parts.get(name) for name in names if self.applies(name)), None)
 
     def correct(self, reward: str) -> bool:
-        """Whether the verdict of this reward is at least 1, as ``val/accuracy`` counts; a missing one is no success.
+        """True if the verdict of this reward is at least 1, as ``val/accuracy`` counts; a missing one is no success.
 
-        Where it is not among the parts (a function that was passed to :class:`GSPOTrainer`), the whole reward decides.
+        If it is not among the parts (a function that was passed to :class:`GSPOTrainer`), the whole reward decides.
         """
         value = self.verdict(reward) if reward in self.reward_parts else self.reward
         return value is not None and value >= 1.0
 
     @property
     def truncated(self) -> bool:
-        """Whether the response was cut at a limit."""
+        """True if the response was cut at a limit."""
         return self.finish_reason in (FinishReason.LENGTH, FinishReason.TURNS)
 
     @property
@@ -220,12 +234,12 @@ class Rollout:
 
     @property
     def own_ids(self) -> Tensor:
-        """[length] int64, the tokens that the policy chose."""
+        """Tokens that the policy chose, [length] int64."""
         return self.token_ids[self.response_mask]
 
     @property
     def transcript(self) -> str:
-        """What a person reads: the text, or all sides of a conversation, a message a line."""
+        """Text for a person: the response, or all sides of a conversation, one message per line."""
         own = "assistant"
         lines = (m["content"] if m["role"] == own else f"{m['role']}: {m['content']}" for m in self.messages)
         return "\n".join(lines) if self.messages else self.text
@@ -237,17 +251,19 @@ class MicroBatch:
 
     ``input_ids`` [N, S]; ``prompt_lengths`` [N] and ``response_lengths`` [N] int64; ``response_mask`` [N, T];
     ``advantages`` [N] or [N, T] float32; ``old_logprobs``, ``behaviour_logprobs``, ``ref_logprobs`` and
-    ``teacher_logprobs`` [N, T] float32 or None; with ``old_from_source`` the old ones are ``behaviour_logprobs``. So
-    they are for tokens that ``stale`` [N, T] bool marks: pieces of partial rollouts that an earlier version sampled.
-    Rows with the same ``prompt_index``
-    [N] int64 have the same prompt (None: nobody said so). ``routes`` [N, S - 1, L, k], small
-    integers: the k experts that the rollout or the old policy sent each token to, in L layers.
-    ``positive`` [N] bool: which rows are correct responses (:meth:`Rollout.correct`).
-    ``sources`` [N, S] bool: which of S sources of a mixture each row is from. ``segments`` [N, T] int64 numbers the
-    steps of responses whose steps were scored. ``media`` are the pictures of each row,
-    None where no row has one.
-    ``weight`` is 1, or 0 for a filler that only keeps ranks in step. ``host`` has lengths and ``prompt_index`` as they
-    were before the batch moved to a device: what is planned from them does not wait for it.
+    ``teacher_logprobs`` [N, T] float32 or None. With ``old_from_source``, ``behaviour_logprobs`` serve as the old ones;
+    the same holds for tokens that ``stale`` [N, T] bool marks: pieces of partial rollouts that an earlier version
+    sampled.
+    Rows with the same ``prompt_index`` [N] int64 have the same prompt (None: unknown). ``routes`` [N, S - 1, L, k],
+    small
+    integers: the k experts that the rollout or the old policy chose for each token, in L layers.
+    ``positive`` [N] bool: rows that are correct responses (:meth:`Rollout.correct`).
+    ``sources`` [N, S] bool: the source of each row, of the S sources of a mixture. ``segments`` [N, T] int64 numbers
+    the
+    steps of responses whose steps were scored. ``media`` are the pictures of each row, None if no row has one.
+    ``weight`` is 1, or 0 for a filler that only keeps ranks in step. ``host`` keeps the lengths and ``prompt_index``
+    from
+    before the batch moved to a device: planning with them does not wait for the device.
     """
 
     input_ids: Tensor
@@ -292,19 +308,19 @@ class MicroBatch:
 
     @property
     def lengths(self) -> Tensor:
-        """[N] tokens of each row, prompt and response together."""
+        """Tokens of each row, prompt and response together, [N]."""
         return self.prompt_lengths + self.response_lengths
 
     @property
     def response_ids(self) -> Tensor:
-        """[N, T] int64 token ids of the responses; 0 beyond a row's response."""
+        """Token ids of the responses, [N, T] int64; 0 beyond a row's response."""
         steps = torch.arange(self.response_mask.shape[1], device=self.input_ids.device).unsqueeze(0)
         inside = steps < self.response_lengths.unsqueeze(1)
         places = (self.prompt_lengths.unsqueeze(1) + steps).clamp(max=self.input_ids.shape[1] - 1)
         return torch.where(inside, self.input_ids.gather(1, places), 0)
 
     def to(self, device: torch.device | str) -> MicroBatch:
-        """The same rows on another device; the host does not wait for those that leave it."""
+        """Return the rows on another device; the host does not wait for tensors that leave it."""
         here = self.input_ids.device.type == "cpu"
         moved: dict[str, Any] = {
             f.name: value.to(device, non_blocking=here)
@@ -314,26 +330,26 @@ class MicroBatch:
         return replace(self, **moved, host=self.on_host() if here else self.host)
 
     def on_host(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """``prompt_lengths``, ``response_lengths`` and ``prompt_index`` on the CPU."""
+        """Return ``prompt_lengths``, ``response_lengths`` and ``prompt_index`` on the CPU."""
         if self.host is not None:
             return self.host
         index = None if self.prompt_index is None else self.prompt_index.cpu()
         return self.prompt_lengths.cpu(), self.response_lengths.cpu(), index
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and primitives only, so that a checkpoint loads with ``weights_only=True``."""
+        """Return tensors and primitives only, so a checkpoint loads with ``weights_only=True``."""
         state = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "host"}
         return state if self.media is None else state | {"media": written_media(self.media)}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> MicroBatch:
-        """The inverse of :meth:`state_dict`."""
+        """Restore the result of :meth:`state_dict`."""
         return cls(**{**state, "media": read_media(state.get("media"))})
 
 
 @dataclass(slots=True)
 class MiniBatch:
-    """What one optimizer step trains on: rows of groups, cut into micro-batches.
+    """Rows of groups for one optimizer step, split into micro-batches.
 
     ``index`` counts the mini-batches of an iteration, over all passes; ``iteration`` counts rollout batches.
     """
@@ -357,11 +373,11 @@ class MiniBatch:
         return sum(m.num_tokens for m in self.micro_batches if m.weight > 0)
 
     def to(self, device: torch.device | str, *_: Any, **__: Any) -> MiniBatch:
-        """The same mini-batch on another device (Lightning calls this)."""
+        """Return the mini-batch on another device (Lightning calls this)."""
         return replace(self, micro_batches=[m.to(device) for m in self.micro_batches])
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and primitives only."""
+        """Return tensors and primitives only."""
         return {
             "micro_batches": [m.state_dict() for m in self.micro_batches],
             "index": self.index,
@@ -370,14 +386,14 @@ class MiniBatch:
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> MiniBatch:
-        """The inverse of :meth:`state_dict`."""
+        """Restore the result of :meth:`state_dict`."""
         micro = [MicroBatch.from_state_dict(m) for m in state["micro_batches"]]
         return cls(micro, index=int(state["index"]), iteration=int(state["iteration"]))
 
 
 @dataclass(slots=True)
 class ObjectiveOutput:
-    """What an objective returns.
+    """Result of an objective.
 
     ``loss``: scalar to minimise. ``ratio``: [N] or [N, T], before clipping. ``clipped``: bool, the same shape, True
     exactly where the clipped branch is taken and the gradient is zero ("outside the band" is another metric).

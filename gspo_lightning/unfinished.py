@@ -1,4 +1,4 @@
-"""Half written files: where they stand, whose they are, and what becomes of those that nobody is writing any more.
+"""Temporary files of unfinished writes: their paths, their owners, and removal of abandoned ones.
 
 Nothing here imports torch: commands that start without it write files, too.
 """
@@ -18,22 +18,22 @@ _SUFFIX = ".unfinished"
 
 
 def beside(target: Path) -> Path:
-    """Where ``target`` is written before it is swapped in: in the same folder, so that the swap is one rename.
+    """Return the temporary path of ``target``: in the same folder, so the swap is one rename.
 
-    The name says whose it is: two processes that write one target do not write one file, and :func:`sweep` can tell
-    what nobody is writing any more.
+    The name states the owner: two processes that write one target use different files, and :func:`sweep` recognises
+    abandoned ones.
     """
     return target.with_name(f".{target.name}.{socket.gethostname()}.{os.getpid()}{_SUFFIX}")
 
 
 def sweep(folder: Path, name: str = "", *, alone: bool = False) -> None:
-    """Remove what killed processes left half written in a folder.
+    """Remove the temporary files that killed processes left in a folder.
 
     Args:
         folder: may be missing.
-        name: of the only target that matters.
-        alone: nobody else may write here, so that what other machines and older versions left is dead, too, and what
-            has the number of this process was left by one before it.
+        name: the only target to clean up.
+        alone: nobody else may write here, so files of other machines and older versions are abandoned, too, and a file
+            with this process's id was left by an earlier process with the same id.
     """
     for file in folder.glob(f".{glob.escape(name)}.*{_SUFFIX}" if name else f".*{_SUFFIX}"):
         owner, _, pid = file.name.removesuffix(_SUFFIX).rpartition(".")
@@ -46,7 +46,7 @@ def sweep(folder: Path, name: str = "", *, alone: bool = False) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process of this number runs on this machine; one that is only waited for does not."""
+    """True if a process of this id runs on this machine; a zombie does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except FileNotFoundError:
@@ -57,7 +57,7 @@ def alive(pid: int) -> bool:
 
 
 def remove(path: Path) -> None:
-    """A file or a folder, if there is one; another process may be at it, too."""
+    """Remove a file or a folder, if it exists; another process may do so at the same time."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -65,10 +65,10 @@ def remove(path: Path) -> None:
 
 
 def share(weights: Path, like: Path) -> None:
-    """Give weights the mode of another file, which the umask decided: safetensors writes for this user alone.
+    """Give weights the file mode of another file, which follows the umask: safetensors writes for this user alone.
 
     Args:
-        weights: a folder; its ``*.safetensors`` are meant.
+        weights: a folder with ``*.safetensors`` files.
         like: a file that was written in the usual way.
     """
     for file in weights.glob("*.safetensors"):

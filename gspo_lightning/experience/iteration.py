@@ -1,4 +1,4 @@
-"""One iteration of reinforcement learning: prompts in, mini-batches with advantages out. :meth:`run` has the steps."""
+"""Iteration of reinforcement learning: prompts in, mini-batches with advantages out. :meth:`run` has the steps."""
 
 from __future__ import annotations
 

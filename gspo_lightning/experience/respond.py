@@ -1,4 +1,4 @@
-"""From prompts to scored groups: workers score one group while the rollout source generates the next."""
+"""Scored groups from prompts: workers score one group while the rollout source generates the next."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class MetricSpec:
     group: str
     """Heading of its section in ``docs/metrics.md``."""
     kind: Kind = "scalar"
-    """How it is stored."""
+    """Kind of stored value."""
     when: str = ""
     """Runs or updates that have the metric, if not all have it."""
     reading: Reading | None = None

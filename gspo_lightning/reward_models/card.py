@@ -1,6 +1,6 @@
-"""The model card of a reward model: what it came from, what it learnt from, and how far it can be trusted.
+"""Model card of a reward model: base model, data, and held-out results.
 
-Paths of the machine that trained stay there: of a file its name is written, of a hub id the id.
+Local paths are not published: only the name of a file is written, or a hub id.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SETTINGS = {
 
 
 def card(content: Mapping[str, Any]) -> str:
-    """The page, with the header that the hub reads.
+    """Return the card, with the header that the hub reads.
 
     Args:
         content: ``config``, ``updates``, ``results`` (of ``results.json``, or None), ``data`` (fingerprints),
@@ -51,7 +51,7 @@ def _is_hub_id(name: str) -> bool:
 
 
 def _shown(source: Any) -> str:
-    """A hub id as it is, of a path its last part, of a prompt set its class."""
+    """Return a hub id unchanged, the last part of a path, or the class of a prompt set."""
     if isinstance(source, Mapping):
         return str(source.get("class_path")).rpartition(".")[2]
     return str(source) if _is_hub_id(str(source).split(":")[0]) else Path(str(source)).name

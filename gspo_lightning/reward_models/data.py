@@ -1,4 +1,4 @@
-"""The LightningDataModule: preference pairs to train on, and pairs that are only judged."""
+"""LightningDataModule of preference pairs: training pairs and held-out pairs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["PreferenceDataModule"]
 log = logging.getLogger(__name__)
 
 _HELD_OUT_SHARE, _HELD_OUT_MOST = 10, 1000
-"""Without held-out pairs, those of one prompt in so many are held out, but not of more than so many prompts."""
+"""Without held-out pairs, those of one prompt in 10 are held out, but of at most 1,000 prompts."""
 
 
 class PreferenceDataModule(LightningDataModule):
@@ -33,15 +33,16 @@ class PreferenceDataModule(LightningDataModule):
         train: pairs to learn from: a file (.jsonl, .json, .csv, .tsv, .parquet), a hub id, or a prompt set. Records
             hold ``chosen`` and ``rejected``, and may hold ``prompt`` and ``margin``.
         val: held-out pairs; None holds out the pairs of one prompt in ten, of at most 1,000 prompts.
-        columns: our word -> the data's: ``{chosen: preferred, rejected: other}``.
+        columns: our name -> the data's name: ``{chosen: preferred, rejected: other}``.
         text: what the model reads: ``joined`` (prompt and answer as one text) or ``chat`` (as the tokenizer's chat
-            template writes them). None takes ``chat`` where records hold messages, else ``joined``. Its reward is to be
-            asked the same way: ``SequenceClassificationReward`` refuses another one.
-        batch_size: pairs of an optimizer step, over all ranks.
-        micro_batch_size: pairs of a forward pass on one rank: memory only, never results.
-        max_tokens: of an answer with its prompt; pairs with a longer one are dropped and counted, never cut. None takes
-            what the model was built for.
-        seed: of the order of the pairs; the command line sets it from ``seed_everything``.
+            template writes them). None takes ``chat`` if records hold messages, else ``joined``. The reward must be
+            used the same way: ``SequenceClassificationReward`` refuses another one.
+        batch_size: pairs per optimizer step, over all ranks.
+        micro_batch_size: pairs per forward pass on one rank: affects memory only, never results.
+        max_tokens: most tokens of an answer with its prompt; pairs with a longer one are dropped and counted, never
+            cut.
+            None takes the model's limit.
+        seed: seed of the order of the pairs; the command line sets it from ``seed_everything``.
     """
 
     def __init__(
@@ -67,10 +68,10 @@ class PreferenceDataModule(LightningDataModule):
         self.text, self.batch_size, self.micro_batch_size = text, batch_size, micro_batch_size
         self.max_tokens, self.seed = max_tokens, seed
         self.rows: dict[str, list[Row]] = {}
-        """``train`` and ``val``, once they have been read."""
+        """Rows of ``train`` and ``val``, once they have been read."""
         self.dropped: dict[str, Dropped] = {}
         self.reads: Text = "joined"
-        """What the model reads, once pairs have been read."""
+        """Text format that the model reads, once pairs have been read."""
         self._fingerprints: dict[str, dict[str, Any]] = {}
         self._tokenizer: PreTrainedTokenizerBase | None = None
 
@@ -79,7 +80,7 @@ class PreferenceDataModule(LightningDataModule):
 
         Args:
             tokenizer: of the model.
-            longest: tokens that the model was built for; None where it does not say.
+            longest: the model's limit of tokens; None if unknown.
 
         Raises:
             UserError: a malformed record, too few pairs, or a format that the tokenizer cannot write.
@@ -106,25 +107,25 @@ class PreferenceDataModule(LightningDataModule):
             )  # fmt: skip
 
     def fingerprints(self) -> dict[str, dict[str, Any]]:
-        """Number and SHA-256 of the pairs that were read, by name of their set; for checkpoints."""
+        """Return number and SHA-256 of the pairs that were read, by name of their set; for checkpoints."""
         return dict(self._fingerprints)
 
     def micro_batches(self, world: int) -> int:
-        """Forward passes of an optimizer step on each of ``world`` ranks."""
+        """Return the number of forward passes per optimizer step on each of ``world`` ranks."""
         return self._loader("train", 0, world).micro_batches
 
     def steps(self, world: int) -> int:
-        """Optimizer steps of an epoch."""
+        """Return the number of optimizer steps per epoch."""
         return self._loader("train", 0, world).steps
 
     def train_dataloader(self) -> PairLoader:
-        """This rank's micro-batches of an epoch, from where the run stands."""
+        """Return this rank's micro-batches of an epoch, from the current position of the run."""
         trainer = self.trainer
         assert trainer is not None
         return self._loader("train", trainer.global_rank, trainer.world_size, lambda: trainer.global_step)
 
     def val_dataloader(self) -> PairLoader:
-        """This rank's part of the held-out pairs."""
+        """Return this rank's part of the held-out pairs."""
         trainer = self.trainer
         assert trainer is not None
         return self._loader("val", trainer.global_rank, trainer.world_size)
@@ -174,7 +175,7 @@ class PreferenceDataModule(LightningDataModule):
         return chosen
 
     def _split(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-        """All pairs of a prompt are on one side."""
+        """Split training and held-out rows, with all pairs of a prompt on one side."""
         prompts = sorted({row.prompt for row in rows})
         order = permutation(stream(self.seed, Purpose.PAIRS_HELD_OUT), len(prompts)).tolist()
         kept = {prompts[i] for i in order[: min(len(prompts) // _HELD_OUT_SHARE, _HELD_OUT_MOST)]}

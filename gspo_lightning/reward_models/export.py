@@ -1,4 +1,4 @@
-"""A reward model as a folder in transformers format, with tokenizer and model card."""
+"""Export a reward model as a folder in transformers format, with tokenizer and model card."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gspo_lightning.unfinished import share
 __all__ = ["READS", "export"]
 
 READS = "gspo_reads"
-"""Of a model's config: what it was trained to read, ``joined`` or ``chat``."""
+"""Key of a model's config: the text format it was trained on, ``joined`` or ``chat``."""
 
 
 def export(
@@ -29,7 +29,7 @@ def export(
     content: Mapping[str, Any],
     sources: Iterable[Path] = (),
 ) -> None:
-    """Write the folder, whole or not at all; an export that is there is replaced.
+    """Write the folder, whole or not at all; an existing export is replaced.
 
     ``AutoModelForSequenceClassification.from_pretrained(folder)`` loads it, and ``SequenceClassificationReward`` takes
     the folder as it is.
@@ -38,12 +38,12 @@ def export(
         folder: to write.
         model: with adapters merged.
         tokenizer: of the model.
-        reads: what it was trained on.
+        reads: text format it was trained on.
         content: of the card, see :func:`gspo_lightning.reward_models.card.card`.
-        sources: files and folders that are still needed, so that the folder must not hold them.
+        sources: files and folders that are still needed, so the folder must not hold them.
 
     Raises:
-        UserError: another folder than an export is there.
+        UserError: the folder exists and is not an export.
     """
     setattr(model.config, READS, reads)
     set_pad(model, tokenizer.pad_token_id)

@@ -1,4 +1,4 @@
-"""What held-out pairs say of a reward model: accuracy with an interval, and whether its probabilities can be believed.
+"""Held-out results of a reward model: accuracy with an interval, and calibration of its probabilities.
 
 The unit of the interval is the prompt: pairs of one prompt share an answer, or at least a difficulty.
 """
@@ -20,7 +20,7 @@ _BINS = 10
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Pairs whose confidence lies in [``low``, ``high``): how sure the model is, and how often it is right."""
+    """Calibration bin: pairs with confidence in [``low``, ``high``), their mean confidence and accuracy."""
 
     low: float
     high: float
@@ -31,7 +31,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A reward model on held-out pairs.
+    """Results of a reward model on held-out pairs.
 
     ``accuracy`` is the share of pairs whose chosen answer has the higher reward; a tie counts one half. ``loss`` is the
     Bradley-Terry loss without its second term (nats per pair), ``margin`` the mean of chosen minus rejected reward,
@@ -52,12 +52,12 @@ class HeldOut:
     bins: tuple[Bin, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Numbers, texts and lists only."""
+        """Return the results as numbers, texts and lists only."""
         return asdict(self)
 
     @classmethod
     def of_dict(cls, found: Mapping[str, Any]) -> HeldOut:
-        """From what :meth:`as_dict` gave.
+        """Restore the result of :meth:`as_dict`.
 
         Raises:
             TypeError, KeyError: it is something else.
@@ -69,12 +69,12 @@ class HeldOut:
 def judge(
     chosen: Sequence[float], rejected: Sequence[float], margins: Sequence[float], prompts: Sequence[int]
 ) -> HeldOut:
-    """Count all of it.
+    """Compute the held-out results.
 
     Args:
         chosen: [N] rewards of the preferred answers.
         rejected: [N] rewards of the others.
-        margins: [N] what the data say that the difference should be at least; in the loss only.
+        margins: [N] least differences according to the data; in the loss only.
         prompts: [N] the prompt of each pair.
 
     >>> found = judge([2.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0, 1])
@@ -103,7 +103,7 @@ def judge(
 
 
 def _bins(confidence: np.ndarray, right: np.ndarray) -> tuple[Bin, ...]:
-    """Those that hold pairs."""
+    """Return the bins that hold pairs."""
     edges = np.linspace(0.5, 1.0, _BINS + 1)
     place = np.clip(np.searchsorted(edges, confidence, side="right") - 1, 0, _BINS - 1)
     return tuple(

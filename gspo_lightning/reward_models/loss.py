@@ -9,10 +9,11 @@ __all__ = ["bradley_terry"]
 
 
 def bradley_terry(chosen: Tensor, rejected: Tensor, margins: Tensor, center: float = 0.0) -> Tensor:
-    """[N] loss of each pair, nats: ``-log sigmoid(r_c - r_r - m) + center (r_c + r_r)^2``.
+    """Return the loss of each pair, [N] nats: ``-log sigmoid(r_c - r_r - m) + center (r_c + r_r)^2``.
 
     The first term is the negative log-likelihood of Bradley and Terry (1952) with the margin of Llama 2
-    (arXiv 2307.09288, Eq. 2). It only sees differences; the second keeps the mean reward of a pair near 0 (Eisenstein
+    (arXiv 2307.09288, Eq. 2). It depends on differences only; the second term keeps the mean reward of a pair near 0
+    (Eisenstein
     et al., arXiv 2312.09244, TRL's ``center_rewards_coefficient``).
 
     Args:

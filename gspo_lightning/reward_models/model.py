@@ -1,4 +1,4 @@
-"""The model: a transformers sequence classifier with one output whose head computes in float32 and starts at zero."""
+"""Reward model: a transformers sequence classifier with one output, and a float32 head that starts at zero."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["head_of", "layers_of", "load_reward_model"]
 
 
 class _Float32Linear(nn.Linear):
-    """Computes in float32 or wider, whatever autocast says: bfloat16 rounds a reward of 5 by up to 0.02."""
+    """Linear layer that computes in float32 or wider despite autocast: bfloat16 rounds a reward of 5 by up to 0.02."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
@@ -35,12 +35,14 @@ class _Float32Linear(nn.Linear):
 
 
 def load_reward_model(settings: ModelSettings) -> PreTrainedModel:
-    """Load it, in train mode; the same weights for the same seed.
+    """Load a reward model in train mode; the same weights for the same seed.
 
-    To be trained, it needs :func:`gspo_lightning.policy.silence.silence`, and for rows of different lengths
+    Training also needs :func:`gspo_lightning.policy.silence.silence`, and for rows of different lengths
     :func:`gspo_lightning.policy.classifier.set_pad`.
-    A head that the model does not have yet starts at zero, so that all rewards are 0 before the first update. With
-    adapters, the head is trained beside them and everything else is frozen; a vision tower always is.
+
+    A head that the model does not have yet starts at zero, so all rewards are 0 before the first update. With adapters,
+    the
+    head is trained, too, and everything else is frozen; a vision tower is always frozen.
 
     Raises:
         UserError: the model cannot be found or loaded, or lacks other weights than those of its head.
@@ -63,7 +65,7 @@ def load_reward_model(settings: ModelSettings) -> PreTrainedModel:
 
 
 def head_of(model: PreTrainedModel) -> nn.Linear:
-    """The linear layer whose only output is the reward.
+    """Return the linear layer whose only output is the reward.
 
     Raises:
         UserError: there is none, or more than one.
@@ -79,7 +81,7 @@ def head_of(model: PreTrainedModel) -> nn.Linear:
 
 
 def layers_of(model: PreTrainedModel) -> list[nn.Module]:
-    """The layers that are sharded each for itself.
+    """Return the layers that are sharded separately.
 
     Raises:
         UserError: the model has none that transformers marks.
@@ -151,6 +153,6 @@ def _start_at_zero(model: PreTrainedModel) -> None:
 
 
 def _outside(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that are no part of the backbone."""
+    """Yield the modules outside the backbone."""
     backbone = set(model.base_model.modules())
     yield from ((name, module) for name, module in model.named_modules() if name and module not in backbone)

@@ -1,9 +1,9 @@
-"""The LightningModule: a reward model and its Bradley-Terry loss.
+"""LightningModule of a reward model with its Bradley-Terry loss.
 
 One Lightning batch is a micro-batch, and ``trainer.accumulate_grad_batches`` is set to the number of them in an
 optimizer step, so ``global_step``, clipping, schedules, precision and strategies keep their usual meaning. The loss of
-a micro-batch is its sum over pairs divided by the pairs of the whole step: how a step is cut, and over how many ranks,
-does not change its gradient.
+a micro-batch is its sum over pairs divided by the pairs of the whole step: how a step is split, and over how many
+ranks, does not change its gradient.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MEASURED = ("loss", "accuracy", "margin", "reward")
 
 
 class RewardModule(LightningModule):
-    """A sequence classifier with one output, trained so that preferred answers have the higher reward.
+    """A sequence classifier with one output, trained to give preferred answers the higher reward.
 
     Args:
         name_or_path: hub id or local folder in transformers format, or a built-in tiny model (``tiny-qwen3``,
@@ -88,12 +88,12 @@ class RewardModule(LightningModule):
         self.build_optimizer, self.build_scheduler = optimizer, lr_scheduler
         self.center = center_rewards_coefficient
         self.provenance: dict[str, Any] = {}
-        """What a checkpoint says of where it comes from."""
+        """Provenance of a run, for its checkpoints."""
         self.evaluations: list[tuple[int, HeldOut]] = []
-        """Optimizer steps and held-out results of this process, in order."""
+        """(Optimizer step, held-out results) of this process, in order."""
         self.last_update: dict[str, float] = {}
         self.held_out_margins: list[float] = []
-        """[N] chosen minus rejected reward of each held-out pair, at the last evaluation."""
+        """Chosen minus rejected reward of each held-out pair [N], at the last evaluation."""
         self._whole: dict[str, Tensor] | None = None
         self._sums = torch.zeros(len(_MEASURED) + 1, dtype=torch.float64)
         self._seen: list[tuple[int, float, float]] = []
@@ -102,7 +102,7 @@ class RewardModule(LightningModule):
     # building ----------------------------------------------------------------------------------------------------
 
     def prepare(self, data: PreferenceDataModule) -> None:
-        """Load the tokenizer and read the pairs: what is wrong with them is found before the weights are loaded.
+        """Load the tokenizer and read the pairs: errors in the data are found before the weights are loaded.
 
         Raises:
             UserError: as :meth:`PreferenceDataModule.read`.
@@ -112,7 +112,7 @@ class RewardModule(LightningModule):
         self.data = data
 
     def configure_model(self) -> None:
-        """Load the model; FSDP2 shards every layer for itself."""
+        """Load the model; FSDP2 shards every layer separately."""
         if hasattr(self, "model"):
             return
         self.model = load_reward_model(self.settings)
@@ -130,7 +130,7 @@ class RewardModule(LightningModule):
             fully_shard(self.model, mesh=strategy.device_mesh["data_parallel"], mp_policy=policy)
 
     def configure_optimizers(self) -> Any:
-        """The optimizer over the trainable parameters, and the schedule stepped with it."""
+        """Return the optimizer over the trainable parameters, with its schedule."""
         made = self.build_optimizer([p for p in self.model.parameters() if p.requires_grad])
         fuse(made)
         if self.build_scheduler is None:
@@ -145,20 +145,20 @@ class RewardModule(LightningModule):
         return {"optimizer": made, "lr_scheduler": config}
 
     def setup(self, stage: str) -> None:
-        """Lightning accumulates the micro-batches of an optimizer step."""
+        """Make Lightning accumulate the micro-batches of an optimizer step."""
         self.trainer.accumulate_grad_batches = self.data.micro_batches(self.trainer.world_size)
 
     # the loop ----------------------------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> RewardModule:
-        """As of any module; what is random in train mode whatever its settings stays in eval mode."""
+        """Set train mode like any module, but keep in eval mode the modules that would be random in train mode."""
         super().train(mode)
         if mode and hasattr(self, "silenced") and self.silenced.held:
             hold(self.model)
         return self
 
     def on_fit_start(self) -> None:
-        """Judge an answer alone and beside a longer one, where and as the model is trained.
+        """Compare the reward of an answer alone and padded in a batch, on the device and in the mode of training.
 
         Raises:
             UserError: the rewards differ.
@@ -170,13 +170,13 @@ class RewardModule(LightningModule):
                 check_reading(self.model, alone, beside)
 
     def forward(self, batch: PairBatch) -> tuple[Tensor, Tensor]:
-        """[N] and [N] float32 rewards of the chosen and of the rejected answers."""
+        """Return rewards of the chosen and of the rejected answers, each [N] float32."""
         logits = self.model(**batch.inputs).logits
         chosen, rejected = logits[:, 0].float().chunk(2)
         return chosen, rejected
 
     def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:
-        """The share of a micro-batch in the mean loss over the pairs of its optimizer step.
+        """Return the share of a micro-batch in the mean loss over the pairs of its optimizer step.
 
         Lightning divides by the micro-batches of a step, and strategies by the ranks: both are multiplied back.
         """
@@ -213,14 +213,14 @@ class RewardModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """By the norm over all ranks; plain parameters are Lightning's business."""
+        """Clip by the norm over all ranks; Lightning clips plain parameters."""
         if gradient_clip_val and self._sharded:
             clip_gradients(self.model.parameters(), self._norm, float(gradient_clip_val), gradient_clip_algorithm)
         elif gradient_clip_val:
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """One step; then its measurements over all micro-batches and ranks go to the loggers."""
+        """Take one step, then log its measurements over all micro-batches and ranks."""
         super().optimizer_step(*args, **kwargs)
         *sums, count = all_sum(self._sums.float() if self.device.type == "mps" else self._sums).tolist()
         self._sums = torch.zeros_like(self._sums)
@@ -242,17 +242,17 @@ class RewardModule(LightningModule):
     # held-out pairs ----------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        """Forget what was judged before."""
+        """Clear earlier rewards."""
         self._seen = []
 
     def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
-        """Rewards of held-out pairs; fillers are left out."""
+        """Record rewards of held-out pairs; fillers are left out."""
         chosen, rejected = self(batch)
         rows = zip(batch.numbers.tolist(), chosen.tolist(), rejected.tolist(), batch.weights.tolist(), strict=True)
         self._seen += [(number, c, r) for number, c, r, weight in rows if weight > 0]
 
     def on_validation_epoch_end(self) -> None:
-        """Judge the rewards of all ranks."""
+        """Compute and log held-out results from the rewards of all ranks."""
         seen = sorted(pair for own in all_gather_objects(self._seen) for pair in own)
         rows = [self.data.rows["val"][number] for number, _, _ in seen]
         found = judge(
@@ -273,7 +273,7 @@ class RewardModule(LightningModule):
     # weights -----------------------------------------------------------------------------------------------------
 
     def on_fit_end(self) -> None:
-        """Judge the last weights, unless that is done; gather them where they are sharded. All ranks are still here."""
+        """Evaluate the final weights, unless that is done, and gather sharded ones. All ranks still take part."""
         if not self.evaluations or self.evaluations[-1][0] != self.global_step:
             self.eval()
             self.on_validation_epoch_start()
@@ -287,13 +287,13 @@ class RewardModule(LightningModule):
             self._whole = cast(dict[str, Tensor], get_model_state_dict(self, options=options))
 
     def whole_weights(self) -> dict[str, Tensor]:
-        """``{"model.<name>": tensor}`` after training; of sharded weights on the first rank alone."""
+        """Return ``{"model.<name>": tensor}`` after training; sharded weights on the first rank only."""
         return self.state_dict() if self._whole is None else self._whole
 
     # checkpoints -------------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Say which model this is; with adapters, keep only what is trained. Loggers are flushed first."""
+        """Record the model's settings; with adapters, keep only trained weights. Loggers are flushed first."""
         trained_only(checkpoint, self)
         if self.global_step % self.data.steps(self.trainer.world_size):  # max_steps or max_time may end an epoch early
             reopen_epoch(checkpoint)
@@ -310,7 +310,7 @@ class RewardModule(LightningModule):
         self._recount(checkpoint)
 
     def _recount(self, checkpoint: dict[str, Any]) -> None:
-        """Lightning counts micro-batches, of which this run may have another number in a step."""
+        """Recompute Lightning's count of micro-batches, whose number per step may differ in this run."""
         loop = checkpoint.get("loops", {}).get("fit_loop")
         if loop is None:
             return

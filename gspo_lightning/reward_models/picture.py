@@ -1,4 +1,4 @@
-"""The picture of a reward model: loss and accuracy over the run, calibration and margins on held-out pairs."""
+"""Plots of a reward model run: loss and accuracy, calibration and margins on held-out pairs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Curve = Sequence[tuple[int, float]]
 
 
 def draw(path: Path, curves: Mapping[str, Curve], found: HeldOut | None, margins: Sequence[float]) -> None:
-    """Write it.
+    """Draw the plots to a PNG.
 
     Args:
-        path: of a PNG.
+        path: of the PNG.
         curves: tag -> (optimizer step, value): ``reward_model/loss``, ``accuracy``, ``val_loss``, ``val_accuracy``.
-        found: on the held-out pairs, at the end; None before it.
-        margins: [N] chosen minus rejected reward of each held-out pair; empty where they are not known.
+        found: results on the held-out pairs at the end; None before it.
+        margins: [N] chosen minus rejected reward of each held-out pair; empty if unknown.
     """
     figure = Figure(figsize=(10, 7), layout="constrained")
     FigureCanvasAgg(figure)

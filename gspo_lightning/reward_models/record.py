@@ -1,4 +1,4 @@
-"""What a run leaves in its folder about held-out pairs, and the picture that is drawn from it again."""
+"""Held-out results in a run's folder, and the picture drawn from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESULTS, MARGINS, PICTURE = "results.json", "held_out_margins.json", "report.png
 
 
 def write_record(folder: Path, results: Mapping[str, Any], margins: Sequence[float]) -> None:
-    """Write ``results.json``, and beside it the numbers that only the picture needs.
+    """Write ``results.json``, and next to it the numbers that only the picture needs.
 
     Args:
         folder: of the run.
@@ -30,7 +30,7 @@ def write_record(folder: Path, results: Mapping[str, Any], margins: Sequence[flo
 
 
 def read_results(folder: Path, updates: int) -> dict[str, Any] | None:
-    """``results.json`` of a run, if it was written after so many updates; None without one."""
+    """Return ``results.json`` of a run, if it was written after exactly this many updates, else None."""
     try:
         results = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
         HeldOut.of_dict(results["held_out"])
@@ -43,11 +43,11 @@ def draw_again(run: Run, path: Path) -> HeldOut | None:
     """Draw the picture of a run from its folder; of an unfinished run, its curves so far.
 
     Args:
-        run: that was read; what is missing is added to its problems.
+        run: the run that was read; missing parts are added to its problems.
         path: of a PNG.
 
     Returns:
-        What was found on held-out pairs at the end; None of an unfinished run.
+        The final results on held-out pairs; None for an unfinished run.
     """
     found, margins = _found(run), list[float]()
     if found is not None:

@@ -45,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Pairs that were left out: those with an answer that is too long, and those whose answers are the same."""
+    """Numbers of dropped pairs: answers that are too long, and answers that are identical."""
 
     too_long: int = 0
     identical: int = 0
@@ -57,7 +57,8 @@ class PairBatch:
 
     ``input_ids`` and ``attention_mask`` are [2 N, S] int64: first the chosen answers, then the rejected ones.
     ``margins`` [N] float32; ``weights`` [N] float32 are 1, or 0 for a filler that only keeps ranks in step; ``numbers``
-    [N] int64 are the places of the pairs in their set. ``total`` pairs share one optimizer step, over all micro-batches
+    [N] int64 are the indices of the pairs in their set. ``total`` pairs share one optimizer step, over all
+    micro-batches
     and ranks.
     """
 
@@ -70,11 +71,11 @@ class PairBatch:
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """What the model is called with."""
+        """Keyword arguments of the model."""
         return {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
 
     def to(self, device: torch.device | str, *_: Any, **__: Any) -> PairBatch:
-        """The same pairs on another device (Lightning calls this)."""
+        """Move the pairs to another device (Lightning calls this)."""
         names = ("input_ids", "attention_mask", "margins", "weights", "numbers")
         return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
 
@@ -82,17 +83,17 @@ class PairBatch:
 def encode_pairs(
     pairs: Preferences, tokenizer: PreTrainedTokenizerBase, text: Text, max_tokens: int, field: str
 ) -> tuple[list[Row], Dropped]:
-    """Every pair whose answers fit, in order, and how many do not.
+    """Return every pair whose answers fit, in order, and the numbers of dropped pairs.
 
     Args:
         pairs: to encode.
         tokenizer: of the model.
-        text: what the model reads.
+        text: text format that the model reads.
         max_tokens: of an answer with its prompt; a pair with a longer one is dropped.
         field: the setting that messages name.
 
     Raises:
-        UserError: an answer without tokens, what the chat template refuses, or no pair is left.
+        UserError: an answer without tokens, messages that the chat template refuses, or no pair is left.
     """
     numbers: dict[str, int] = {}
     rows: list[Row] = []
@@ -130,7 +131,7 @@ def _sides(pair: Pair) -> tuple[Side, Side]:
 
 
 def _written(side: Side, pair: Pair, tokenizer: PreTrainedTokenizerBase, text: Text, field: str, where: str) -> str:
-    """Prompt and answer as the tokenizer reads them."""
+    """Return prompt and answer as the text that the tokenizer reads."""
     if text == "joined":
         assert isinstance(side, str)
         return (pair.prompt if isinstance(pair.prompt, str) else "") + side
@@ -149,11 +150,11 @@ def _written(side: Side, pair: Pair, tokenizer: PreTrainedTokenizerBase, text: T
 def collate(
     rows: Sequence[Row], numbers: Sequence[int], tokenizer: PreTrainedTokenizerBase, total: int, fill: int = 0
 ) -> PairBatch:
-    """Pairs by their numbers, padded on the right to the longest; fillers repeat the first pair of ``rows``.
+    """Collate pairs by their numbers, padded on the right to the longest; fillers repeat the first pair of ``rows``.
 
     Args:
         rows: of the set.
-        numbers: of the pairs of this batch.
+        numbers: indices of this batch's pairs.
         tokenizer: pads.
         total: pairs of the optimizer step.
         fill: pairs of weight 0 to add.
@@ -172,7 +173,7 @@ def collate(
 
 
 def alone_and_padded(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> tuple[PairBatch, PairBatch] | None:
-    """The shortest answer without padding, and first beside the longest one; None if all have one length."""
+    """Return the shortest answer without padding, and padded next to the longest one; None if all have one length."""
     sides = [side for row in rows for side in (row.chosen, row.rejected)]
     short, long = min(sides, key=len), max(sides, key=len)
     if len(short) == len(long):
@@ -182,10 +183,11 @@ def alone_and_padded(rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) ->
 
 
 class PairLoader:
-    """Micro-batches of this rank's pairs, sized, without a state of its own.
+    """Micro-batches of this rank's pairs: sized, without a state of its own.
 
-    Every optimizer step takes ``batch_size`` pairs of the order (the last one of an epoch what is left) and deals them
-    to the ranks; each rank cuts its share into as many micro-batches as every other rank, the longest pairs together.
+    Every optimizer step takes ``batch_size`` pairs of the order (the last step of an epoch takes the rest) and deals
+    them
+    to the ranks. Each rank splits its share into the same number of micro-batches, the longest pairs together.
 
     Args:
         rows: of the set.
@@ -195,7 +197,7 @@ class PairLoader:
         rank: of this process.
         world: number of processes.
         tokenizer: pads.
-        begun: optimizer steps that were made before an iteration starts; it goes on from there.
+        begun: returns the optimizer steps made so far when an iteration starts; it continues from there.
     """
 
     def __init__(
@@ -219,7 +221,7 @@ class PairLoader:
 
     @property
     def micro_batches(self) -> int:
-        """Of an optimizer step, on every rank."""
+        """Micro-batches of an optimizer step, on every rank."""
         share = -(-min(self.batch_size, len(self.rows)) // self.world)
         return -(-share // self.micro_batch_size)
 

@@ -1,4 +1,4 @@
-"""Reward models in checkpoints: what is in them, and the model that they stand for."""
+"""Reward models in checkpoints: their contents, and rebuilding the model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Module(Protocol):
 
 
 def trained_only(checkpoint: dict[str, Any], module: _Module) -> None:
-    """Put into a checkpoint which model it is; of a model with adapters, leave frozen weights out of it."""
+    """Record the model in a checkpoint; of a model with adapters, leave out frozen weights."""
     checkpoint[REWARD_MODEL] = {"model": dataclasses.asdict(module.settings), "text": module.data.reads}
     checkpoint["gspo_run"] = module.provenance
     if module.settings.lora is None:
@@ -59,11 +59,11 @@ def check_frozen(checkpoint: dict[str, Any], module: _Module) -> None:
 
 
 def reward_model_of(settings: ModelSettings, state: Mapping[str, Any], norm: float | None = None) -> PreTrainedModel:
-    """The model of a run, on the CPU, with adapters merged into its weights.
+    """Return the model of a run, on the CPU, with adapters merged into its weights.
 
     Args:
         settings: as in the run.
-        state: ``{"model.<name>": tensor}``, whole; with adapters what was trained.
+        state: ``{"model.<name>": tensor}``, whole; with adapters only the trained ones.
         norm: of the frozen weights that the adapters belong to; None leaves it unchecked.
 
     Raises:

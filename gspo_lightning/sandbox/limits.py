@@ -19,7 +19,7 @@ LAYERS = frozenset(
 
 
 class End(StrEnum):
-    """How a test ended. Every value but the first is the program's own failure."""
+    """End of a test. Every value but the first is the program's own failure."""
 
     FINISHED = "finished"
     """The program ran to its end; whether its output is right is checked elsewhere."""

@@ -57,7 +57,7 @@ class Trial:
 
     @property
     def reason(self) -> str:
-        """Why this isolation does not work."""
+        """Failed probes of an isolation that does not work."""
         return "; ".join(f"{p.name}: {p.detail}" for p in self.probes if not p.held)
 
 

@@ -93,8 +93,9 @@ class Sandbox:
             raise
 
     def run(self, test: dict[str, Any]) -> Outcome:
-        """Run one test: ``{"stdin": True, "input"}``, ``{"entry", "arguments"}`` or
-        ``{"expression", "setup"}``.
+        """Run one test and return how it ended.
+
+        A test is ``{"stdin": True, "input"}``, ``{"entry", "arguments"}`` or ``{"expression", "setup"}``.
 
         Raises:
             InfrastructureError: the sandbox failed, or the machine had no time for it: not the program's fault.

@@ -1,4 +1,4 @@
-"""Strategies: how the policy is spread over processes."""
+"""Strategies: distribution of the policy over processes."""
 
 from __future__ import annotations
 

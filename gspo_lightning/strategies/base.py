@@ -1,7 +1,7 @@
-"""What the rest of the package asks a strategy: who spreads weights, who has them whole, who reduces gradients when.
+"""Strategy interface: who shards weights, which ranks hold whole weights, and when gradients are reduced.
 
-Lightning's own strategies cannot be asked; what they answer stands here, and nowhere else is a strategy told by its
-class or name.
+Lightning's own strategies have no such interface; their answers are here, and no other module tests a strategy's class
+or name.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ __all__ = ["Sharding", "ddp_of", "has_whole_weights", "no_backward_sync", "shard
 
 
 class Sharding(Strategy):
-    """A strategy that spreads the policy over ranks: none has all weights, and all compute in step."""
+    """A strategy that shards the policy over ranks: no rank has all weights, and all ranks compute in step."""
 
     reduces_each = True
-    """Whether every backward pass reduces gradients: so a rank never holds more than its shard of them."""
+    """True if every backward pass reduces gradients: a rank then never holds more than its shard of them."""
 
     loads_on_first_rank = False
-    """Whether rank 0 alone needs the whole weights before they are sharded. Of FSDP1 every rank does."""
+    """True if only rank 0 needs the whole weights before sharding. With FSDP1, every rank does."""
 
     @abstractmethod
     def shard(self, policy: Policy, offload: bool = False) -> Policy:
-        """Spread a policy; the result is called and read like it.
+        """Shard a policy; the result is called and read like the policy.
 
         Args:
-            policy: whole, on every rank, or where :attr:`loads_on_first_rank` says so.
-            offload: keep its shards in the main memory, whatever the strategy does with others: they visit the device
+            policy: whole, on every rank, or only on rank 0 with :attr:`loads_on_first_rank`.
+            offload: keep its shards in CPU memory, whatever the strategy does with others: they are moved to the device
                 layer by layer, while they compute.
         """
 
     @abstractmethod
     def spread(self, module: nn.Module, layers: Sequence[nn.Module], offload: bool = False) -> nn.Module:
-        """Spread a module that is never put together again: a policy without what :meth:`shard` adds for rollouts.
+        """Shard a module that is never gathered whole again: without what :meth:`shard` adds for rollouts.
 
         Args:
-            module: whole, on every rank; its forward pass is where gathering starts.
-            layers: of it, gathered one at a time.
+            module: whole, on every rank; gathering starts at its forward pass.
+            layers: its layers, gathered one at a time.
             offload: see :meth:`shard`.
         """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
-        """Write a folder beside the target, swap it in, and write its manifest last.
+        """Write to a temporary folder, swap it in for the target, and write its manifest last.
 
         Raises:
             NonFiniteError: a weight or an optimizer state is not finite.
@@ -66,25 +66,25 @@ class Sharding(Strategy):
 
 
 def sharding_of(strategy: object) -> Sharding | None:
-    """The strategy itself if it spreads the policy over ranks."""
+    """Return the strategy itself if it shards the policy over ranks, else None."""
     return strategy if isinstance(strategy, Sharding) else None
 
 
 def has_whole_weights(strategy: object) -> bool:
-    """Whether every rank has all weights, so that it can copy them alone. Of an unknown strategy nobody says so."""
+    """True if every rank has all weights, so it can copy them without a collective. False for an unknown strategy."""
     return isinstance(strategy, SingleDeviceStrategy | DDPStrategy)
 
 
 def ddp_of(strategy: Strategy) -> DistributedDataParallel | None:
-    """What is around the module under DDP: it reduces gradients in the backward pass that follows its forward."""
+    """Return the DDP wrapper of the module, or None: it reduces gradients in the backward pass after its forward."""
     return strategy.model if isinstance(strategy.model, DistributedDataParallel) else None
 
 
 def no_backward_sync(strategy: Strategy, policy: Policy) -> AbstractContextManager[None]:
-    """Gradients of a backward pass in here stay on this rank, where they can; the next one outside reduces them, too.
+    """Keep gradients of a backward pass in this context on this rank, if possible.
 
-    A strategy that :attr:`~Sharding.reduces_each` time has no room for whole gradients, and a single process has nobody
-    to reduce with: for them it changes nothing.
+    The next backward pass outside reduces them, too. The context changes nothing for a strategy with
+    :attr:`~Sharding.reduces_each`, which has no room for whole gradients, or for a single process.
     """
     if (ddp := ddp_of(strategy)) is not None:
         found: AbstractContextManager[None] = ddp.no_sync()

@@ -1,4 +1,4 @@
-"""Strategies and optimizers that cannot mean here what they mean elsewhere are refused."""
+"""Refuse strategies and optimizers that would not work as expected here."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from gspo_lightning.strategies.sharding import is_sharded
 __all__ = ["check_optimizer", "check_strategy"]
 
 _ENGINES = {"DeepSpeedStrategy", "XLAStrategy", "SingleDeviceXLAStrategy", "XLAFSDPStrategy"}
-"""By name: importing them would need what they need."""
+"""Compared by name: importing them would need their dependencies."""
 
 
 def check_strategy(strategy: object) -> None:
-    """Refuse Lightning's own sharding strategies, which gather weights only inside a forward pass, strategies with an
-    engine of their own, and processes that are not started from the command line.
+    """Refuse unsupported strategies and ways of starting processes.
+
+    These are Lightning's own sharding strategies, which gather weights only inside a forward pass; strategies with an
+    engine of their own; and processes that are not started from the command line.
 
     Raises:
-        UserError: it is one of them, or its name.
+        UserError: the strategy, or its name, is one of these.
     """
     name = strategy if isinstance(strategy, str) else f"Lightning's {type(strategy).__name__}"
     named = isinstance(strategy, str) and strategy.startswith("fsdp")
@@ -52,8 +54,10 @@ def check_strategy(strategy: object) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, policy: nn.Module) -> None:
-    """Refuse on shards: bitsandbytes, whose 8-bit state belongs to blocks of whole tensors, and with FSDP1 an optimizer
-    that keeps no state, because torch would not find the state it expects when it resumes.
+    """Refuse optimizers that cannot work on shards.
+
+    These are bitsandbytes, whose 8-bit state belongs to blocks of whole tensors, and with FSDP1 an optimizer without
+    state, because torch would not find the expected state when it resumes.
 
     Raises:
         UserError: the policy is sharded and the optimizer is one of these.

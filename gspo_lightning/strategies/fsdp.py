@@ -1,7 +1,7 @@
-"""Lightning's sharding strategies with what reinforcement learning needs of them.
+"""FSDP1: Lightning's sharding strategy, adapted to reinforcement learning.
 
-:class:`FSDPStrategy` and :class:`FSDP2Strategy` shard every decoder layer of the policy for itself, reduce gradients in
-float32, run on CPU processes (gloo), too, and write checkpoints that are there whole or not at all.
+:class:`FSDPStrategy` and :class:`FSDP2Strategy` shard every decoder layer of the policy separately, reduce gradients in
+float32, also run on CPU processes (gloo), and write checkpoints that are complete or absent.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class FSDPStrategy(Sharding, LightningFSDP):
     """Fully sharded data parallel (FSDP1).
 
     Args:
-        cpu_offload: keep shards and optimizer state in the main memory.
+        cpu_offload: keep shards and optimizer state in CPU memory.
         sharding_strategy: ``FULL_SHARD``, ``SHARD_GRAD_OP`` or ``HYBRID_SHARD`` (within a node).
-        timeout_minutes: after which a collective that some rank does not join fails; a rollout may take this long.
+        timeout_minutes: minutes after which a collective that some rank does not join fails; a rollout may take this
+            long.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class FSDPStrategy(Sharding, LightningFSDP):
 
     @property
     def precision_plugin(self) -> FSDPPrecision:
-        """:class:`ShardedPrecision`, whatever Lightning has chosen."""
+        """Precision plugin: :class:`ShardedPrecision` in place of Lightning's own for FSDP."""
         return super().precision_plugin
 
     @precision_plugin.setter
@@ -58,25 +59,25 @@ class FSDPStrategy(Sharding, LightningFSDP):
         self._precision_plugin = ShardedPrecision(plugin.precision) if isinstance(plugin, FSDPPrecision) else plugin
 
     def setup_environment(self) -> None:
-        """Also tell autocast which device it is for."""
+        """Set up the environment, and set the device of autocast."""
         super().setup_environment()
         self.precision_plugin.device = self.root_device.type
 
     def setup(self, trainer: Trainer) -> None:
-        """The policy is wrapped already; the module around it only learns where it is."""
+        """Set up without wrapping: the policy is wrapped already, and the module around it only gets its device."""
         super().setup(trainer)
         assert isinstance(self.lightning_module, LightningModule)
         self.lightning_module._device = self.root_device
 
     def shard(self, policy: Policy, offload: bool = False) -> Policy:
-        """See :meth:`Sharding.shard`; a wrapper is put around it."""
+        """See :meth:`Sharding.shard`; returns a wrapper around the policy."""
         layers = decoder_layers(policy)
         policy.gathering = Gathering(policy, self.root_device, compute_dtype(self.precision_plugin.precision))
         wrapped: Any = self.spread(policy, layers, offload)
         return wrapped
 
     def spread(self, module: nn.Module, layers: Sequence[nn.Module], offload: bool = False) -> nn.Module:
-        """See :meth:`Sharding.spread`; a wrapper is put around it."""
+        """See :meth:`Sharding.spread`; returns a wrapper around the module."""
         kinds = {type(layer) for layer in layers}
         apart = self.root_device.type != "cpu"
         return FullyShardedDataParallel(

@@ -1,4 +1,4 @@
-"""FSDP2: every parameter is sharded by itself (``fully_shard``)."""
+"""FSDP2: each parameter is sharded separately (``fully_shard``)."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
     """Fully sharded data parallel by ``torch.distributed.fsdp.fully_shard`` (FSDP2).
 
     Args:
-        cpu_offload: keep shards and optimizer state in the main memory.
+        cpu_offload: keep shards and optimizer state in CPU memory.
         save_distributed_checkpoint: each rank writes its shards, to a folder; false: rank 0 writes one file.
         reshard_after_forward: drop a layer's parameters after its forward pass and gather them again for the backward
             pass; false needs the memory of all parameters and saves a third of the communication.
-        rollouts: ``gathered``: sample from a plain copy of all parameters in the dtype that computes, every rank at its
-            own pace; ``lockstep``: from the shards, layer by layer, where that copy does not fit. All ranks then wait
-            for the longest response at every step.
-        timeout_minutes: after which a collective that some rank does not join fails; a rollout may take this long.
+        rollouts: ``gathered``: sample from a plain copy of all parameters in the compute dtype, every rank at its own
+            pace; ``lockstep``: from the shards, layer by layer, if that copy does not fit. All ranks then wait for the
+            longest response at every step.
+        timeout_minutes: minutes after which a collective that some rank does not join fails; a rollout may take this
+            long.
     """
 
     loads_on_first_rank = True
@@ -87,7 +88,7 @@ class FSDP2Strategy(Sharding, ModelParallelStrategy):
         return module
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
-        """See :meth:`Sharding.save_checkpoint`; as one file like that of a single process, if so chosen."""
+        """See :meth:`Sharding.save_checkpoint`; without ``save_distributed_checkpoint``, as the file of one process."""
         if self._save_distributed_checkpoint:
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return

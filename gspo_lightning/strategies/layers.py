@@ -1,4 +1,4 @@
-"""What both forms of FSDP need to know: the layers of a decoder, the compute dtype, precision under shards."""
+"""Shared parts of both FSDP strategies: decoder layers, compute dtype, and precision under sharding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ShardedPrecision", "compute_dtype", "decoder_layers"]
 
 
 def decoder_layers(policy: Policy) -> list[nn.Module]:
-    """The layers that are sharded each for itself: gathered just before they compute and dropped right after.
+    """Return the layers that are sharded separately: gathered just before they compute and dropped right after.
 
     Raises:
         UserError: the model has none that transformers marks, or an expert of a mixture is a module of its own.
@@ -45,21 +45,21 @@ def decoder_layers(policy: Policy) -> list[nn.Module]:
 
 
 def compute_dtype(precision: str) -> torch.dtype | None:
-    """Of parameters in forward passes; None keeps each parameter's own."""
+    """Return the dtype of parameters in forward passes; None keeps each parameter's own."""
     return torch.bfloat16 if precision == "bf16-mixed" else None
 
 
 class ShardedPrecision(FSDPPrecision):
-    """Lightning's, but gradients are reduced in float32, autocast is on the device that trains, and inputs stay.
+    """Lightning's plugin with gradient reduction in float32, autocast on the training device, and inputs unchanged.
 
-    Lightning's rounds every float of a batch, advantages and old log-probabilities included.
+    Lightning's plugin rounds every float of a batch, including advantages and old log-probabilities.
     """
 
     device = "cuda"
 
     @property
     def mixed_precision_config(self) -> MixedPrecision:
-        """Of every wrapped module."""
+        """Mixed precision of every wrapped module."""
         return MixedPrecision(
             param_dtype=compute_dtype(self.precision),
             reduce_dtype=torch.float32,
@@ -68,19 +68,19 @@ class ShardedPrecision(FSDPPrecision):
         )
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """As it is: ``model.dtype`` decides."""
+        """Return the module unchanged: ``model.dtype`` decides."""
         return module
 
     def convert_input(self, data: Any) -> Any:
-        """As it is."""
+        """Return the data unchanged."""
         return data
 
     def convert_output(self, data: Any) -> Any:
-        """As it is."""
+        """Return the data unchanged."""
         return data
 
     def forward_context(self) -> contextlib.AbstractContextManager[Any]:
-        """Autocast with bf16-mixed."""
+        """Return autocast with bf16-mixed, else a null context."""
         if self.precision != "bf16-mixed":
             return contextlib.nullcontext()
         return torch.autocast(self.device, dtype=torch.bfloat16, cache_enabled=False)

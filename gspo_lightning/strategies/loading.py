@@ -1,4 +1,4 @@
-"""A policy that rank 0 alone loads: the others get its modules without weights, and their shards from rank 0.
+"""Load a policy on rank 0 only: the other ranks get its modules without weights, and their shards from rank 0.
 
 Rank 0 reads the checkpoint, checks the model, and sends the finished policy as a pickle in which every parameter is
 blank. Buffers travel by value, so those that no checkpoint holds (the frequencies of rotary embeddings) are the same
@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 
 def made_by_first_rank(make: Callable[[], Policy]) -> Policy:
-    """What ``make`` returns on rank 0; on other ranks the same policy with parameters on the meta device. A collective.
+    """Return the result of ``make`` on rank 0; on other ranks the same policy on the meta device. A collective.
 
-    Where the modules of a model cannot be pickled, every rank makes its own, with a warning.
+    If the modules of a model cannot be pickled, every rank makes its own, with a warning.
 
     Args:
         make: loads a policy; calls nothing collective.
@@ -62,7 +62,7 @@ def made_by_first_rank(make: Callable[[], Policy]) -> Policy:
 
 
 def whole_state(policy: Policy) -> dict[str, Tensor] | None:
-    """The weights on rank 0 and nothing on others, before sharding takes them; None where every rank has them."""
+    """Return the weights on rank 0 and {} on others, before sharding takes them; None if every rank has them."""
     if policy.weights_on is WeightsOn.EVERY_RANK:
         return None
     return dict(policy.state_dict()) if rank_and_world()[0] == 0 else {}
@@ -89,7 +89,7 @@ def receive_weights(policy: Policy, state: dict[str, Tensor] | None, device: tor
 
 
 def _attempt(action: Callable[[], T]) -> tuple[T | None, str | None]:
-    """Its result, or why there is none. Of whatever kind: a model's own classes decide what pickling them raises."""
+    """Return the result, or why there is none. Any exception counts: a model's classes decide what pickling raises."""
     try:
         return action(), None
     except Exception as error:
@@ -97,7 +97,7 @@ def _attempt(action: Callable[[], T]) -> tuple[T | None, str | None]:
 
 
 class _WithoutWeights(pickle.Pickler):
-    """Parameters become blank ones; one that several modules share stays one."""
+    """Pickle parameters as blank ones; a parameter that several modules share stays one."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, nn.Parameter):
@@ -108,8 +108,7 @@ class _WithoutWeights(pickle.Pickler):
 
 
 INPUT_HOOK = f"{PreTrainedModel.enable_input_require_grads.__qualname__}.<locals>"
-"""The hook on the embedding that transformers adds for gradient checkpointing under adapters: a closure, which pickle
-does not take."""
+"""Embedding hook that transformers adds for gradient checkpointing under adapters: a closure, which pickle refuses."""
 
 
 def _input_hook() -> Callable[..., None]:

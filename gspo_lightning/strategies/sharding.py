@@ -1,6 +1,6 @@
-"""Parameters that are spread over ranks: global norms, forwards in step, and one gather per rollout.
+"""Sharded parameters: global norms, forward passes in step, and one gather per rollout.
 
-Every function here takes plain policies, too, and does for them what the loop always did.
+Every function here also takes plain policies, for which it does the usual.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
 def is_sharded(policy: nn.Module) -> bool:
-    """Whether the parameters are spread over ranks: then every rank must run the same number of forward passes."""
+    """True if the parameters are sharded over ranks: then every rank must run the same number of forward passes."""
     return isinstance(policy, FSDPModule | FullyShardedDataParallel)
 
 
 def unwrapped(policy: Policy) -> Policy:
-    """The policy itself where FSDP1 has put a module around it: attributes are set there."""
+    """Return the policy itself if FSDP1 has wrapped it: attributes are set there."""
     inner: Any = policy.module if isinstance(policy, FullyShardedDataParallel) else policy
     found: Policy = inner
     return found
 
 
 def units(policy: nn.Module) -> list[tuple[str, Any]]:
-    """The modules whose parameters are gathered together, the outermost first, under their plain names."""
+    """Return the modules whose parameters are gathered together, the outermost first, under their plain names."""
     found = ((n, m) for n, m in policy.named_modules() if isinstance(m, FSDPModule | FullyShardedDataParallel))
     return [(plain_name(f"{name}.").removesuffix("."), module) for name, module in found]
 
 
 def total_norm(tensors: Iterable[Tensor], *, sharded: bool, device: torch.device, norm_type: float = 2.0) -> float:
-    """Norm of tensors together; of sharded ones over all ranks (a collective), the same number on every rank."""
+    """Return the joint norm of tensors; of shards over all ranks (a collective), the same number on every rank."""
     if not sharded:
         return float(nn.utils.get_total_norm(list(tensors), norm_type))
     mine = [part for part in map(local, tensors) if part.numel()]
@@ -56,21 +56,21 @@ def total_norm(tensors: Iterable[Tensor], *, sharded: bool, device: torch.device
 
 
 def clip_norm(parameters: Iterable[nn.Parameter], norm: float, limit: float) -> None:
-    """Scale gradients of global norm ``norm`` down to ``limit``, in place, every rank its parts."""
+    """Scale gradients of global norm ``norm`` down to ``limit``, in place, every rank its shards."""
     gradients = [part for p in parameters if p.grad is not None and (part := local(p.grad)).numel()]
     if gradients and limit / (norm + 1e-6) < 1.0:
         torch._foreach_mul_(gradients, limit / (norm + 1e-6))
 
 
 def clip_values(parameters: Iterable[nn.Parameter], limit: float) -> None:
-    """Put every element of the gradients into [-limit, limit], in place, every rank its parts."""
+    """Clamp every element of the gradients to [-limit, limit], in place, every rank its shards."""
     for gradient in (local(p.grad) for p in parameters if p.grad is not None):
         gradient.clamp_(-limit, limit)
 
 
 @contextlib.contextmanager
 def without_sync(policy: nn.Module) -> Iterator[None]:
-    """Gradients of a backward pass in here stay on this rank, whole; the next one outside reduces them, too."""
+    """Keep gradients of a backward pass in this context on this rank, whole; the next one outside reduces them, too."""
     if isinstance(policy, FullyShardedDataParallel):
         with policy.no_sync():
             yield
@@ -85,9 +85,9 @@ def without_sync(policy: nn.Module) -> Iterator[None]:
 
 
 def in_step(policy: nn.Module, parts: Sequence[T], device: torch.device) -> list[T]:
-    """What to run forward passes on so that every rank of a sharded policy runs as many: the last part once more ...
+    """Pad ``parts`` with the last one, so every rank of a sharded policy runs as many forward passes.
 
-    Called before the first of them: ranks agree here, and a rank that computes cannot agree on anything.
+    Call it before the first forward pass: ranks agree here, and a rank that computes cannot agree on anything.
     """
     if not is_sharded(policy):
         return list(parts)
@@ -95,13 +95,13 @@ def in_step(policy: nn.Module, parts: Sequence[T], device: torch.device) -> list
 
 
 class Gathering:
-    """How a sharded policy becomes a plain one for a while: its twin without weights, to be filled from the shards.
+    """Gather a sharded policy into a plain one for a while: its twin without weights, to be filled from the shards.
 
     Args:
         policy: before it is sharded.
-        device: that computes.
+        device: computes with the whole weights.
         dtype: of parameters in forward passes; None keeps each parameter's own.
-        lockstep: never put it together: compute from the shards, all ranks in step.
+        lockstep: never gather the whole policy: compute from the shards, all ranks in step.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Gathering:
         self._blank = {name: places[0][0]._parameters[places[0][1]] for name, places in self._places.items()}
 
     def fill(self, weights: Iterable[tuple[str, Tensor]]) -> Policy:
-        """The twin with these weights, by their names in the transformers model."""
+        """Return the twin with these weights, given by their names in the transformers model."""
         for name, tensor in weights:
             self._put(name, nn.Parameter(tensor, requires_grad=False))
         for module in self.twin.modules():
@@ -129,7 +129,7 @@ class Gathering:
         return self.twin
 
     def clear(self) -> None:
-        """Give the memory back."""
+        """Free the memory of the weights."""
         for name, blank in self._blank.items():
             self._put(name, blank)
 
@@ -140,10 +140,10 @@ class Gathering:
 
 @contextlib.contextmanager
 def gathered(policy: Policy, weights_on: WeightsOn = WeightsOn.EVERY_RANK) -> Iterator[Policy]:
-    """A plain policy with all weights, for forward passes that ranks make in different numbers. No gradients.
+    """Yield a plain policy with all weights, for forward passes whose number differs between ranks. No gradients.
 
-    A collective for sharded policies: every rank must come here, with the same ``weights_on``. One copy of all
-    parameters in the dtype that computes, on the ranks that need it; on others the policy is on the meta device.
+    A collective for sharded policies: every rank must call it, with the same ``weights_on``. It makes one copy of all
+    parameters in the compute dtype, on the ranks that need it; on others the policy is on the meta device.
     """
     if not is_sharded(policy):
         yield policy
@@ -165,9 +165,10 @@ def gathered(policy: Policy, weights_on: WeightsOn = WeightsOn.EVERY_RANK) -> It
 
 @contextlib.contextmanager
 def _lockstep(policy: Policy) -> Iterator[None]:
-    """Every forward pass of the backbone waits for the other ranks; one that has finished computes along with them.
+    """Make every forward pass of the backbone wait for the other ranks.
 
-    The parameters outside the layers (embedding, head) stay gathered for the while.
+    A rank that has finished computes along with them. The parameters outside the layers (embedding, head) stay gathered
+    meanwhile.
     """
     running = torch.ones((), device=policy.device)
     policy.unshard()  # type: ignore[operator]
@@ -190,7 +191,7 @@ def _lockstep(policy: Policy) -> Iterator[None]:
 def full_weights(
     policy: Policy, device: torch.device, dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Name in the transformers model and whole tensor, one after another; a collective for sharded policies."""
+    """Yield each whole tensor with its name in the transformers model; a collective for sharded policies."""
     for name, tensor in _whole(policy):
         kept = dtype if tensor.is_floating_point() else None
         whole = tensor.detach().to(device=device, dtype=kept)
@@ -202,9 +203,9 @@ def full_weights(
 def first_rank_weights(
     policy: Policy, device: torch.device, dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """:func:`full_weights` on rank 0, nothing on others, which send their shards one by one; a collective.
+    """Yield :func:`full_weights` on rank 0, nothing on others, which send their shards one by one; a collective.
 
-    FSDP1 can only gather a whole layer on every rank at a time: others drop it at once.
+    FSDP1 can only gather a whole layer at a time on every rank: the others drop it at once.
     """
     first = rank_and_world()[0] == 0
     for name, tensor in _whole(policy):
@@ -219,7 +220,7 @@ def first_rank_weights(
 
 
 def _on_first_rank(tensor: Tensor) -> Tensor | None:
-    """A tensor that is split into equal pieces of rows, the last ones shorter; None on other ranks than the first."""
+    """Gather a tensor split into equal pieces of rows, the last ones shorter; return None except on the first rank."""
     assert isinstance(tensor, DTensor)
     mesh = tensor.device_mesh
     if mesh.ndim != 1 or tuple(tensor.placements) != (Shard(0),):
@@ -249,7 +250,7 @@ def _whole(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _own(prefix: str, unit: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Parameters of an FSDP1 unit without those of the units inside it."""
+    """Return the parameters of an FSDP1 unit without those of the units inside it."""
     inner = [f"{name}." for name, _ in units(unit) if name]
     named = [(plain_name(name), p) for name, p in unit.named_parameters()]
     own = [(name, p) for name, p in named if not name.startswith(tuple(inner))] if inner else named
@@ -257,14 +258,14 @@ def _own(prefix: str, unit: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def reshard(module: nn.Module) -> None:
-    """Every rank holds its part again: with FSDP2 a forward pass without a backward pass leaves parameters whole."""
+    """Drop gathered parameters: with FSDP2, a forward pass without a backward pass leaves them whole."""
     if not isinstance(module, FullyShardedDataParallel):
         for _, unit in units(module):
             unit.reshard()
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name in the model that wrappers have been put around."""
+    """Return a parameter's name in the model without wrappers."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
@@ -272,7 +273,7 @@ def plain_name(name: str) -> str:
 
 @torch.no_grad()
 def copy_weights(source: nn.Module, target: nn.Module) -> None:
-    """Copy parameters and buffers between two policies of one layout; every rank its part."""
+    """Copy parameters and buffers between two policies of one layout, every rank its shards."""
     if isinstance(source, FullyShardedDataParallel):
         summon = FullyShardedDataParallel.summon_full_params
         for (prefix, theirs), (_, mine) in zip(units(source), units(target), strict=True):

@@ -35,7 +35,7 @@ class Dump:
     logprobs: list[Tensor]
     """Log-probabilities [N, T] of each micro-batch under the weights before the update."""
     segments: list[Tensor | None]
-    """[N, T] segment numbers of each micro-batch, for objectives over given segments."""
+    """Segment numbers [N, T] of each micro-batch, for objectives over given segments."""
     rewards: dict[str, Any]
     """``{"<prompt>/<sample>": [hash of its token ids, reward or None]}`` of this rank's rollout batch."""
     rng: dict[str, int]

@@ -38,7 +38,7 @@ class NonFiniteGuard:
         self._bad: list[Tensor] = []
 
     def watch(self, policy: nn.Module, arguments: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Watch forward passes as a hook: log-ratios are bounded, so an infinite log-probability may not show in the loss."""
+        """Check log-probabilities in a forward hook: log-ratios are bounded, so the loss may hide an infinite one."""
         if torch.is_grad_enabled():
             batch, found = arguments[0], [output[0].detach()]
             old = batch.behaviour_logprobs if batch.old_from_source else batch.old_logprobs

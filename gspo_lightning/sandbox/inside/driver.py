@@ -105,7 +105,7 @@ def _serve(out: int) -> None:
 
 
 class _Run:
-    """One test."""
+    """A test and its confined child process."""
 
     def __init__(self, setup: Mapping[str, Any], test: dict[str, Any], number: int, own_processes: int) -> None:
         self.setup, self.test, self.limits = setup, test, setup["limits"]
