@@ -104,7 +104,7 @@ def code(text: object, limit: int | None = None, *, table: bool = True) -> str:
     full = str(text)
     cut = full if limit is None or len(full) <= limit else full[: limit - 1] + "…"
     short = visible(cut).replace("`", "'").replace("\n", "⏎")
-    if table:  # where even in code a bar ends a cell, unless a backslash stands before it, and only one
+    if table:  # in a table, a bar ends a cell even in code, unless exactly one backslash precedes it
         short = re.sub(r"(?<=\\)\|", "¦", short).replace("|", "\\|")
     return f"`{short}`" if short else " "
 

@@ -75,7 +75,7 @@ def fault_around(error: BaseException) -> GSPOError | None:
                 f"the folder {gone} is gone: it was deleted or moved, or its disk was removed, while in use.\n"
                 f"  fix: restore it and resume with --ckpt_path last, or start again"
             )
-        if found.errno in _ACCESS and file and found in (error, error.__cause__):  # not one that was dealt with
+        if found.errno in _ACCESS and file and found in (error, error.__cause__):  # not an error that was handled
             why = f"cannot be used: {found.strerror}"
             return UserError(file, why, fix="give another path, or make this one writable")
     return None
@@ -108,7 +108,7 @@ def written(what: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)  # what is half written would take up the room
+        shutil.rmtree(folder, ignore_errors=True)  # a partial folder would take up disk space
         if not isinstance(error, Exception) or (found := next(os_errors(error), None)) is None:
             raise
         raise InfrastructureError(

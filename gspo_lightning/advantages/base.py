@@ -107,7 +107,7 @@ def try_advantages(advantages: Advantages, group_size: int) -> None:
         UserError: the result cannot be trained with.
     """
     if advantages.per_token:
-        return  # they need values
+        return  # per-token advantages need values
     advantages(*_living_and_dead(group_size))
 
 

@@ -124,7 +124,7 @@ class Iteration:
         metrics |= self._by_source(groups) | self._of_rollouts()
         batches = with_advantages(batches, rows)
         experience = collect(groups, batches, metrics, device=learner.device, distributions=self.distributions)
-        self._observe(number, first + fresh)  # the last thing: an iteration that fails before was never observed
+        self._observe(number, first + fresh)  # last, so an iteration that fails earlier is not observed
         return experience
 
     def _sample(self, number: int, sampler: Policy) -> Sampled:
@@ -133,7 +133,7 @@ class Iteration:
             self._renew(number, self.prefetcher)
             groups, seconds = self.prefetcher.take(number, self.learner.iterations, self._job)
         else:
-            prompts = self.prompts.share(number) if self.partial is None else ()  # which has its own
+            prompts = self.prompts.share(number) if self.partial is None else ()  # partial rollouts have their own
             groups, seconds = self._ask(number, prompts, sampler)
         mask_truncated([r for g in groups for r in g], self.settings.shaping)
         return groups, seconds

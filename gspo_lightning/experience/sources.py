@@ -140,7 +140,7 @@ def check_rewards(runner: RewardRunner, sets: PromptSets, rollouts: RolloutSourc
     others = [(columns_of(prompt, runner.judges), prompt.text) for prompt in examples]
     firsts = [prompts[0] for prompts in sets.read.values()]
     seen = {tuple(runner.judges.applying(first.columns)) for first in firsts}
-    for prompt in examples:  # one more for each choice of rewards that the first records do not show
+    for prompt in examples:  # one more for each set of applying rewards that the first records lack
         if (which := tuple(runner.judges.applying(prompt.columns))) not in seen:
             seen.add(which)
             firsts.append(prompt)

@@ -113,7 +113,7 @@ class GradientNoise:
         world = rank_and_world()[1]
         squares = torch.stack(self._norms).double().square().sum() if self._norms else torch.zeros(())
         self._norms = []
-        squares = squares if self._independent else squares * math.nan  # every rank hears of it
+        squares = squares if self._independent else squares * math.nan  # NaN makes every rank skip the update
         mine = torch.stack([squares.to(device, torch.float64) / world**2, *torch.tensor(sizes, device=device).double()])
         found, rows, of_squares, count = all_sum(mine).tolist()
         if count < 2 or not found > 0 or not math.isfinite(found + norm):

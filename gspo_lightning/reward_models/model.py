@@ -54,7 +54,7 @@ def load_reward_model(settings: ModelSettings) -> PreTrainedModel:
         model.set_attn_implementation(settings.attn_implementation)
     if hasattr(model.config, "use_cache"):
         model.config.use_cache = False
-    for tower in tower_of(model).values():  # it judges texts: other ranks would wait for these gradients
+    for tower in tower_of(model).values():  # the model reads texts only: other ranks would wait for these gradients
         tower.requires_grad_(False)
     if settings.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

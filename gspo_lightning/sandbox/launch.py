@@ -69,7 +69,7 @@ class Interpreter:
         found = [self.prefix, *(p for p in _LIBRARIES if os.path.exists(p) and not _below(p, self.prefix))]
         found += [path for _, paths in self.packages for path in paths if not _below(path, self.prefix)]
         found = [p for p in found if not os.path.islink(p)]
-        for path in self.tools:  # a link is bound as what it points to
+        for path in self.tools:  # bubblewrap binds the target of a link
             if not any(_below(path, seen) for seen in found):
                 found.append(path)
         return found
@@ -137,7 +137,7 @@ def _start_as_root(
         info = b""
         while b"}" not in info:
             piece = os.read(info_read, 4096)
-            if not piece:  # it failed; it says why where the driver is waited for
+            if not piece:  # it failed; the reason is reported when the driver is awaited
                 return process
             info += piece
         child = json.loads(info)["child-pid"]
@@ -180,13 +180,13 @@ def _bubblewrap(python: Interpreter, layers: Collection[str], *users: str) -> li
         for path in python.readable:
             for folder in reversed(
                 Path(path).parents[:-1]
-            ):  # what bubblewrap makes by itself is open to its owner only
+            ):  # folders that bubblewrap makes itself are open to their owner only
                 words += ["--perms", "0755", "--dir", str(folder)]
             words += ["--ro-bind", path, path]
         for path in _LIBRARIES:
             if os.path.islink(path) and not _below(path, python.prefix):
                 words += ["--symlink", os.readlink(path), path]
-        for path in _DEVICES[: 1 if python.tools else None]:  # a compiler would read those that have no end
+        for path in _DEVICES[: 1 if python.tools else None]:  # a compiler would read endless devices for ever
             words += ["--dev-bind", path, path]
         words += ["--symlink", "/proc/self/fd", "/dev/fd", "--symlink", "/tmp", "/dev/shm", "--dir", "/tmp"]
         for number, name in enumerate(("stdin", "stdout", "stderr")):

@@ -84,7 +84,7 @@ def choose(wanted: str = AUTO) -> Isolation:
     if wanted not in known:
         raise UserError("CodeExecutor.isolation", f"{wanted!r} is unknown; {did_you_mean(wanted, known)}")
     if not sys.dont_write_bytecode:
-        compileall.compile_dir(INSIDE, quiet=2)  # the driver starts in half the time; nothing imports it out here
+        compileall.compile_dir(INSIDE, quiet=2)  # halves the driver's start; nothing outside imports it
     if wanted == Kind.UNSAFE:
         if os.geteuid() == 0:
             raise UserError(

@@ -113,7 +113,7 @@ class Gathering:
         self.twin.eval()
         first: dict[int, str] = {}
         self._places: dict[str, list[tuple[nn.Module, str]]] = {}
-        for name, parameter in self.twin.model.named_parameters(remove_duplicate=False):  # tied ones have several
+        for name, parameter in self.twin.model.named_parameters(remove_duplicate=False):  # tied parameters have several
             owner, _, leaf = name.rpartition(".")
             key = first.setdefault(id(parameter), name)
             self._places.setdefault(key, []).append((self.twin.model.get_submodule(owner), leaf))

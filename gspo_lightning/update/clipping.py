@@ -21,7 +21,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float
         limit: limit of that norm, or with ``value`` of each element's size.
         algorithm: Lightning's name; None: ``norm``.
     """
-    if algorithm == GradClipAlgorithmType.VALUE:  # an enum of texts: its str() is not its value
+    if algorithm == GradClipAlgorithmType.VALUE:  # a str enum: str() is not its value
         clip_values(parameters, limit)
     else:
         clip_norm(parameters, norm, limit)

@@ -90,7 +90,7 @@ def check_weights(policy: Policy, after: str) -> None:
         NonFiniteError: one is not; ``after`` says when.
     """
     sharded = is_sharded(policy)
-    tensors = [p.detach() for p in policy.parameters() if p.is_floating_point()]  # packed weights are whole numbers
+    tensors = [p.detach() for p in policy.parameters() if p.is_floating_point()]  # packed weights are integers
     if math.isfinite(total_norm(tensors, sharded=sharded, device=policy.device, norm_type=math.inf)):
         return
     bad = (n for n, p in policy.named_parameters() if not bool(torch.isfinite(local(p)).all()))

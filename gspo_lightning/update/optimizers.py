@@ -53,7 +53,7 @@ def warn_if_weights_stand_still(policy: nn.Module, optimizer: torch.optim.Optimi
     May be called before or after the policy is sharded: each rank checks its own weights.
     """
     if "adam" not in type(optimizer).__name__.lower():
-        return  # the learning rate of others is no step size
+        return  # other optimizers' learning rate is no step size
     lr = max(float(group["lr"]) for group in optimizer.param_groups)
     share = still_share([local(p) for p in policy.parameters() if p.requires_grad], lr)
     if share > SHARE:

@@ -21,7 +21,7 @@ def overfull(directory: str, pid: int, limits: Mapping[str, int]) -> bool:
             count += 1
             try:
                 found = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:  # the program has removed it in between
+            except FileNotFoundError:  # the program has removed the file meanwhile
                 continue
             size += _size(found)
     for removed in _open_and_removed(pid), _mapped_and_removed(pid, limits["file_mb"] << 20):

@@ -129,7 +129,7 @@ class _Run:
         os.close(self.started_read)
         if not self.setup["namespaces"]:
             empty(self.directory)
-        cpu = max(self.cpu, usage.ru_utime + usage.ru_stime)  # what ends with it is not among what it has waited for
+        cpu = max(self.cpu, usage.ru_utime + usage.ru_stime)  # rusage lacks children that the process did not wait for
         if end == "" and cpu > self.limits["cpu_s"]:
             end = "overran"
         room = self.limits["file_mb"] << 20
@@ -157,7 +157,7 @@ class _Run:
 
     def _child(self) -> int:
         kept = 5
-        if self.setup["channel"] >= 0:  # the first: it has the number it had outside, which may be one of those below
+        if self.setup["channel"] >= 0:  # first: its number from outside may be one of those below
             os.dup2(self.setup["channel"], 105)
             kept = 6
         for target, file in enumerate(self.files):

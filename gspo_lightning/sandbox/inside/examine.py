@@ -108,7 +108,7 @@ class _Peer:
 
     def receive(self) -> dict[str, Any]:
         """Return a reply; at the end of the channel, end this process: whoever waits for it has seen the end, too."""
-        self.answers += 1  # whatever comes: from here on the program may be at fault
+        self.answers += 1  # from here on the program may be at fault, whatever the reply is
         body = channel.receive()
         if body is None:
             os._exit(1)
@@ -148,7 +148,7 @@ class _Peer:
         kind = type(names[0] if names else "Error", (base,), {"of_the_program": True})
         try:
             found = kind(str(reply.get("text", "")))
-        except TypeError:  # one that wants more than a text
+        except TypeError:  # the exception needs more than a text
             found = type("Error", (RuntimeError,), {"of_the_program": True})(str(reply.get("text", "")))
         assert isinstance(found, Exception)
         return found

@@ -32,10 +32,10 @@ def checked(keys: Sequence[Any]) -> Sequence[Any]:
         ValueError: too many of them have the same hash, or one is an integer beyond all use.
         TypeError: one of them has none.
     """
-    cheap = [_is_cheap(key) for key in keys]  # every one is looked at
+    cheap = [_is_cheap(key) for key in keys]  # a list, because every key must be checked
     most = MOST_COLLISIONS if all(cheap) else _MOST_COSTLY
     if len(keys) > most:
-        hashes = sorted(map(hash, keys))  # in place of a count of them, whose own keys collide
+        hashes = sorted(map(hash, keys))  # sorted rather than counted in a dict, whose keys would collide
         if any(one == other for one, other in zip(hashes, hashes[most:], strict=False)):
             raise ValueError(f"more than {most} keys with the same hash")
     return keys

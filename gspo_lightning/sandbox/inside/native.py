@@ -20,14 +20,14 @@ _NAME = "./program.so"
 def run(library: bytes) -> int:
     """Run the program to its end, which ends this process; return an exit code only if the program never began."""
     os.environ.clear()
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # as a process of its own would have them
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # as in a process of its own
         signal.signal(number, signal.SIG_DFL)
     with open(_NAME, "xb") as file:
         file.write(library)
     try:
         loaded = ctypes.CDLL(_NAME)
         main = loaded.main
-    except OSError as error:  # global arrays beyond the memory it may have, above all
+    except OSError as error:  # mostly global arrays beyond the memory limit
         return _failed("MemoryError", error)
     except AttributeError as error:
         return _failed("SyntaxError", error)

@@ -71,7 +71,7 @@ def run(test: Mapping[str, Any], source: str) -> int:
         report, code = failure(type(error).__name__, error), 1
     try:
         _finish(source)
-    except BaseException as error:  # what the program left behind for its end
+    except BaseException as error:  # from exit handlers or threads of the program
         report, code = failure(type(error).__name__, error), 1
     data = report.encode("ascii")
     os.lseek(REPORT, 0, os.SEEK_SET)

@@ -29,7 +29,7 @@ def others(*known: int) -> list[int]:
 def family(pid: int) -> list[int]:
     """Return a process with all its descendants that have not ended; other processes may be visible, too."""
     found = [pid]
-    for known in found:  # which grows meanwhile
+    for known in found:  # the list grows meanwhile
         try:
             with open(f"/proc/{known}/task/{known}/children", "rb") as file:
                 found += [int(child) for child in file.read().split()]
@@ -49,7 +49,7 @@ def used(pids: Iterable[int]) -> Usage:
         try:
             fields = _stat(f"/proc/{pid}/stat")
             resident_here, awake_here = int(fields[21]), fields[0] == b"R"
-            if fields[17] != b"1":  # what is said of the process is that of its first thread, which may have ended
+            if fields[17] != b"1":  # the process's fields are those of its first thread, which may have ended
                 for task in os.listdir(f"/proc/{pid}/task"):
                     thread = _stat(f"/proc/{pid}/task/{task}/stat")
                     resident_here, awake_here = max(resident_here, int(thread[21])), awake_here or thread[0] == b"R"
