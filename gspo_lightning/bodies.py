@@ -136,7 +136,7 @@ async def _read(reply: aiohttp.ClientResponse, most: int) -> tuple[bytes, int]:
 
 
 class _Stream:
-    """Unpack gzip and deflate piece by piece; deflate begins with zlib's header or, against the standard, without one.
+    """Decompressor of gzip and deflate, piece by piece; deflate may lack zlib's header, against the standard.
 
     Raises:
         BodyError: another compression.

@@ -26,7 +26,7 @@ class _Main(Protocol):
 
 
 class _ReaderGone(SystemExit):
-    """Exit because nobody reads the output; the exit code is that of programs ended by SIGPIPE."""
+    """Exit without a reader of the output; the exit code is that of programs ended by SIGPIPE."""
 
     def __init__(self) -> None:
         super().__init__(128 + signal.SIGPIPE)

@@ -28,7 +28,7 @@ class PromptLoader:
 
 
 class ExperienceLoader:
-    """Sized, stateful iterable: yield the mini-batches of an iteration, and roll out when the buffer is spent.
+    """Sized, stateful iterable over the mini-batches of an iteration, with a new rollout when the buffer is spent.
 
     Its own counters decide its position, not Lightning's: ``trained`` moves only after an optimizer step, so a
     checkpoint

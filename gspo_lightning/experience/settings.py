@@ -17,7 +17,7 @@ __all__ = ["ExperienceSettings"]
 
 @dataclass(frozen=True, kw_only=True)
 class ExperienceSettings:
-    """The settings of ``data`` that an iteration reads (``gspo_lightning.PromptDataModule`` explains each).
+    """Settings of ``data`` that an iteration reads (``gspo_lightning.PromptDataModule`` explains each).
 
     Raises:
         UserError: a value outside its range, or two that cannot be combined; names field, value and rule.

@@ -66,7 +66,7 @@ def split_prompts(parts: Sequence[MicroBatch]) -> bool:
 
 
 class GradientNoise:
-    """Read the gradients of the micro-batches of an update as they are added to the whole gradient.
+    """Meter of gradient noise, from the gradients of an update's micro-batches before they are added up.
 
     Correct on one process and under DDP, where a hook sees a rank's own gradient before it is reduced. If a strategy
     shards the parameters, no hook is called and nothing is measured.
@@ -89,7 +89,7 @@ class GradientNoise:
 
         Args:
             parts: the micro-batches.
-            independent: True if their gradients are independent; if they are not on any rank, this update is left out.
+            independent: True if their gradients are independent; an update is left out if one rank says False.
         """
         rows = [int(part.response_mask.shape[0]) for part in parts if part.weight > 0]
         self._sizes = (sum(rows), sum(n * n for n in rows), len(rows))

@@ -23,7 +23,7 @@ HISTORY = 64
 
 
 class UpdateMeter:
-    """Collect the scalars and histograms of one update after another; tensors are read, never written.
+    """Scalars and histograms of one update after another; tensors are read, never written.
 
     Args:
         level: ``full``; ``basic``: no distributions by sign, no token ratios, nothing about the weights; ``off``: loss,
@@ -50,7 +50,7 @@ class UpdateMeter:
         """Return an empty accumulator for the micro-batches of an update.
 
         Args:
-            parts: this rank's micro-batches, if their gradients are to be compared; none if rows are sorted by length.
+            parts: this rank's micro-batches, if their gradients are to be compared; none if rows are grouped by length.
         """
         if self._noise is not None and parts:
             self._noise.start(parts, independent=not split_prompts([part for part in parts if part.weight > 0]))

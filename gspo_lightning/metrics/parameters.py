@@ -40,7 +40,7 @@ def part_of(name: str) -> str:
 
 
 class ParameterMeter:
-    """Compare trainable weights before and after an optimizer step.
+    """Comparison of trainable weights before and after an optimizer step.
 
     Args:
         module: the whole model, before a strategy shards it: its size later distinguishes replicas from shards.

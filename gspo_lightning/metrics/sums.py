@@ -88,7 +88,7 @@ NEEDED = {"loss", "sampler_logprob_gap_squared", "sampler_sequence_gap_squared"}
 
 
 class MetricSums:
-    """Accumulate ``{name: (sum, count)}`` on the device and reduce everything in one collective.
+    """Accumulator of ``{name: (sum, count)}`` on the device, reduced over ranks in one collective.
 
     ``level`` says how much to measure; at ``off`` only the loss, maxima and the sums that training depends on
     (:data:`NEEDED`) are kept.

@@ -1,4 +1,4 @@
-"""Export a reward model as a folder in transformers format, with tokenizer and model card."""
+"""Export of a reward model: a folder in transformers format, with tokenizer and model card."""
 
 from __future__ import annotations
 

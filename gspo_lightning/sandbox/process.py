@@ -25,7 +25,7 @@ _GRACE_S = 30.0
 
 
 class Sandbox:
-    """Run tests of one program; no test can influence another, the machine, or the expected values.
+    """Sandbox for tests of one program; no test can influence another, the machine, or the expected values.
 
     Args:
         kind: the isolation, which must have passed its probe.

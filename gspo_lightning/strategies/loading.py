@@ -97,7 +97,7 @@ def _attempt(action: Callable[[], T]) -> tuple[T | None, str | None]:
 
 
 class _WithoutWeights(pickle.Pickler):
-    """Pickle parameters as blank ones; a parameter that several modules share stays one."""
+    """Pickler that replaces parameters by blank ones; a parameter that several modules share stays one."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, nn.Parameter):

@@ -95,7 +95,7 @@ def in_step(policy: nn.Module, parts: Sequence[T], device: torch.device) -> list
 
 
 class Gathering:
-    """Gather a sharded policy into a plain one for a while: its twin without weights, to be filled from the shards.
+    """Plain twin of a sharded policy: without weights, filled from the shards for a while.
 
     Args:
         policy: before it is sharded.

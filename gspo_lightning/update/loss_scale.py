@@ -20,7 +20,7 @@ SMALLEST = 1.0
 
 
 class Scale:
-    """Multiply losses by the scale of ``scaler``; without one they stay unchanged."""
+    """Scaling of losses by the scale of ``scaler``; without one they stay unchanged."""
 
     def __init__(self, scaler: torch.amp.GradScaler | None) -> None:
         self.scaler = scaler

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class NonFiniteGuard:
-    """Decide what happens to an update with a NaN or infinity.
+    """Handling of updates with a NaN or infinity.
 
     Args:
         choice: ``stop`` the run, or ``skip`` the mini-batch.
