@@ -31,7 +31,7 @@ SIDE_BY_SIDE = "side_by_side.jsonl"
 
 
 class SideBySide(Callback):
-    """Before every update, computes the gradient of each objective on its mini-batch, at the current weights.
+    """Gradients of several objectives on each mini-batch, computed at the current weights before every update.
 
     The run is not changed: its own objective moves the weights. Writes :data:`SIDE_BY_SIDE` to the run folder, one line
     per update: ``update``, ``iteration``, ``mini_batch``; ``settings``: name -> the objective in full; ``objectives``:

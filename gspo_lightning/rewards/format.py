@@ -1,4 +1,4 @@
-"""Format rewards: does a completion match a pattern?"""
+"""Format rewards: a completion matches a pattern or not."""
 
 from __future__ import annotations
 

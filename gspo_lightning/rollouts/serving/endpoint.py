@@ -25,6 +25,7 @@ LONGEST = 100
 @dataclass(frozen=True)
 class Endpoint:
     """Address and key of one server.
+
     Args:
         url: ``http://host:port``, ``https://host:port`` or ``unix:/path``.
         key: sent with every request, or None; never shown.

@@ -32,7 +32,8 @@ class Word:
         return " and ".join(self.ours) or "no equivalent"
 
     def __str__(self) -> str:
-        """
+        """Name here, and the note.
+
         >>> str(Word(("data.columns",), "a mapping")), str(Word((), "there is no cache"))
         ('data.columns: a mapping', 'no equivalent: there is no cache')
         """
