@@ -11,6 +11,7 @@ import math
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from gspo_lightning.advantages.base import Advantages, Groups
 from gspo_lightning.errors import UserError
@@ -36,8 +37,8 @@ class GroupNormalised(Advantages):
     def __init__(self, eps: float = 1e-6) -> None:
         self.eps = _check_eps(eps)
 
+    @override
     def compute(self, rewards: Tensor, groups: Groups) -> Tensor:
-        """See the class."""
         centred = rewards - groups.mean(rewards)[groups.index]
         variance = groups.mean(centred.square()) * groups.sizes / (groups.sizes - 1)
         return groups.alive(rewards, centred / (variance.sqrt()[groups.index] + self.eps))
@@ -55,8 +56,8 @@ class GroupMean(Advantages):
 
     min_group_size = 2
 
+    @override
     def compute(self, rewards: Tensor, groups: Groups) -> Tensor:
-        """See the class."""
         return groups.alive(rewards, rewards - groups.mean(rewards)[groups.index])
 
     def __repr__(self) -> str:
@@ -72,8 +73,8 @@ class LeaveOneOut(Advantages):
 
     min_group_size = 2
 
+    @override
     def compute(self, rewards: Tensor, groups: Groups) -> Tensor:
-        """See the class."""
         scale = groups.sizes / (groups.sizes - 1)
         centred = rewards - groups.mean(rewards)[groups.index]
         return groups.alive(rewards, centred * scale[groups.index])
@@ -97,8 +98,8 @@ class BatchNormalised(Advantages):
     def __init__(self, eps: float = 1e-6) -> None:
         self.eps = _check_eps(eps)
 
+    @override
     def compute(self, rewards: Tensor, groups: Groups) -> Tensor:
-        """See the class."""
         return GroupNormalised(self.eps).compute(rewards, Groups.of(torch.zeros_like(groups.index)))
 
     def __repr__(self) -> str:
@@ -116,8 +117,8 @@ class MaxRL(Advantages):
 
     min_group_size = 2
 
+    @override
     def compute(self, rewards: Tensor, groups: Groups) -> Tensor:
-        """See the class."""
         if bool((rewards < 0).any()):
             raise UserError(
                 "rewards",
@@ -137,8 +138,8 @@ class Raw(Advantages):
     tensor([ 1.,  0., -2.])
     """
 
+    @override
     def compute(self, rewards: Tensor, groups: Groups) -> Tensor:
-        """See the class."""
         return rewards
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
+from typing_extensions import override
 
 from gspo_lightning.policy.compute_copy import in_compute_dtype
 from gspo_lightning.policy.policy import Policy
@@ -44,6 +45,7 @@ class TransformersGenerate(RolloutSource):
         self.batch_size = batch_size
 
     @torch.no_grad()
+    @override
     def generate(
         self,
         policy: Policy,
@@ -55,7 +57,6 @@ class TransformersGenerate(RolloutSource):
         version: int = 0,
         progress: Progress | None = None,
     ) -> list[list[Rollout]]:
-        """See :meth:`RolloutSource.generate`."""
         rows = Beginning.groups(prompts, group_size, sampling.max_response_tokens)
         done: list[Rollout] = []
         with in_compute_dtype(policy) as cast:
@@ -85,8 +86,8 @@ class TransformersGenerate(RolloutSource):
                 done += self._batch(cast, beginnings[start : start + self.batch_size], sampling, draws, version)
         return done + [cut(row, version) for row in beginnings[len(done) :]]
 
+    @override
     def local(self) -> TransformersGenerate:
-        """See :meth:`RolloutSource.local`."""
         return self
 
     @staticmethod

@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import override
+
 from gspo_lightning.callbacks.collapse.signature import History, Look, Signature, reward_share, rose
 
 __all__ = [
@@ -40,8 +42,8 @@ class GradientSpikes(Signature):
     huge: float = 100.0
     """Factor beyond which a single spike raises the alarm."""
 
+    @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        """See the class."""
         spike = look.get("optim/gradient_spike", 1.0)
         if spike <= self.factor:
             return None
@@ -62,8 +64,8 @@ class NonFinite(Signature):
     hits: ClassVar[int] = 1
     window: ClassVar[int] = 1
 
+    @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        """See the class."""
         bad = sorted(tag for tag, value in look.items() if not math.isfinite(value))
         return f"{', '.join(bad[:3])} not finite" if bad else None
 
@@ -82,8 +84,8 @@ class RatioExplosion(Signature):
     effective: float = 0.5
     """Threshold of the effective sample size, as a fraction of the samples."""
 
+    @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        """See the class."""
         spread = look.get("ratio/log_sequence_std", 0.0)
         if spread > self.spread:
             return f"log s_i spreads by {spread:.3g} nats per token over sequences"
@@ -108,8 +110,8 @@ class RewardCollapse(Signature):
     prompts: int = 32
     """Prompts per iteration; set by the callback."""
 
+    @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        """See the class."""
         now, best, lowest = look.get("reward/mean"), history.best, history.lowest_reward
         if now is None or best is None or lowest is None or best <= lowest:
             return None
@@ -135,8 +137,8 @@ class DeadGroupFlood(Signature):
     solved: float = 0.7
     """Share of the reward's range from which on equal rewards count as success."""
 
+    @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        """See the class."""
         dead = look.get("reward/dead_groups", 0.0)
         if TAUGHT in look or dead < self.dead or reward_share(look, history) >= self.solved:
             return None
@@ -160,8 +162,8 @@ class EntropyCollapse(Signature):
     solved: float = 0.9
     """Share of the reward's range from which on certainty is wanted."""
 
+    @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        """See the class."""
         now, usual, start = look.get(ENTROPY), history.usual(ENTROPY), history.start(ENTROPY)
         if now is None or usual is None or start is None or reward_share(look, history) >= self.solved:
             return None
@@ -185,8 +187,8 @@ class EntropyExplosion(Signature):
     least: float = 0.2
     """Threshold above that median, in nats per token; both must be exceeded."""
 
+    @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        """See the class."""
         now, usual = look.get(ENTROPY), history.usual(ENTROPY)
         if now is None or usual is None or now <= max(self.factor * usual, usual + self.least):
             return None
@@ -204,8 +206,8 @@ class LengthCollapse(Signature):
     factor: float = 0.4
     """Threshold, as a factor of the median of the last iterations."""
 
+    @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        """See the class."""
         now, usual = look.get("response/length"), history.usual("response/length")
         if now is None or usual is None or now >= self.factor * usual or rose(look, history, 0.1):
             return None
@@ -228,8 +230,8 @@ class LengthRunaway(Signature):
     cut_more: float = 0.3
     """... if it is higher by this much than before."""
 
+    @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        """See the class."""
         if rose(look, history, 0.1):
             return None
         now, usual = look.get("response/length"), history.usual("response/length")
@@ -252,8 +254,8 @@ class Repetition(Signature):
     more: float = 0.2
     """... if it is higher by this much than before."""
 
+    @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        """See the class."""
         now, usual = look.get("response/repetition"), history.usual("response/repetition")
         if now is None or usual is None or now <= max(self.level, usual + self.more):
             return None
@@ -275,8 +277,8 @@ class BlindCritic(Signature):
     solved: float = 0.9
     """Share of the reward's range from which on little is left to explain."""
 
+    @override
     def suspicious(self, look: Look, history: History) -> str | None:
-        """See the class."""
         explained = look.get("critic/explained_variance")
         if explained is None or explained > self.least or reward_share(look, history) >= self.solved:
             return None

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
+from typing_extensions import override
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Picture
@@ -29,13 +30,13 @@ class GemmaSight(SquareSight):
     mutual: ClassVar[bool] = True
 
     @property
+    @override
     def mark(self) -> int:
-        """See :class:`Sight`."""
         return self.start
 
     @property
+    @override
     def unsaid(self) -> tuple[int, ...]:
-        """See :class:`Sight`."""
         return self.image, self.start
 
     @property
@@ -44,8 +45,8 @@ class GemmaSight(SquareSight):
         return int(self.processor.size["height"])
 
     @property
+    @override
     def most_pixels(self) -> int:
-        """See :class:`Sight`."""
         return self.side**2
 
     def limited(self, max_pixels: int | None) -> GemmaSight:
@@ -55,13 +56,13 @@ class GemmaSight(SquareSight):
             raise UserError("data.pictures.max_pixels", what, fix="leave it out")
         return self
 
+    @override
     def shown(self, width: int, height: int, tokenizer: PreTrainedTokenizerBase) -> Shown:
-        """See :meth:`Sight.shown`."""
         inside = "".join(tokenizer.convert_ids_to_tokens([self.start, self.image, self.end]))
         return Shown(f"\n\n{inside}\n\n", 1, self.tokens)
 
+    @override
     def shrinks(self, width: int, height: int) -> bool:
-        """See :meth:`Sight.shrinks`."""
         return width * height > self.most_pixels
 
     def pixels(self, pictures: Sequence[Picture]) -> Tensor:
@@ -69,18 +70,18 @@ class GemmaSight(SquareSight):
         found: Tensor = self.processor(images=[rgb(p.data) for p in pictures], return_tensors="pt")["pixel_values"]
         return found
 
+    @override
     def features(self, base: Any, pictures: Sequence[Picture]) -> Features:
-        """See :meth:`Sight.features`."""
         weight = next(base.vision_tower.parameters())
         pixels = self.pixels(pictures).to(weight.device, weight.dtype, non_blocking=True)
         return Features(base.get_image_features(pixels, return_dict=True).pooler_output.flatten(0, 1))
 
+    @override
     def asked(self, pictures: Sequence[Picture], ids: Tensor) -> dict[str, Any]:
-        """See :meth:`Sight.asked`."""
         return {"pixel_values": self.pixels(pictures), "token_type_ids": (ids == self.image).long()}
 
+    @override
     def generated(self, pictures: Sequence[Picture], features: Sequence[Features], ids: Tensor) -> dict[str, Any]:
-        """See :meth:`Sight.generated`."""
         seen = torch.stack([f.embeddings for f in features])
         return {
             "mm_encoder_outputs": {"image": ModelOutput(pooler_output=seen)},

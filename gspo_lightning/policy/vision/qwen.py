@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
+from typing_extensions import override
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Picture
@@ -43,32 +44,32 @@ class QwenSight(Sight):
     axes: ClassVar[int] = 3
 
     @property
+    @override
     def unsaid(self) -> tuple[int, ...]:
-        """See :class:`Sight`."""
         return self.image, self.video
 
     @property
+    @override
     def around(self) -> tuple[int, ...]:
-        """See :class:`Sight`."""
         return self.start, self.image, self.end
 
     @property
+    @override
     def token_pixels(self) -> int:
-        """See :class:`Sight`."""
         return int(self.processor.patch_size * self.processor.merge_size)
 
     @property
+    @override
     def most_pixels(self) -> int:
-        """See :class:`Sight`."""
         return int(self.processor.size["longest_edge"])
 
     @property
+    @override
     def smallest(self) -> tuple[int, int]:
-        """See :class:`Sight`."""
         return 1, 1
 
+    @override
     def limited(self, max_pixels: int | None) -> QwenSight:
-        """See :meth:`Sight.limited`."""
         if max_pixels is None:
             return self
         size = {**_plain(self.processor.size), "longest_edge": max_pixels}
@@ -87,12 +88,12 @@ class QwenSight(Sight):
         rows, columns = smart_resize(height, width, side, size["shortest_edge"], size["longest_edge"])
         return rows // side, columns // side
 
+    @override
     def shown(self, width: int, height: int, tokenizer: PreTrainedTokenizerBase) -> Shown:
-        """See :meth:`Sight.shown`."""
         return Shown(str(tokenizer.convert_ids_to_tokens(self.image)), *self.grid(width, height))
 
+    @override
     def shrinks(self, width: int, height: int) -> bool:
-        """See :meth:`Sight.shrinks`."""
         return width * height > self.most_pixels
 
     def pixels(self, pictures: Sequence[Picture]) -> tuple[Tensor, Tensor]:
@@ -111,8 +112,8 @@ class QwenSight(Sight):
         image = rgb(picture.data)
         return image if image.size == size else image.resize(size, Resampling(int(self.processor.resample)))
 
+    @override
     def features(self, base: Any, pictures: Sequence[Picture]) -> Features:
-        """See :meth:`Sight.features`."""
         tower = next(base.visual.parameters())
         pixels, grids = self.pixels(pictures)
         found = base.get_image_features(
@@ -121,14 +122,14 @@ class QwenSight(Sight):
         layers = getattr(found, "deepstack_features", None) or ()
         return Features(torch.cat(list(found.pooler_output)), tuple(torch.cat(list(layer)) for layer in layers))
 
+    @override
     def asked(self, pictures: Sequence[Picture], ids: Tensor) -> dict[str, Any]:
-        """See :meth:`Sight.asked`."""
         pixels, grids = self.pixels(pictures)
         kinds = (ids == self.image).int()
         return {"pixel_values": pixels, "image_grid_thw": grids, "mm_token_type_ids": kinds}
 
+    @override
     def generated(self, pictures: Sequence[Picture], features: Sequence[Features], ids: Tensor) -> dict[str, Any]:
-        """See :meth:`Sight.generated`."""
         outputs: dict[str, Any] = {"pooler_output": tuple(f.embeddings for f in features)}
         if features[0].layers:
             outputs["deepstack_features"] = tuple(zip(*(f.layers for f in features), strict=True))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+from typing_extensions import override
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Picture
@@ -197,13 +198,13 @@ class SquareSight(Sight):
         """Pixels along a side of a square."""
 
     @property
+    @override
     def token_pixels(self) -> int:
-        """See :class:`Sight`."""
         return self.side // math.isqrt(self.tokens)
 
     @property
+    @override
     def smallest(self) -> tuple[int, int]:
-        """See :class:`Sight`."""
         return 1, self.tokens
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
+from typing_extensions import override
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.pictures import Picture
@@ -60,15 +61,15 @@ class TileSight(SquareSight):
             raise UserError("data.pictures.max_pixels", what, fix=f"set it to {self.side**2} or more, or leave it out")
         return self._with(edge)
 
+    @override
     def shown(self, width: int, height: int, tokenizer: PreTrainedTokenizerBase) -> Shown:
-        """See :meth:`Sight.shown`."""
         from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
         _, rows, columns = self._cut(width, height)
         return Shown(get_image_prompt_string(rows, columns, 1, AROUND, IMAGE, WHOLE), 1, self.tokens)
 
+    @override
     def shrinks(self, width: int, height: int) -> bool:
-        """See :meth:`Sight.shrinks`."""
         return max(width, height) > (self._edge if self._splits else 1) * self.side
 
     def pixels(self, pictures: Sequence[Picture]) -> Tensor:
@@ -82,12 +83,12 @@ class TileSight(SquareSight):
         seen = base.vision_model(pixel_values=pixels, return_dict=True).last_hidden_state
         return Features(base.connector(seen).flatten(0, 1))
 
+    @override
     def asked(self, pictures: Sequence[Picture], ids: Tensor) -> dict[str, Any]:
-        """See :meth:`Sight.asked`."""
         return {"pixel_values": self.pixels(pictures)[None]}
 
+    @override
     def generated(self, pictures: Sequence[Picture], features: Sequence[Features], ids: Tensor) -> dict[str, Any]:
-        """See :meth:`Sight.generated`."""
         tiles = torch.cat([f.embeddings for f in features]).unflatten(0, (-1, self.tokens))
         return {"mm_encoder_outputs": {"image": ModelOutput(pooler_output=tiles)}}
 

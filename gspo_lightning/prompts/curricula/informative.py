@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.curricula.base import Curriculum, Seen, first_of
@@ -37,8 +38,8 @@ class Informative(Curriculum):
                 raise UserError(f"Informative.{name}", f"is {value}; it must be {'above 0' if least else '0 or above'}")
         self.decay, self.prior, self.evidence, self.sharpness = decay, prior, evidence, sharpness
 
+    @override
     def begin(self, seen: Seen) -> None:
-        """See the base class."""
         super().begin(seen)
         known = seen.difficulty[~np.isnan(seen.difficulty)]
         low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
@@ -54,13 +55,13 @@ class Informative(Curriculum):
         found: NDArray[np.float64] = a * b / ((a + b) * (a + b + 1))
         return found
 
+    @override
     def choose(self, seen: Seen, free: NDArray[np.bool_], count: int, draws: NDArray[np.float64]) -> NDArray[np.int64]:
-        """See the base class."""
         gumbel = -np.log(-np.log(np.clip(draws, 1e-12, 1 - 1e-12)))
         return first_of((-(self.sharpness * np.log(self.expected(seen)) + gumbel),), free, count)
 
+    @override
     def learn(self, seen: Seen, places: NDArray[np.int64], rates: NDArray[np.float64]) -> None:
-        """See the base class."""
         known = ~np.isnan(rates)
         places, rates = places[known], rates[known]
         faded = self.decay ** (seen.iteration - self.per_prompt["since"][places])

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.curricula.base import Curriculum, Seen, first_of
@@ -47,8 +48,8 @@ class DifficultyPools(Curriculum):
             rule = "name easy, medium or hard, with weights of 0 or above, of which one is above 0"
             raise UserError("DifficultyPools.quotas", f"is {self.quotas}", fix=rule)
 
+    @override
     def begin(self, seen: Seen) -> None:
-        """See the base class."""
         super().begin(seen)
         known = seen.difficulty[~np.isnan(seen.difficulty)]
         low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
@@ -62,8 +63,8 @@ class DifficultyPools(Curriculum):
         hard = np.where(new, self._guess > 2 / 3, seen.rate <= self.hard)
         return {EASY: easy, MEDIUM: ~easy & ~hard, HARD: hard}
 
+    @override
     def choose(self, seen: Seen, free: NDArray[np.bool_], count: int, draws: NDArray[np.float64]) -> NDArray[np.int64]:
-        """See the base class."""
         weights = {name: Fraction(str(self.quotas.get(name, 0))) for name in _NEXT}
         shares = [count * weight / sum(weights.values()) for weight in weights.values()]
         wanted = dict(zip(_NEXT, largest_remainder(shares, count), strict=True))

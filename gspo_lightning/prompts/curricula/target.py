@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from gspo_lightning.errors import UserError
 from gspo_lightning.prompts.curricula.base import Curriculum, Seen, first_of
@@ -42,8 +43,8 @@ class TargetRate(Curriculum):
             raise UserError("TargetRate.width", f"is {width}; it must be 1 or above")
         self.rate, self.sensitivity, self.step, self.start, self.width = rate, sensitivity, step, start, width
 
+    @override
     def begin(self, seen: Seen) -> None:
-        """See the base class."""
         super().begin(seen)
         known = seen.difficulty[~np.isnan(seen.difficulty)]
         if not len(known):
@@ -55,16 +56,16 @@ class TargetRate(Curriculum):
         self._low, self._range = float(known.min()), float(known.max() - known.min())
         self.values = {"difficulty": self._low + self.start * self._range}
 
+    @override
     def choose(self, seen: Seen, free: NDArray[np.bool_], count: int, draws: NDArray[np.float64]) -> NDArray[np.int64]:
-        """See the base class."""
         away = np.abs(seen.difficulty - self.values["difficulty"])
         away = np.where(np.isnan(away), np.inf, away)
         near = np.zeros(len(seen), dtype=bool)
         near[first_of((away, seen.asked, draws), free, max(count, round(self.width * count)))] = True
         return first_of((np.isinf(away), seen.asked, away, draws), near, count)
 
+    @override
     def learn(self, seen: Seen, places: NDArray[np.int64], rates: NDArray[np.float64]) -> None:
-        """See the base class."""
         known = rates[~np.isnan(rates)]
         if len(known):
             move = self.step * self._range * math.tanh(self.sensitivity * (float(known.mean()) - self.rate))

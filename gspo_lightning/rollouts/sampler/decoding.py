@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from typing_extensions import override
 
 from gspo_lightning.errors import first_line
 from gspo_lightning.pictures import Media, blocks_of
@@ -85,8 +86,8 @@ class SharedDecoder(Decoder):
         with self._inference():
             self.stack = _stack(policy) if by == "auto" else None
 
+    @override
     def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
-        """See :meth:`Decoder.add`."""
         with self._inference():
             return self._add(contexts, rows, media)
 
@@ -108,13 +109,13 @@ class SharedDecoder(Decoder):
             inputs = look.inputs(self.policy.model.get_input_embeddings(), packed[None], places, table)
         return _for_rows(self.policy.head(self._forward(packed, positions, inputs)[last]), rows)
 
+    @override
     def keep(self, rows: Tensor) -> None:
-        """See :meth:`Decoder.keep`."""
         with self._inference():
             self.cache.keep(rows)
 
+    @override
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """See :meth:`Decoder.step`."""
         with self._inference():
             self.cache.write()
             if self.stack is None:
@@ -218,8 +219,8 @@ class PaddedDecoder(Decoder):
         """Return an empty cache with the model's kinds of layers."""
         return growing_cache(self.policy.model.config)
 
+    @override
     def keep(self, rows: Tensor) -> None:
-        """See :meth:`Decoder.keep`."""
         there = rows.to(self.policy.device, non_blocking=True)
         self._select(there)
         self.mask = self.mask[there]
@@ -228,8 +229,8 @@ class PaddedDecoder(Decoder):
         """Select these rows of the cache: keys and values, convolution windows, recurrent states."""
         self.cache.reorder_cache(rows)
 
+    @override
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """See :meth:`Decoder.step`."""
         self.mask = torch.cat([self.mask, torch.ones_like(self.mask[:, :1])], dim=1)
         mask = None if self._recurrent else self.mask.long()
         return self.policy.head(

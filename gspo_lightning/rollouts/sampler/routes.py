@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from gspo_lightning.pictures import Media
 from gspo_lightning.policy.policy import Policy
@@ -75,8 +76,8 @@ class RecordingDecoder(Decoder):
         self.joining: Sequence[Block] = ()
         """Blocks of the next :meth:`add`."""
 
+    @override
     def add(self, contexts: Sequence[Sequence[int]], rows: Sequence[int], media: Sequence[Media] = ()) -> Tensor:
-        """See :meth:`Decoder.add`."""
         with recording(self.policy.routing) as tape, routed():
             logits = self.inner.add(contexts, rows, media)
         assert tape is not None
@@ -89,12 +90,12 @@ class RecordingDecoder(Decoder):
             self.book.note(self.joining, ends)
         return logits
 
+    @override
     def keep(self, rows: Tensor) -> None:
-        """See :meth:`Decoder.keep`."""
         self.inner.keep(rows)
 
+    @override
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """See :meth:`Decoder.step`."""
         with recording(self.policy.routing) as tape, routed():
             logits = self.inner.step(tokens, positions)
         assert tape is not None

@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import get_args
 
 import torch
+from typing_extensions import override
 
 from gspo_lightning.errors import first_line
 from gspo_lightning.packing.memory import is_out_of_memory
@@ -60,6 +61,7 @@ class GroupedSampler(RolloutSource):
         self._busiest = self._too_many = 0
         self._fitting: int | None = None
 
+    @override
     def generate(
         self,
         policy: Policy,
@@ -71,7 +73,6 @@ class GroupedSampler(RolloutSource):
         version: int = 0,
         progress: Progress | None = None,
     ) -> list[list[Rollout]]:
-        """See :meth:`RolloutSource.generate`."""
         if policy.decoding.way == "generate":
             return self._slow(len(prompts) * group_size).generate(
                 policy, prompts, group_size=group_size, sampling=sampling, draws=draws, version=version,
@@ -140,8 +141,8 @@ class GroupedSampler(RolloutSource):
             book.fill(dict(enumerate(pieces)))
         return pieces
 
+    @override
     def local(self) -> GroupedSampler:
-        """See :meth:`RolloutSource.local`."""
         return self
 
     def use_less_memory(self) -> int:

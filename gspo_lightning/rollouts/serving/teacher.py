@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
+from typing_extensions import override
 
 from gspo_lightning.distributed import fail_together
 from gspo_lightning.errors import InfrastructureError, UserError, is_finite
@@ -85,8 +86,8 @@ class ServedTeacher(Teacher):
                     fix="serve a model of the same family, with the same tokenizer",
                 )
 
+    @override
     def fill(self, batches: Sequence[MiniBatch], temperature: float, device: torch.device) -> list[MiniBatch]:
-        """See :meth:`Teacher.fill`."""
         if temperature != 1.0:
             raise ValueError(f"a server's prompt log-probabilities are those of temperature 1, not {temperature}")
         parts = [part for batch in batches for part in batch.micro_batches]
