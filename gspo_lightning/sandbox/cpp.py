@@ -27,6 +27,8 @@ _FLAGS = (
     "-o", "program.so", "-x", "c++", "program.cpp",
 )  # fmt: skip
 _PROBE = "#include <iostream>\nint main() { int a, b; std::cin >> a >> b; std::cout << a + b << std::endl; }\n"
+_FOLDERS = ("/usr/bin", "/bin", "/usr/local/bin")
+"""Folders of the system's compiler; one of another environment has its parts elsewhere."""
 _INSTALL = "install g++ (make sandbox, or apt-get install g++)"
 
 
@@ -104,7 +106,8 @@ def _compile(isolation: Isolation, program: str) -> bytes | Outcome:
 @functools.cache
 def _toolchain() -> _Toolchain | None:
     """Return the system's g++ with its parts, or None."""
-    found = {name: shutil.which(name, path="/usr/bin:/bin:/usr/local/bin") for name in ("g++", "as", "ld")}
+    folders = os.pathsep.join(folder for folder in _FOLDERS if folder in os.get_exec_path())
+    found = {name: shutil.which(name, path=folders) for name in ("g++", "as", "ld")}
     compiler = found["g++"]
     if compiler is None or not all(found.values()):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -163,8 +164,11 @@ def _bubblewrap(python: Interpreter, layers: Collection[str], *users: str) -> li
     The driver keeps the capability to make namespaces for each test, inside its own user namespace only; the test's
     process has none.
     """
+    program = shutil.which("bwrap")
+    if program is None:  # with no environment of its own, a process would look beyond PATH
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "bwrap")
     words = [
-        shutil.which("bwrap") or "bwrap",
+        program,
         "--unshare-user",
         "--unshare-ipc",
         "--unshare-uts",
