@@ -38,7 +38,7 @@ class Reward(ABC):
     """
 
     where: Literal["worker", "trainer"] = "worker"
-    """Place of execution: a killable worker process, or (for models on the device) the training process."""
+    """A ``worker`` is a killable process; the ``trainer`` is the training process, for models on its device."""
     deadline_s: float | None = None
     """CPU seconds per sample, for rewards that enforce time limits of their own; None: the runner's deadline."""
     agrees_with: str | None = None
