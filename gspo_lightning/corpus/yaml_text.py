@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from gspo_lightning.errors import first_line
 
-__all__ = ["compose_yaml", "load_yaml"]
+__all__ = ["compose_yaml", "load_yaml", "read_table"]
 
 _ALIASED = 1_000_000
 """Most characters that aliases may add: a YAML text of a few lines can expand beyond any memory."""
@@ -51,6 +52,11 @@ def load_yaml(text: str) -> Any:
         raise _unusable(f"a value cannot be read: {first_line(error)}") from error
     finally:
         loader.dispose()
+
+
+def read_table(file: Path) -> Any:
+    """Read a table that ships with the package; libyaml's loader takes a tenth of the time of Python's."""
+    return yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def _expanded(node: yaml.Node, known: dict[int, int], depth: int) -> int:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import yaml
-
+from gspo_lightning.corpus.yaml_text import read_table
 from gspo_lightning.metrics.reading import READINGS, Reading
 
 __all__ = ["FULL", "METRICS", "Kind", "MetricSpec"]
@@ -58,8 +57,7 @@ class MetricSpec:
 
 def _definitions(heading: str) -> Iterator[MetricSpec]:
     """Read the metrics of one file, in its order."""
-    text = (_FOLDER / f"{heading}.yaml").read_text(encoding="utf-8")
-    written = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # 5 ms for all files; 60 ms without C
+    written = read_table(_FOLDER / f"{heading}.yaml")
     for tag, fields in written["metrics"].items():
         reading = None
         for kind, names in fields.pop("reading", {}).items():  # {mean: NAME} or {deviation: [NAME, FIRST]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 
 from gspo_lightning.registry import installed_version
@@ -13,4 +14,7 @@ PACKAGES = ("gspo_lightning", "torch", "lightning", "transformers", "torchmetric
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that influence results."""
-    return {"python": platform.python_version(), **{name: installed_version(name) for name in PACKAGES}}
+    return {"python": platform.python_version(), **{name: _installed(name) for name in PACKAGES}}
+
+
+_installed = functools.cache(installed_version)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 
-from gspo_lightning.commands.fit.foreign.word import Table, Word, read_table
+from gspo_lightning.commands.fit.foreign.word import Table, Word, read_words
 
 __all__ = ["BEGINNINGS", "OPENRLHF", "TRANSFORMERS", "TRL", "VERL", "Word", "foreign", "translation"]
 
-TRL: Table = read_table("trl")
-TRANSFORMERS: Table = read_table("transformers")
-VERL: Table = read_table("verl")
-_OTHER = read_table("other")
+TRL: Table = read_words("trl")
+TRANSFORMERS: Table = read_words("transformers")
+VERL: Table = read_words("verl")
+_OTHER = read_words("other")
 OPENRLHF = _OTHER["OpenRLHF"]
 """Settings of OpenRLHF, slime and :class:`~gspo_lightning.GSPOConfig`."""
 BEGINNINGS = _OTHER["verl"]

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
+from gspo_lightning.corpus.yaml_text import read_table
 
-__all__ = ["Table", "Word", "read_table"]
+__all__ = ["Table", "Word", "read_words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,9 @@ Table = Mapping[str, Mapping[str, Word]]
 """Subject -> name in the other framework -> equivalent here."""
 
 
-def read_table(name: str) -> dict[str, dict[str, Word]]:
+def read_words(name: str) -> dict[str, dict[str, Word]]:
     """Read the settings of one YAML file of this folder, by subject."""
-    text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
-    written = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    written = read_table(Path(__file__).with_name(f"{name}.yaml"))
     return {subject: {word: _word(**said) for word, said in part.items()} for subject, part in written.items()}
 
 
